@@ -18,7 +18,7 @@ from benchmarks.common import interleaved, options
 from benchmarks.report import Report, Side
 from benchmarks.stacked_layers import WIDTH, Trained
 from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.commit import newest_good
+from trainer.checkpoint.mirror import newest_good_of
 from trainer.distributed.process import ProcessContext, start_worker
 
 MIB = 2**20
@@ -66,7 +66,7 @@ def stall(report: Report, worker: ProcessContext, folder: Path, rounds: int, *, 
     sides = {"async": save(trained.saver(async_save=True)), "sync": save(trained.saver(async_save=False))}
     found = interleaved(sides, rounds)
     size_mib = 3 * layers * WIDTH * WIDTH * 4 / MIB
-    report.require(newest_good(trained.store)[0] is not None, "the last save verifies")
+    report.require(newest_good_of([trained.store])[1] is not None, "the last save verifies")
     mine = Side("saved in the background", [1 / seconds for seconds in found["async"]])
     other = Side("saved while training waits", [1 / seconds for seconds in found["sync"]])
     report.compare("stall of a save", f"{size_mib:.0f} MiB of state", "1 / s", mine, other)

@@ -50,7 +50,11 @@ def memory(report: Predictions, *, quick: bool) -> None:
         names = list(cases)[:few]
         weighed = under_torchrun("tests.support.trainer.measure_memory", ["--cases", *names], processes=processes)
         found |= {name: (planned_memory.predicted(cases[name], processes), weighed[name]) for name in names}
-    staged = ((pipeline_memory.CASES, pipeline_memory.STAGES), (pipeline_memory.SPLIT_CASES, 2 * PROCESSES))
+    staged = (
+        (pipeline_memory.CASES, pipeline_memory.STAGES),
+        (pipeline_memory.SPLIT_CASES, 2 * PROCESSES),
+        (pipeline_memory.COPIED_CASES, 4 * PROCESSES),
+    )
     for cases, processes in staged:
         names = list(cases)[:few]
         weighed = under_torchrun("tests.support.trainer.pipeline_memory", ["--cases", *names], processes=processes)

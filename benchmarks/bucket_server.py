@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
-from vlmpipe.rehearsal.gcs.server import FakeGcs
+from vlmpipe.rehearsal.gcs_server import GcsServer
 
 BUCKET = "bench"
 
@@ -33,6 +33,6 @@ def bucket_server() -> Iterator[storage.Client]:
 
 
 def _serve(pipe: Connection) -> None:
-    with FakeGcs([BUCKET]) as server:
+    with GcsServer([BUCKET]) as server:
         pipe.send(server.endpoint)
         pipe.recv()

@@ -32,9 +32,9 @@ from trainer.checkpoint.commit import (
     checkpoint_name,
     commit,
     fetch_folder,
-    newest_good,
     upload_node_files,
 )
+from trainer.checkpoint.mirror import newest_good_of
 from trainer.errors import UserError
 from trainer.storage.local import LocalStorage
 
@@ -140,7 +140,7 @@ def ours(library: Library, damage: Callable[[Path], None]) -> str:
             library.save(state_of(step), staging)
             _committed(store, step, [staging])
         damage(store.path(f"checkpoints/{checkpoint_name(1, 2, 'duel')}"))
-        found, _ = newest_good(store)
+        _, found, _ = newest_good_of([store])
         assert found is not None
         return _verdict(library.load(fetch_folder(store, found, Path(scratch, "loaded"))))
 
@@ -211,7 +211,7 @@ def _under_our_protocol(saved: Path, scratch: Path, damage: str) -> Path:
             _committed(store, step, nodes)
     if damage == "a flipped bit":
         flip_a_bit(store.path(f"checkpoints/{checkpoint_name(1, 2, 'duel')}"))
-    found, _ = newest_good(store)
+    _, found, _ = newest_good_of([store])
     assert found is not None
     folder = fetch_folder(store, found, scratch / "loaded")
     (folder.parent / "latest").write_text(folder.name)

@@ -36,7 +36,7 @@ def plain_loop(load: Workload, length: Length) -> Trained:
         if step == length.warm_up:
             tokens, clock = 0, Clock()
         rows = loader.sequences_for_step(step, 0, 1)
-        label_tokens, step_loss = loader.total_label_tokens(step), 0.0
+        label_tokens, step_loss = loader.sampler.label_tokens(loader.sampler.batch(step)), 0.0
         for start in range(0, len(rows), size):
             batch = collate(rows[start : start + size], images)
             loss = module(**batch.to(CPU)) / label_tokens

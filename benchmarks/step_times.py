@@ -20,6 +20,7 @@ from trainer.tracing.fake_inputs import SequenceShape
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.step_time import estimate_time
 from vlmpipe.planner.workload import Workload
 
@@ -142,7 +143,8 @@ def planned(case: StepCase, device: Gpu) -> StepSeconds:
         origin="",
     )
     machine = load_catalog().machines[config.cluster.machine_type]
-    time = estimate_time(config, shape, layout_of(config), load, machine, device, cached=config.features.cache == "on")
+    is_cached = config.features.cache == "on"
+    time = estimate_time(Scenario(config, shape, layout_of(config), load, machine, device, cached=is_cached))
     parts = {part.name: part.s for part in time.parts}
     return StepSeconds(parts["computing"], parts["optimizer update"])
 

@@ -21,7 +21,7 @@ from trainer.data.tokenize import load_tokenizer
 from trainer.distributed.process import ProcessContext
 from trainer.feature_cache.encode import build
 from trainer.feature_cache.store import features_uri
-from trainer.models.registry import family_of
+from trainer.models.image_tokens import image_tokens_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from vlmpipe.config.run_config import load_run_file
@@ -52,7 +52,7 @@ class Workload:
     def image_tokens(self) -> int:
         """Tokens of one image."""
         model = self.online.model
-        return family_of(model).image_tokens(model, model.image_size, model.image_size)
+        return image_tokens_of(model)(model.image_size, model.image_size)
 
     def split(self) -> SplitIndex:
         return Index.load(self.online.pointers().prepared_uri).split("train")
@@ -61,12 +61,7 @@ class Workload:
         """The rows that training reads."""
         job = self.online
         return PackedBatchSampler(
-            self.split(),
-            sequence_length=job.data.sequence_length,
-            max_images_per_sequence=job.data.max_images_per_sequence,
-            seed=job.train.seed,
-            global_batch_size=job.train.global_batch_size,
-            shuffle_shards=job.data.shuffle_shards,
+            self.split(), job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size
         )
 
     def loader(self, *, images: bool = True) -> PackedLoader:

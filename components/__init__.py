@@ -1,1 +1,1 @@
-"""The pipeline's steps: one thin file each, and the logic that they share."""
+"""The pipeline's steps as KFP components, one file each."""

@@ -1,4 +1,4 @@
-"""Step: what the evaluation job left becomes artifacts that the console shows, as `collect_job` does for the others."""
+"""Step: turns the files of the evaluation job into artifacts that the console shows."""
 
 from kfp.dsl import HTML, ClassificationMetrics, Metrics, Output
 
@@ -14,7 +14,7 @@ def collect_evaluation(
 
     Args:
         run_uri: The run's folder, which is also the output.
-        gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
+        gcp_resources: Output of the job step; taking it makes this step wait for the job.
     """
     from components.runtime.step_context import exit_on_error
     from components.runtime.step_logic import evaluated_confusion, job_metrics

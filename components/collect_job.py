@@ -1,7 +1,4 @@
-"""Step: what a job left in its output folder becomes artifacts that the console shows. A job itself yields none.
-
-What the evaluation left, `collect_evaluation` collects.
-"""
+"""Step: turns the files of a job into artifacts that the console shows. A job itself has none."""
 
 from kfp.dsl import HTML, Metrics, Output
 
@@ -12,7 +9,7 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
     Args:
         run_uri: The run's folder, which is also the output.
         job: cache_features or train.
-        gcp_resources: What the job step says of the job; taking it makes this step wait for the job.
+        gcp_resources: Output of the job step; taking it makes this step wait for the job.
     """
     from components.runtime.step_context import exit_on_error
     from components.runtime.step_logic import job_metrics

@@ -1,4 +1,4 @@
-"""Step: the gate. May this model replace the champion?"""
+"""Step: the gate decides whether the model may replace the champion."""
 
 from kfp.dsl import HTML, Metrics, Output
 

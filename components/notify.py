@@ -1,12 +1,12 @@
-"""Step: the exit handler. Runs however the run ended, writes its report, says what happened and tells the webhook."""
+"""Step: the exit handler, which runs after every run. Writes the report and notifies the webhook."""
 
 from kfp.dsl import PipelineTaskFinalStatus
 
 
 def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: PipelineTaskFinalStatus) -> None:
-    """Write the final report.html and a line for the log; log the run in gcp.experiment and tell the webhook, if asked.
+    """Write the final report.html, log the run in gcp.experiment and notify the webhook.
 
-    An exit handler sees nothing of the other steps' outputs: it finds the run by its name.
+    An exit handler does not get the other steps' outputs: it finds the run by its name.
 
     Args:
         run_id: Name of the run; empty takes job_name.

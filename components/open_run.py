@@ -1,4 +1,4 @@
-"""Step: a run file is checked and becomes a run's folder, for pipelines that are not vlmpipe's own."""
+"""Step: checks a run file and creates the run's folder, for pipelines of your own."""
 
 
 def open_run(run_file: str, root_uri: str, run_id: str, overrides: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Step: the source is cut into chunks, and the chunks into shares for tasks that work side by side (data.tasks)."""
+"""Step: divides the source into chunks, and the chunks into shares for parallel tasks (data.tasks)."""
 
 
 def plan_data(run_uri: str) -> list[str]:
@@ -8,7 +8,7 @@ def plan_data(run_uri: str) -> list[str]:
         run_uri: The run's folder.
 
     Returns:
-        One text for each task of the next step. None where the data is prepared already, or too small to be shared out.
+        One text for each task of the next step; empty where the data is prepared already, or too small to divide.
     """
     from components.runtime.step_context import step_context
     from components.runtime.step_logic import shares_of

@@ -1,11 +1,11 @@
-"""Step: one of several tasks prepares its share of the chunks. prepare-data then finds them done."""
+"""Step: prepares one share of the chunks, which prepare-data then reuses."""
 
 
 def prepare_chunks(share: str) -> int:
     """Prepare every chunk of the share that is not done already.
 
     Args:
-        share: What plan-data gave for this task.
+        share: The output of plan-data for this task.
 
     Returns:
         How many chunks were prepared.

@@ -1,4 +1,4 @@
-"""Step: samples become checked, indexed shards; the run learns where they are and whether features are missing."""
+"""Step: turns samples into checked, indexed shards, and tells whether features are missing."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ def prepare_data(
     run_uri: str,
     metrics: Output[Metrics],
 ) -> NamedTuple("Outputs", [("prepared_uri", str), ("features", str)]):  # type: ignore[valid-type]
-    """Prepare the run's data, or reuse what was prepared before from the same bytes.
+    """Prepare the run's data, or reuse data prepared before from the same bytes.
 
     Args:
         run_uri: The run's folder.

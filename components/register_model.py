@@ -1,4 +1,4 @@
-"""Step: an accepted model becomes the next version of the registered model, and its champion."""
+"""Step: registers an accepted model as the next version and the champion."""
 
 from kfp.dsl import Model, Output
 

@@ -1,4 +1,4 @@
-"""Step: what a person set in the console becomes the run's own run file and the worker pools of its jobs."""
+"""Step: merges the pipeline's parameters into the run's own run file and the worker pools of its jobs."""
 
 from typing import Any, NamedTuple
 

@@ -1,8 +1,8 @@
-"""Step: stands in for the cache_features job when there is nothing to encode."""
+"""Step: replaces the cache_features job when there is nothing to encode."""
 
 
 def reuse_features(run_uri: str, features: str) -> str:
-    """Say why no features are encoded, and hand the run on.
+    """Record why no features are encoded.
 
     Args:
         run_uri: The run's folder.

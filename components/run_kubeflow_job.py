@@ -1,4 +1,4 @@
-"""Step: a TrainJob on Kubeflow. The twin of CustomTrainingJobOp there, with the same inputs and output."""
+"""Step: a TrainJob on Kubeflow, with the inputs and the output of CustomTrainingJobOp."""
 
 from typing import Any, NamedTuple
 
@@ -29,9 +29,9 @@ def run_kubeflow_job(
         display_name: Name of the job, from which the TrainJob's is made.
         worker_pool_specs: The API's WorkerPoolSpecs: chief and workers.
         timeout: Longest time the job may run, for example "3600s".
-        base_output_directory: The run's folder; the section kubeflow of its run.json says where and how to run.
-        labels: Labels of the TrainJob; vlmpipe-step names the step whose record it keeps.
-        location: Unused here, as everything below that only concerns machines of Google Cloud.
+        base_output_directory: The run's folder; its run.json has the section kubeflow.
+        labels: Labels of the TrainJob; vlmpipe-step names the step in whose record it reports.
+        location: Unused here, as all inputs that only concern Google Cloud.
     """
     from components.runtime.step_context import exit_on_error
     from vlmpipe.backends.kubeflow.job import run_on_kubeflow

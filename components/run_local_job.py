@@ -1,4 +1,4 @@
-"""Step: a CustomJob on this machine. The local twin of CustomTrainingJobOp, with the same inputs and output."""
+"""Step: a CustomJob on this machine, with the inputs and the output of CustomTrainingJobOp."""
 
 from typing import Any, NamedTuple
 
@@ -23,15 +23,15 @@ def run_local_job(
     max_wait_duration: str = "86400s",
     psc_interface_config: dict[str, Any] = {},  # noqa: B006
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
-    """Run the job of these worker pools here, one contained process per replica of pools 0 and 1.
+    """Run the job of these worker pools here, one process for each replica of pools 0 and 1.
 
     Args:
         display_name: Name of the job.
         worker_pool_specs: The API's WorkerPoolSpecs: chief, workers, reducers, evaluators.
         timeout: Longest time the job may run, for example "3600s".
         base_output_directory: The run's folder; the job writes there.
-        labels: Labels of the job; vlmpipe-step names the step whose record it keeps.
-        location: Unused here, as everything below that only concerns machines in the cloud.
+        labels: Labels of the job; vlmpipe-step names the step in whose record it reports.
+        location: Unused here, as all inputs that only concern machines in the cloud.
     """
     from components.runtime.step_context import exit_on_error
     from vlmpipe.backends.local.job import run_job

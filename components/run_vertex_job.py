@@ -1,5 +1,4 @@
-"""Step: training on Vertex AI by cluster.capacity_fallback. The inputs and the output are those of
-CustomTrainingJobOp."""
+"""Step: training on Vertex AI with capacity fallback, with the inputs and the output of CustomTrainingJobOp."""
 
 from typing import Any, NamedTuple
 
@@ -29,8 +28,8 @@ def run_vertex_job(
     Args:
         display_name: Name of the jobs, to which each option adds its own.
         worker_pool_specs: The API's WorkerPoolSpecs.
-        base_output_directory: The run's folder; its run.json says the options, its plan.json their prices.
-        strategy: Unused here, as max_wait_duration: the options say it.
+        base_output_directory: The run's folder; its run.json has the options, its plan.json their prices.
+        strategy: Unused here, as max_wait_duration: each option has its own.
     """
     from components.runtime.step_context import exit_on_error, stop_as_error
     from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback

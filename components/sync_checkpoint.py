@@ -1,4 +1,4 @@
-"""Step: the newest good checkpoint is copied to a second place and becomes a Hugging Face model."""
+"""Step: mirrors the newest good checkpoint and exports it as a Hugging Face model."""
 
 from kfp.dsl import Model, Output
 

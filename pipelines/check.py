@@ -1,4 +1,4 @@
-"""`vlmpipe check`: what can be found wrong with a run in seconds, offline, before anything starts."""
+"""`vlmpipe check`: finds errors of a run in seconds, offline, before anything starts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.runs.local.run import require_writable
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 FIRST_SAMPLES = 8
 LEAST_FREE_GIB = 2
 EXAMPLE_PROJECT = "example-project"
-# Rules that `vlmpipe.config.run_config.warnings` has in the run file's own terms: a longest wait, a restart, an image
-# by tag.
-SAID_OF_RUN_FILES = ("VP405", "VP407", "VP603")
+# Rules that `vlmpipe.config.run_config.warnings` reports in the run file's own terms: a longest wait, a restart, an
+# image by tag.
+RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One part of the answer: what was checked, how it went, and a sentence. `code` is the exit code of a failure."""
+    """The result of one check. `code` is the exit code of a failure."""
 
     subject: str
     state: Literal["ok", "warning", "failed", "unchecked"]
@@ -101,7 +102,11 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
     from vlmpipe.planner.plan import plan_run
 
     on_vertex = not list(_missing_for_vertex(config))
-    plan = plan_run(config)
+    try:
+        plan = plan_run(config)
+    except UserError as error:
+        yield Finding("parameters", "failed", error.text(), int(error.code))
+        return
     if plan.model:
         shape = plan.model.shape
         text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} are trained"
@@ -207,16 +212,16 @@ def _port(config: RunConfig) -> Iterator[Finding]:
 
 
 def _jobs(config: RunConfig) -> Iterator[Finding]:
-    """A job that has errors, or on Vertex AI warnings, gets a finding for each; the same one in several jobs is one."""
+    """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
     from vlmpipe.job_spec.build import JOBS, job_spec, job_violations, step_of
 
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
-    said: set[str] = set()
+    reported: set[str] = set()
     for job in JOBS:
         subject = f"job {step_of(job)}"
         found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
-        new = [one for one in found if one.text() not in said]
-        said |= {one.text() for one in new}
+        new = [one for one in found if one.text() not in reported]
+        reported |= {one.text() for one in new}
         for one in new:
             state: Literal["failed", "warning"] = "failed" if one.severity == "error" else "warning"
             yield Finding(subject, state, one.text(), ExitCode.CONFIG if state == "failed" else ExitCode.OK)
@@ -226,16 +231,16 @@ def _jobs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _concerns(config: RunConfig, violation: Violation) -> bool:
-    """Whether to say it of a run file: what only costs something on Vertex AI does not concern a run on a laptop."""
+    """Whether to report it: warnings about Vertex AI do not concern a run file for a laptop."""
     if violation.severity == "error":
         return True
-    return violation.code not in SAID_OF_RUN_FILES and not list(_missing_for_vertex(config))
+    return violation.code not in RUN_FILE_WARNINGS and not list(_missing_for_vertex(config))
 
 
 def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
-    for require in (config.require_vertex, config.require_data_in_cloud):
+    for require in (require_vertex, require_data_in_cloud):
         try:
-            require()
+            require(config)
         except RunFileError as error:
             yield from map(str, error.problems)
 
@@ -249,7 +254,7 @@ def _tuning(config: RunConfig) -> Iterator[Finding]:
 
 
 def _unknown_region(location: str) -> str:
-    """Why a region is doubted; empty for one that has GPUs. Others there are, so this is no error."""
+    """A warning for a region without known GPUs, else empty. New regions appear, so it is no error."""
     known = sorted({region for regions in load_catalog().regions.values() for region in regions})
     if location in known:
         return ""

@@ -1,4 +1,4 @@
-"""`vlmpipe check --online`: looks up models, gs:// addresses and the region, which nothing on this machine knows."""
+"""`vlmpipe check --online`: looks up models, gs:// addresses and the region."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from google.api_core import exceptions
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.cloud import storage
+from google.cloud.aiplatform.constants.base import SUPPORTED_REGIONS
+from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
+from requests.exceptions import RequestException
+
 from pipelines.check import EXAMPLE_PROJECT, Finding
 from trainer.config.model import ModelConfig
 from trainer.errors import ExitCode, UserError
+from vlmpipe.backends.vertex.client import no_credentials, reason_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.validation_errors import did_you_mean
 
@@ -33,8 +41,6 @@ def _hub(model: ModelConfig) -> Iterator[Finding]:
 
 def _hub_file(field: str, name: str, revision: str, file: str) -> Finding:
     """Ask for a file's header with the user's token. This shows that it may be downloaded, and costs one request."""
-    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
-
     at = f" at revision {revision}" if revision else ""
 
     def failed(text: str, fix: str, code: ExitCode = ExitCode.NOT_FOUND) -> Finding:
@@ -79,11 +85,6 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             wanted.append((field, root, False))  # the run makes its folder itself
     if not wanted:
         return
-    from google.auth.exceptions import GoogleAuthError
-    from google.cloud import storage
-
-    from vlmpipe.backends.vertex.client import no_credentials
-
     try:
         client = storage.Client(project=config.gcp.project or "none")
     except GoogleAuthError as error:
@@ -96,16 +97,8 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
             yield Finding("storage", "failed", f"{field}: {error.text()}", int(error.code))
 
 
-def _address(client: object, field: str, uri: str, has_objects: bool) -> Finding:
+def _address(client: storage.Client, field: str, uri: str, has_objects: bool) -> Finding:
     """List one object below `uri`. This shows that the bucket exists and may be read."""
-    from google.api_core import exceptions
-    from google.auth.exceptions import GoogleAuthError, TransportError
-    from google.cloud import storage
-    from requests.exceptions import RequestException
-
-    from vlmpipe.backends.vertex.client import no_credentials, reason_of
-
-    assert isinstance(client, storage.Client)
     bucket, _, path = uri.removeprefix("gs://").partition("/")
     prefix = re.split(r"[*?\[{]", path)[0] if has_objects else ""
 
@@ -135,8 +128,6 @@ def _region(config: RunConfig) -> Iterator[Finding]:
     location = config.gcp.location
     if not config.gcp.project:
         return
-    from google.cloud.aiplatform.constants.base import SUPPORTED_REGIONS
-
     if location in SUPPORTED_REGIONS:
         yield Finding("region", "ok", f"gcp.location: {location} is a region of Vertex AI")
     else:

@@ -1,4 +1,4 @@
-"""Compiles a run file to a pipeline file, with every check that is possible before it is submitted."""
+"""Compiles a run file to a checked pipeline file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kfp.compiler.pipeline_spec_builder import extract_comments_from_pipeline_sp
 from kfp.dsl.base_component import BaseComponent
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines.targets.base import TargetName, target_of
+from pipelines.targets import TARGETS, TargetName
 from pipelines.training import build
 from trainer.errors import os_errors
 from trainer.storage.base import join_uri
@@ -30,13 +30,13 @@ LARGEST_FILE_BYTES = 10 << 20  # what Artifact Registry takes
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled pipeline: its file, and what was checked in it."""
+    """A compiled pipeline: its file, and the checked counts of steps and jobs."""
 
     path: Path
     name: str
     steps: int
     jobs: int
-    unused: tuple[Problem, ...] = ()  # what the run file asks for and the target cannot give
+    unused: tuple[Problem, ...] = ()  # settings of the run file without effect on the target
 
 
 def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compiled:
@@ -54,12 +54,12 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
-    return replace(described(path, pipeline.pipeline_spec), unused=tuple(target_of(target).unused(config)))
+    return replace(described(path, pipeline.pipeline_spec), unused=tuple(TARGETS[target].unused(config)))
 
 
 def yaml_of(pipeline: BaseComponent) -> bytes:
-    """What `kfp.compiler.Compiler().compile` writes of a pipeline, by libyaml where PyYAML has it: in a seventh of the
-    time, and with long lines broken elsewhere."""
+    """The text that `kfp.compiler.Compiler().compile` writes, made by libyaml where PyYAML has it, in a seventh of the
+    time; long lines are broken elsewhere."""
     content = json_format.MessageToDict(pipeline.pipeline_spec)
     further = [json_format.MessageToDict(pipeline.platform_spec)] if pipeline.platform_spec.platforms else []
     comments = extract_comments_from_pipeline_spec(content, pipeline.description)
@@ -67,15 +67,15 @@ def yaml_of(pipeline: BaseComponent) -> bytes:
 
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
-    """What is said of the pipeline `spec` in the file `path`."""
+    """The description of the pipeline `spec` in the file `path`."""
     return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), len(JOBS))
 
 
 def check_file(data: bytes) -> bytes:
     """`data`, a compiled file, if it is one document that is not too large.
 
-    An assert guards against ourselves: no run file can lead there, only a change of the graph or of kfp. That the file
-    is the pipeline it was written from, to a strict reader, is for the tests: reading takes as long as writing.
+    An assert, because no run file can lead there, only a change of the graph or of kfp. Tests compare the file with the
+    pipeline: reading it takes as long as writing it.
     """
     assert not re.search(rb"^---", data, re.MULTILINE), "compiled to two documents: a step has Kubernetes settings"
     assert len(data) <= LARGEST_FILE_BYTES, f"compiled to {len(data)} bytes"

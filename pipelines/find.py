@@ -1,5 +1,5 @@
-"""Finds a run or a search by what a person calls it: on this machine first, then among what was submitted from this
-folder, then on Vertex AI."""
+"""Finds a run or a search by its name: on this machine, then among those submitted from this folder, then on Vertex
+AI."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def find(name: str, *, root: str, project: str, location: str) -> RunReport | Ad
     if find_search(name, root):
         raise ConfigError(
             f"{name} is a search, not a run",
-            expected="a run; each trial of a search keeps a folder of its own",
+            expected="a run; each trial of a search has a folder of its own",
             fix=f"vlmpipe status {name}",
         )
     return address_of(name, project=project, location=location) or find_run(root, name)
 
 
 def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
-    """A function that reads how a run or a search stands now, and whether that is on Vertex AI."""
+    """A function that reads the status of a run or a search, and whether it is on Vertex AI."""
     from pipelines.tune.status import LocalSearch, find_search
 
     if search := find_search(name, root):
@@ -47,7 +47,7 @@ def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Cal
 
 
 def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
-    """A function that asks Vertex AI how the run stands now."""
+    """A function that asks Vertex AI for the run's status."""
     from vlmpipe.runs.vertex.client import Runs
     from vlmpipe.runs.vertex.status import status_of
 

@@ -7,26 +7,28 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from types import FrameType
 
 from pipelines.local_runner import GRACE_S
 from trainer.errors import CAUSES, ExitCode, os_errors
 from vlmpipe.backends.local.subreaper import run_in_subreaper
+from vlmpipe.backends.signals import handling
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun
 from vlmpipe.runs.local.state import ATTEMPT_LINE
 
 POLL_S = 0.25
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class PipelineProcess:
-    """The pipeline, contained in a process group of its own, with its output in the run's log.
+    """The pipeline in a subreaper and a process group of its own, with its output in the run's log.
 
-    Ctrl-C in a terminal reaches the foreground group only, so that this program decides what the pipeline is told.
-    Should this program be killed, the pipeline is asked to stop. Its container inherits the run's lock: until nothing
-    of the pipeline is left, the run counts as going on.
+    Ctrl-C in a terminal reaches the foreground group only, so this program decides which signal the pipeline gets. If
+    this program is killed, the pipeline is asked to stop. The subreaper inherits the run's lock: the run counts as
+    running until no process of the pipeline is left.
     """
 
     def __init__(self, command: Sequence[str], run: LocalRun) -> None:
@@ -46,7 +48,7 @@ class PipelineProcess:
         self.num_requests = 0
 
     def exit_code(self) -> int | None:
-        """The pipeline's exit code once nothing of it is left; 128 + n when signal n ended it."""
+        """The pipeline's exit code once all its processes have ended; 128 + n when signal n ended it."""
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
 
@@ -55,7 +57,7 @@ class PipelineProcess:
             self._process.wait(timeout_s)
 
     def request_stop(self) -> None:
-        """Ask the pipeline to stop; the second time all of it is killed."""
+        """Ask the pipeline to stop; the second request kills it."""
         self.num_requests += 1
         self._process.terminate()
 
@@ -70,20 +72,22 @@ def pipeline_command(run: LocalRun, *, retries: int | None = None, faults: Seque
 
 
 def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> int:
-    """Carry the run out and show it. Returns its exit code: the failing step's, or 130 when it was asked to stop.
+    """Execute the run and show it. Returns its exit code: the failing step's, or 130 when it was asked to stop.
 
-    What goes wrong while stopping, such as a full disk under the last checkpoint, is a failure all the same.
+    An error while stopping, such as a full disk under the last checkpoint, is a failure.
     """
     process = PipelineProcess(command or pipeline_command(run), run)
 
     def stop(number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP and process.num_requests:
-            return  # a terminal that closes may say so several times
+            return  # a closing terminal may send several
         process.request_stop()
-        first = "Stopping: what is done so far is being saved. Ctrl-C again stops at once."
+        first = "Stopping: progress is being saved. Ctrl-C again stops at once."
         view.note(first if process.num_requests == 1 else "Stopping at once.")
 
-    with _on_signals(stop):
+    # Under nohup the run continues without a terminal.
+    numbers = [one for one in STOP_SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+    with handling(numbers, stop):
         try:
             while (code := process.exit_code()) is None:
                 view.update(run.state())
@@ -103,18 +107,3 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
             view.close()
     run.close(code)
     return code
-
-
-@contextlib.contextmanager
-def _on_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    numbers = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup asks to go on without a terminal
-    ]
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

@@ -66,10 +66,10 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
         try:
             with print_put_back():
                 pipeline(run_id=run_id)
-        except RuntimeError as error:  # kfp's way to say that a step failed; the step itself has said why
+        except RuntimeError as error:  # kfp's error for a failed step; the step itself has reported the reason
             print(error, flush=True)
             return _exit_code(run_uri, failure, since_s=started_s)
-        except OSError:  # of kfp's own files or the log, on a full disk: what a step met there before says more
+        except OSError:  # of kfp's own files or the log, on a full disk: a step's earlier error is more exact
             if not failure.exists():
                 raise
             return _exit_code(run_uri, failure, since_s=started_s)
@@ -78,7 +78,7 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
 
 @contextmanager
 def print_put_back() -> Iterator[None]:
-    """kfp.local indents what steps print by replacing `print`; steps of a loop, in threads, leave it replaced."""
+    """kfp.local replaces `print` to indent the output of steps, and steps of a loop, in threads, leave it replaced."""
     before = builtins.print
     try:
         yield
@@ -88,7 +88,7 @@ def print_put_back() -> Iterator[None]:
 
 def _pass_on_stop_requests() -> None:
     def stop(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group includes this process, which goes on to notify
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the group includes this process, which still runs notify
         os.environ[STOPPED_VARIABLE] = "1"
         os.killpg(0, signal.SIGTERM)
 
@@ -96,10 +96,10 @@ def _pass_on_stop_requests() -> None:
 
 
 def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
-    """The exit code that the failed step left in its record, as kfp only tells that it failed.
+    """The exit code in the failed step's record, because kfp only reports that it failed.
 
-    A record that is still open belongs to a step that could not write it, but left its `failure`, or to one that was
-    killed. It is closed here; when that fails too, on a full disk, the error is raised (exit 73).
+    A record that is still open belongs to a step that could not write it, but wrote `failure`, or to one that was
+    killed. It is closed here; if that fails too, on a full disk, the error is raised (exit 73).
     """
     store, left = open_storage(run_uri), read_record_file(failure)
     records = [StepRecord(**read_record(store, info.name)) for info in store.list("steps")]

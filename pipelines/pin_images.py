@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     for field, image in fields.items():
         print(f"{field}={image}")
     if options.config:
-        read_run_file(options.config)  # says what is wrong with a file that is none
+        read_run_file(options.config)  # reports errors of the file
         with os_errors(f"writing the images into {options.config}"):
             pinned = pin(options.config.read_bytes().decode(), images, str(options.config))
             options.config.write_bytes(pinned.encode())

@@ -1,6 +1,6 @@
-"""`vlmpipe submit`: plan, compile, find credentials and buckets, ask, send.
+"""`vlmpipe submit`: plan, compile, check credentials and buckets, confirm, send.
 
-So a yes is followed by the run, not by an error.
+Everything that can fail comes before the confirmation.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import endpoint, pipeline_client
 from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Submitted:
-    """What was sent, or with --dry-run would be. `resource_name` is empty when nothing was sent."""
+    """The request that was sent, or with --dry-run would be. `resource_name` is empty when nothing was sent."""
 
     submission: Submission
     compiled: Compiled
     spending: Spending
-    question: str  # what needs a yes; empty for a run that may go without
+    question: str  # the reason to confirm; empty for a run that needs none
     endpoint: str
     resource_name: str
     quotas: dict[str, int]  # the least limit of each that the jobs need
-    notes: tuple[str, ...] = ()  # what could not be looked at before it was sent
+    notes: tuple[str, ...] = ()  # checks that were not possible before it was sent
 
     @property
     def address(self) -> Address:
@@ -75,8 +76,9 @@ class Submitted:
 
     def lines(self) -> list[str]:
         submission = self.submission
+        cost = "cost not known" if self.spending.usd is None else f"about {dollars(self.spending.usd)}"
         table = {
-            "plan": f"{self.spending.state}, {self._cost()} on {self.spending.machines}, {self.spending.term}",
+            "plan": f"{self.spending.state}, {cost} on {self.spending.machines}, {self.spending.term}",
             "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
             "results": submission.run_uri,
         }
@@ -96,9 +98,6 @@ class Submitted:
                 table["asks"] = f"{self.question}; --yes answers"
         return [*first, *(f"  {name:<9} {value}" for name, value in table.items())]
 
-    def _cost(self) -> str:
-        return "cost not known" if self.spending.usd is None else f"about {dollars(self.spending.usd)}"
-
 
 def submit_run(
     config: RunConfig,
@@ -111,25 +110,22 @@ def submit_run(
     dry_run: bool,
     ask: Callable[[str], bool] | None,
 ) -> Submitted:
-    """Start a run of `config` on Vertex AI; `Submitted.address` tells where to watch it.
-
-    The pipeline is left in build/pipelines/<name>.vertex.yaml, as `vlmpipe compile` leaves it.
+    """Start a run of `config` on Vertex AI. The pipeline is written to build/pipelines/<name>.vertex.yaml.
 
     Args:
         template: the published pipeline to start, byte for byte, instead of compiling one; `config` is its run file.
-        source: what names `config` on the command line, with overrides; it is noted, to tell how to continue.
+        source: the run file and overrides on the command line, recorded to show how to continue.
         run_id: an earlier run on Vertex AI to continue; empty for a new one.
-        force: submit although the plan is red, and without looking at buckets. Jobs that Vertex AI would refuse are not
-            compiled all the same.
+        force: submit although the plan is red, and without checking buckets. Jobs that Vertex AI would refuse are still
+            not compiled.
         yes: do not ask, whatever it costs.
         dry_run: do everything but ask and send.
-        ask: puts a question to a person; None where nobody is there.
+        ask: asks the user for confirmation; None without a terminal.
 
-    Raises UserError for everything that keeps the run from starting. Nothing was sent then, or the error says that this
-    is not known.
+    Raises UserError where the run was not started, or where that is not known, which the message says.
     """
-    config.require_vertex()
-    config.require_data_in_cloud()
+    require_vertex(config)
+    require_data_in_cloud(config)
     address = endpoint(config.gcp.location)
     spending = spending_of(config, plan_run(config))
     fail_on_error(spending, force=force)  # before compiling, which would name only the jobs' errors

@@ -13,7 +13,6 @@ No postponed annotations here: kfp reads the types of the pipeline's parameters 
 
 import contextlib
 import copy
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +33,7 @@ from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
 from components.runtime.resolve import compiled_settings, parameter_defaults
 from components.sync_checkpoint import sync_checkpoint
-from pipelines.targets.base import Target, TargetName, target_of
+from pipelines.targets import TARGETS, Target, TargetName, component_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 
@@ -44,7 +43,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
 
     Raises ConfigError when the run file lacks what the target needs.
     """
-    place = target_of(target)
+    place = TARGETS[target]
     place.check(config)
     steps = _Steps(config, place)
     root_uri = config.root_uri(target)
@@ -147,12 +146,6 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     return dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
 
 
-@functools.cache
-def component_of(function: Callable[..., Any], image: str) -> BaseComponent:
-    """The KFP component of `function`, from its source: read once for all run files that are compiled together."""
-    return dsl.component(function, base_image=image, install_kfp_package=False)
-
-
 class _Steps:
     """Adds steps to the pipeline under construction, named alike on every target."""
 
@@ -166,7 +159,7 @@ class _Steps:
         return self._add(component_of(function, self._image), name or function.__name__.replace("_", "-"), inputs)
 
     def mail(self) -> PipelineTask | None:
-        """The step that writes to notify.email; None on a target that cannot, and where nobody is named."""
+        """The step that writes to notify.email; None without addresses, and on targets that send no mail."""
         if not self.mails:
             return None
         return self._add(self._mail, "mail", {"recipients": list(self._config.notify.email)})
@@ -176,7 +169,7 @@ class _Steps:
         return self._mail is not None
 
     def prepare(self, run_uri: Any) -> PipelineTask:
-        """prepare-data; with several data.tasks, behind as many tasks that prepare the chunks it puts together."""
+        """prepare-data; with several data.tasks, after as many tasks that prepare the chunks."""
         if self._config.data.tasks == 1:
             return self.add(prepare_data, run_uri=run_uri)
         planned = self.add(plan_data, run_uri=run_uri)
@@ -197,8 +190,8 @@ class _Steps:
         return self.add(collect_job, name=name, job=job, **left)
 
     def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
-        # A task is called after its component, which would give custom-training-job-3 on one target and run-job-3 on
-        # another: a copy under the step's own name makes graphs, logs and the console speak of "train" everywhere.
+        # A task is named after its component, which would give custom-training-job-3 on one target and run-job-3 on
+        # another: with a copy under the step's own name, graphs, logs and the console show "train" everywhere.
         named = copy.copy(component)
         named.component_spec = copy.copy(component.component_spec)
         named.component_spec.name = name

@@ -1,4 +1,4 @@
-"""Errors for people, and the exit codes of every command and job."""
+"""Errors for people, and the exit codes of all commands and jobs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from enum import IntEnum
 
 from trainer.redaction import hiding_secrets
 
-DEBUG_VARIABLE = "VLMPIPE_DEBUG"  # set to anything: sentences for people come with their traceback
-EXIT_FOLDER_VARIABLE = "VLMPIPE_EXIT_FOLDER"  # where each worker leaves its exit code for the launcher
+DEBUG_VARIABLE = "VLMPIPE_DEBUG"  # if set, errors for people are printed with their traceback
+EXIT_FOLDER_VARIABLE = "VLMPIPE_EXIT_FOLDER"  # folder in which workers write their exit codes for the launcher
 
 
 class ExitCode(IntEnum):
@@ -44,17 +44,17 @@ CAUSES = frozenset(
         ExitCode.NO_PERMISSION, ExitCode.NO_PROGRESS, ExitCode.STALLED, ExitCode.SUPERSEDED,
     }
 )  # fmt: skip
-"""Codes that name something which a person can put right. They win over codes that only say that something ended."""
+"""Codes with a cause that a person can fix. They take precedence over codes that only report an end."""
 
-# How tokenizers, safetensors and torch.save say it: native code raises no OSError.
+# Full disks in the errors of tokenizers, safetensors and torch.save, whose native code raises no OSError.
 NO_SPACE_TEXT = re.compile(r"No space left on device|File too large|inline_container\.cc:\d+\] \. unexpected pos")
 UNEXPECTED_PREFIX = "unexpected error: "  # of the line after a traceback
 
 
 class UserError(Exception):
-    """A problem the user can fix: says what was found, what was expected and what to do.
+    """A problem that the user can fix: what was found, what was expected and what to do.
 
-    Further lines of a `found` that has several start with two spaces: readers of logs tell by them what belongs to it.
+    In a `found` of several lines, all but the first start with two spaces, by which log readers recognize them.
     """
 
     def __init__(self, found: str, *, expected: str = "", fix: str = "", code: int = ExitCode.CONFIG) -> None:
@@ -87,7 +87,7 @@ class DataError(UserError):
 
 
 def from_os_error(error: OSError, doing: str) -> UserError:
-    """Turn an operating-system error met while `doing` something into a sentence with its own exit code."""
+    """Translate an operating-system error, raised while `doing` something, with an exit code of its own."""
     named = str(error.filename or "")
     where = f": {named}" if named and not doing.endswith(named) else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -117,7 +117,7 @@ def from_os_error(error: OSError, doing: str) -> UserError:
 
 @contextlib.contextmanager
 def os_errors(doing: str) -> Iterator[None]:
-    """Re-raise an OSError inside the block, or what stands for one, as a UserError that names what was being done."""
+    """Re-raise an OSError inside the block, or native code's equivalent, as a UserError."""
     try:
         yield
     except OSError as error:
@@ -131,12 +131,12 @@ def os_errors(doing: str) -> Iterator[None]:
 
 
 def print_error(error: UserError) -> None:
-    """Say it on stderr. VLMPIPE_DEBUG adds the traceback."""
-    _say(f"error: {error.text()}\n", with_traceback=bool(os.environ.get(DEBUG_VARIABLE)))
+    """Print to stderr, with the traceback if VLMPIPE_DEBUG is set."""
+    _print_stderr(f"error: {error.text()}\n", with_traceback=bool(os.environ.get(DEBUG_VARIABLE)))
 
 
-def _say(text: str, *, with_traceback: bool) -> None:
-    """Write to stderr at once: several ranks share one stream. A log on a full disk must not change the exit code."""
+def _print_stderr(text: str, *, with_traceback: bool) -> None:
+    """Write in one piece, because ranks share the stream. A full disk must not change the exit code."""
     if with_traceback:
         text = traceback.format_exc() + text
     with contextlib.suppress(OSError):
@@ -145,22 +145,18 @@ def _say(text: str, *, with_traceback: bool) -> None:
 
 
 def run_main(main: Callable[[], int | None]) -> int:
-    """Run a job's main function; print a UserError as a sentence and return the exit code.
+    """Run a process's main function with secrets redacted; print its error and return the exit code.
 
-    An unexpected error shows its traceback, then itself in one line. What is printed has no secrets of a known form.
-    """  # The outermost frame of a process: here, and only here, every exception becomes an exit code.
+    An unexpected error is printed with its traceback and a last line of its own.
+    """
     with hiding_secrets():
-        return _exit_code_of(main)
-
-
-def _exit_code_of(main: Callable[[], int | None]) -> int:
-    try:
-        with os_errors("running the job"):
-            return int(main() or 0)
-    except UserError as error:
-        print_error(error)
-        return int(error.code)
-    except Exception as error:
-        first_line = (str(error).splitlines() or [""])[0]
-        _say(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n", with_traceback=True)
-        return int(ExitCode.UNEXPECTED)
+        try:
+            with os_errors("running the job"):
+                return int(main() or 0)
+        except UserError as error:
+            print_error(error)
+            return int(error.code)
+        except Exception as error:
+            first_line = (str(error).splitlines() or [""])[0]
+            _print_stderr(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n", with_traceback=True)
+            return int(ExitCode.UNEXPECTED)

@@ -1,4 +1,4 @@
-"""Launches one node of a distributed job: CLUSTER_SPEC or PET_* in, torchrun out, one meaningful exit code back.
+"""Launches one node of a distributed job from CLUSTER_SPEC or PET_*, by torchrun, and returns a meaningful exit code.
 
 python -m trainer.launch --nproc-per-node auto -- trainer.train --config gs://bucket/runs/1/run.json
 """
@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("module_arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     cluster = read_cluster(os.environ) or Cluster((f"127.0.0.1:{_free_port()}",), node_rank=0)
-    _describe(cluster)
+    reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
+    print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)
     announce(check_node(_run_uri(options.module_arguments), cluster.node_rank))
     meet(cluster, timeout_s=rendezvous_timeout_s())
     for variable in NODE_LEVEL_VARIABLES:
@@ -43,18 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
         processes = _processes(options.nproc_per_node)
-        if processes > 1:  # torchrun would give each one thread, too few for an update in memory (train.offload)
-            os.environ.setdefault(THREADS_VARIABLE, str(_threads_each(processes)))
+        if processes > 1:  # torchrun gives each one thread, too few for an optimizer step on the CPU (train.offload)
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            os.environ.setdefault(THREADS_VARIABLE, str(max(1, cores // processes)))
         if cluster.num_nodes == processes == 1:
             ended = _one_process([options.module, *options.module_arguments], cluster)
         else:
             ended = _torchrun(torchrun_arguments(cluster, processes, options.module, options.module_arguments))
-        _say_who_ended_first(Path(exit_folder), ended)
+        _print_order_of_ends(Path(exit_folder), ended)
         return _exit_code(Path(exit_folder), ended)
 
 
 def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, arguments: list[str]) -> list[str]:
-    """torchrun's arguments for one node. Its `node-rank` and `nnodes` count nodes; process ranks follow from them."""
+    """torchrun's arguments for one node."""
     return [
         "--nnodes", str(cluster.num_nodes),
         "--node-rank", str(cluster.node_rank),
@@ -67,13 +69,8 @@ def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, argume
     ]  # fmt: skip
 
 
-def _threads_each(processes: int) -> int:
-    """Threads of torch for each process of this node, which share its processors."""
-    return max(1, len(os.sched_getaffinity(0)) // processes) if hasattr(os, "sched_getaffinity") else 1
-
-
 def _run_uri(module_arguments: list[str]) -> str:
-    """The run's folder, where its run.json (--config) lies; "" for a module that has none."""
+    """Folder of the run's run.json (--config); "" for a module without one."""
     if "--config" not in module_arguments[:-1]:
         return ""
     return module_arguments[module_arguments.index("--config") + 1].rpartition("/")[0]
@@ -87,14 +84,9 @@ def _processes(text: str) -> int:
     return int(text)
 
 
-def _describe(cluster: Cluster) -> None:
-    reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
-    print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)
-
-
 @dataclass(frozen=True)
 class TorchrunEnd:
-    """How torchrun ended, or the only process: 0 or 1, and the first worker that a signal ended, as (rank, signal)."""
+    """Exit code, 0 or 1, of torchrun or the only process, and the first (rank, signal) that was killed."""
 
     code: int
     killed: tuple[int, int] | None = None
@@ -102,10 +94,9 @@ class TorchrunEnd:
 
 
 def _torchrun(arguments: list[str]) -> TorchrunEnd:
-    """Run torchrun in this process. Its agent passes SIGTERM and SIGINT on to the workers, which can then save and
-    leave.
+    """Run torchrun in this process. Its agent forwards SIGTERM and SIGINT to the workers, which then save and exit.
 
-    Workers have said themselves what went wrong, so the agent's own stack traces are left out of the log.
+    Workers print their own errors, so the agent's stack traces are suppressed.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -126,15 +117,15 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
 
 
 def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
-    """Run a job's only process. It has nobody to meet, so torchrun, seconds to import, is left out (decision 0024).
+    """Run a job's only process without torchrun, which takes seconds to import (decision 0024).
 
-    It sees the variables that torchrun would give it, and gets SIGTERM and SIGINT passed on. It is not killed for
-    taking more than torchrun's 30 s to end: whoever sent the signal has a limit of their own.
+    It gets torchrun's variables, and SIGTERM and SIGINT. Unlike torchrun, it is not killed after 30 s: the sender of
+    the signal has its own limit.
     """
     ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
     place = {"MASTER_ADDR": cluster.master_host, "MASTER_PORT": cluster.master_port}
     environment = os.environ | {name: str(value) for name, value in {**ranks, **place}.items()}
-    asked: list[int] = []  # signals that came before there was a process
+    asked: list[int] = []  # signals before the process started
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
     process = subprocess.Popen([sys.executable, "-u", "-m", *command], env=environment, start_new_session=True)
@@ -147,8 +138,8 @@ def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
     return TorchrunEnd(ExitCode.UNEXPECTED if code else ExitCode.OK, killed, time.time())
 
 
-def _say_who_ended_first(exit_folder: Path, ended: TorchrunEnd) -> None:
-    """Leave the order in which ranks ended in the log: all but the first often say only that they lost a peer."""
+def _print_order_of_ends(exit_folder: Path, ended: TorchrunEnd) -> None:
+    """Log the order in which ranks ended: all but the first often report only a lost connection."""
     ends = [
         (file.stat().st_mtime, file.name.removeprefix("rank-"), f"code {file.read_text()}")
         for file in exit_folder.glob("rank-*")
@@ -158,38 +149,35 @@ def _say_who_ended_first(exit_folder: Path, ended: TorchrunEnd) -> None:
     if ended.killed:
         rank, number = ended.killed
         ends.append((ended.killed_s, str(rank), signal.Signals(number).name))
-    told = [
+    order = [
         f"rank {rank} ({how}, {datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S.%f})"
         for at_s, rank, how in sorted(ends)
     ]
-    print(f"launcher: ranks ended in this order: {', '.join(told)}", flush=True)
+    print(f"launcher: ranks ended in this order: {', '.join(order)}", flush=True)
 
 
 def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
-    """The job's exit code from what each worker left, because torchrun itself ends with 1 whatever happened.
+    """The job's exit code from the workers' own, because torchrun always ends with 1.
 
-    A named cause beats a kill, which beats an unexpected error, which beats "preempted": a rank that is killed leaves
-    nothing, and the others then lose their connection to it. Raises UserError for a kill, with the code that a shell
-    gives it (128 + the signal's number).
+    A named cause takes precedence over a kill, then an unexpected error, then "preempted": a killed rank leaves no
+    code, and the others then lose their connection to it. Raises UserError for a kill, with a shell's code (128 + the
+    signal's number).
     """
     codes = [int(file.read_text()) for file in exit_folder.glob("rank-*")]
     named = [code for code in codes if code in CAUSES]
     if named:
         return max(named, key=named.count)
     if ended.killed:
-        raise _killed(*ended.killed)
+        rank, number = ended.killed
+        memory = "if that was for lack of memory, lower train.micro_batch_size or data.sequence_length; "
+        raise UserError(
+            f"the process of rank {rank} was ended by {signal.Signals(number).name}",
+            fix=f"{memory if number == signal.SIGKILL else ''}start again: the run continues from what it has saved",
+            code=128 + number,
+        )
     if ExitCode.PREEMPTED in codes and ExitCode.UNEXPECTED not in codes:
         return ExitCode.PREEMPTED
     return ended.code
-
-
-def _killed(rank: int, number: int) -> UserError:
-    memory = "if that was for lack of memory, lower train.micro_batch_size or data.sequence_length; "
-    return UserError(
-        f"the process of rank {rank} was ended by {signal.Signals(number).name}",
-        fix=f"{memory if number == signal.SIGKILL else ''}start again: the run continues from what it has saved",
-        code=128 + number,
-    )
 
 
 def _free_port() -> int:

@@ -23,7 +23,7 @@ COLLECT_GARBAGE_EVERY_STEPS = 200
 
 
 def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode:
-    """Train the run to its end, or to the next stop request. Collective. Returns OK or PREEMPTED."""
+    """Train the run to its end or the next stop request. Collective. Returns OK or PREEMPTED."""
     settings = job.train
     setup = build_training(job, worker)
     require_room(job.run.run_uri, setup, worker, settings)
@@ -34,7 +34,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     first_step = resumed.checkpoint.record.step if resumed else 0
     report = TrainingMonitor(job, worker, setup, first_step=first_step, damaged=resumed.passed_over if resumed else ())
     if settings.freeze_gc:
-        collect_between_steps()  # on all ranks at the same step, so that none waits for another
+        collect_between_steps()  # on all ranks in the same step, so that none waits for another
     stream = PrefetchingLoader(
         loader,
         setup.image_source,
@@ -68,7 +68,8 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             report.count(unread.rest())
             report.flush()
             with watchdog.pause():
-                checkpoints.save(done, data.epoch, loader.sequences_consumed(done), report.last_loss, stop)
+                consumed = loader.sampler.batch(done).sequences_consumed
+                checkpoints.save(done, data.epoch, consumed, report.last_loss, stop)
             report.checkpoint_stalled(time.perf_counter() - started)
         if stopping:
             break

@@ -1,7 +1,7 @@
-"""Fast checks for failures that otherwise appear minutes later or without a clear cause.
+"""Fast checks of a node for failures that otherwise appear minutes later or without a clear cause.
 
-The launcher checks each node (`check_node`); ranks check what they need together (`check_ranks`) and that a checkpoint
-has room (`require_room`). What was found is printed, and kept in `<run>/preflight.json`.
+The launcher runs `check_node` and `announce`; `trainer.distributed.collectives.check_ranks` writes the reports of all
+nodes to `<run>/preflight.json`. Ranks check with `require_room` that a checkpoint fits.
 """
 
 from __future__ import annotations
@@ -16,51 +16,46 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.checkpoint.staging import sweep_staging
+from trainer.distributed.cluster_env import REPORT_VARIABLE
 from trainer.errors import ExitCode, UserError
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 
 if TYPE_CHECKING:
     from trainer.config.train import TrainConfig
     from trainer.distributed.process import ProcessContext
     from trainer.setup import TrainingSetup
 
-FILE = "preflight.json"
-REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # the launcher's findings, for the ranks that it starts
 GIB = 1 << 30
-# A CustomJob has no field for it, and containers often get 64 MiB. NCCL and data workers fail with less than they need:
+# Containers often get 64 MiB, and a CustomJob has no field for it. NCCL and data workers need more:
 # googleapis/python-aiplatform#3434, kubeflow/pipelines#9147.
 SHARED_MEMORY_MIN_BYTES = GIB
 SHARED_MEMORY = Path("/dev/shm")
-CLOCK_SKEW_MAX_S = 60.0  # signed requests are refused from 15 minutes on; logs of nodes cannot be put in order before
+CLOCK_SKEW_MAX_S = 60.0  # disorders the logs of nodes; from 15 minutes on, signed requests are refused
 CLOCK_TIMEOUT_S = 5.0
-# DeepSpeed builds extensions at first use, in minutes. A build that is killed leaves its lock, and all later ones wait
-# for it for ever.
+# DeepSpeed builds extensions at first use, in minutes. Later builds wait forever for the lock of a killed one.
 BUILD_MAX_S = 1800.0
-GPU_BYTES, CPU_BYTES = 16 << 20, 1 << 20
-WARM_UPS, REPETITIONS = 2, 5
 
 
 @dataclass
 class NodeReport:
-    """What was found on one node. `clock_ahead_s` is None where the store has no clock of its own."""
+    """Findings on one node. `clock_ahead_s` is None for a local store."""
 
     node: int
     free_bytes: int
     shared_memory_bytes: int | None = None
     output_s: float | None = None  # to write, read and delete a small object
     clock_ahead_s: float | None = None
-    swept: int = 0  # folders that killed processes had left
+    swept: int = 0  # deleted folders of killed processes
     warnings: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """For people: what is there, then a line for each warning."""
+        """For people: the findings, then a line for each warning."""
         found = [f"{self.free_bytes / GIB:,.1f} GiB free for temporary files"]
         if self.swept:
             found.append(f"{self.swept} folders of killed processes deleted there")
@@ -74,11 +69,11 @@ class NodeReport:
 
 
 def check_node(run_uri: str, node: int) -> NodeReport:
-    """Check this machine and its way to the run's folder ("" checks the machine only).
+    """Check this machine and its access to the run's folder ("" checks the machine only).
 
     Raises UserError: 73 without room, 77 without permission, 69 when the store does not answer or answers wrongly.
     """
-    swept = sweep_staging()  # before room is measured: it may be what is in the way
+    swept = sweep_staging()  # before measuring free space
     report = NodeReport(node, shutil.disk_usage(tempfile.gettempdir()).free, swept=swept)
     if glob.glob("/dev/nvidia[0-9]*"):
         _check_shared_memory(report)
@@ -92,41 +87,15 @@ def check_node(run_uri: str, node: int) -> NodeReport:
 
 
 def announce(report: NodeReport) -> None:
-    """Print what was found, and hand it on to this node's ranks."""
+    """Print the report and pass it to this node's ranks."""
     for line in report.lines():
         print(line, flush=True)
     os.environ[REPORT_VARIABLE] = json.dumps(asdict(report))
 
 
-def check_ranks(run_uri: str, worker: ProcessContext) -> dict[str, Any]:
-    """Add up numbers over all ranks, check and time it, and write what all nodes found. Collective.
-
-    Raises UserError when the ranks cannot reach each other (1), or the sum is wrong (69).
-    """
-    import torch.distributed as dist
-
-    speed = _time_all_reduce(worker)
-    found: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(found, os.environ.get(REPORT_VARIABLE, "") if worker.is_node_leader else "")
-    result = {
-        "world_size": worker.world_size,
-        "nodes": [json.loads(text) for text in found if text],
-        "all_reduce": speed,
-    }
-    if worker.is_first:
-        write_record(open_storage(run_uri), FILE, result)
-        if speed:
-            print(
-                f"preflight: {worker.world_size} ranks on {worker.num_nodes} nodes add {speed['bytes'] / (1 << 20):g} "
-                f"MiB in {1000 * speed['seconds']:,.2f} ms: bus bandwidth {speed['bus_gb_per_s']:,.2f} GB/s",
-                flush=True,
-            )
-    return result
-
-
-def require_room(run_uri: str, parts: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
+def require_room(run_uri: str, setup: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
     """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
-    total_bytes = checkpoint_bytes(parts.num_trainable, settings, worker.world_size)
+    total_bytes = checkpoint_bytes(setup.num_trainable, settings, worker.world_size)
     store = open_storage(run_uri)
     needs = {Path(tempfile.gettempdir()): total_bytes // worker.num_nodes}
     if isinstance(store, LocalStorage):
@@ -137,7 +106,7 @@ def require_room(run_uri: str, parts: TrainingSetup, worker: ProcessContext, set
             raise UserError(
                 f"no space left for a checkpoint: {folder} has {free_bytes / GIB:,.2f} GiB free",
                 expected=f"at least {needed_bytes / GIB:,.2f} GiB, for weights and optimizer state of "
-                f"{parts.num_trainable:,} trained parameters",
+                f"{setup.num_trainable:,} trained parameters",
                 fix="free space, choose another TMPDIR or output.root_uri, or give the machines a larger boot disk "
                 "(cluster.boot_disk_size_gb)",
                 code=ExitCode.CANNOT_WRITE,
@@ -161,7 +130,7 @@ def _check_extension_locks(report: NodeReport) -> None:
             if age_s > BUILD_MAX_S:
                 report.warnings.append(
                     f"{lock} is {age_s / 60:,.0f} minutes old: a build of DeepSpeed's extensions was killed, and the "
-                    "next one waits for it for ever; delete it"
+                    "next one waits for it forever; delete it"
                 )
 
 
@@ -175,7 +144,7 @@ def _check_output(store: Storage, report: NodeReport) -> None:
     except UserError as error:
         if error.code != ExitCode.NO_PERMISSION:
             raise
-        # An account that may not delete protects the history of checkpoints: allowed, but old ones stay.
+        # Accounts without delete permission are allowed: they protect checkpoints, but old ones stay.
         report.warnings.append(f"no permission to delete {store.uri(name)}: old checkpoints will not be deleted either")
     report.output_s = time.monotonic() - started_s
     if read != data:
@@ -188,8 +157,8 @@ def _check_output(store: Storage, report: NodeReport) -> None:
 
 
 def _check_clock(report: NodeReport) -> None:
-    """Compare this clock with the store's, which every answer's Date header tells to the second."""
-    import email.utils  # here, because a local run needs none of them and waits for their import
+    """Compare this clock with the store's, from the Date header of an answer."""
+    import email.utils  # slow imports that a local run does not need
     import urllib.error
     import urllib.request
 
@@ -213,46 +182,3 @@ def _check_clock(report: NodeReport) -> None:
                 f"this machine's clock is {abs(report.clock_ahead_s):,.0f} s {side} the store's: set it (NTP), or "
                 "signed requests may be refused and logs cannot be put in order"
             )
-
-
-def _time_all_reduce(worker: ProcessContext) -> dict[str, float]:
-    """Size, seconds and bus bandwidth of an all-reduce; empty for one rank.
-
-    Bus bandwidth is bytes / seconds * 2 (n - 1) / n, which does not depend on the number of ranks n (nccl-tests,
-    doc/PERFORMANCE.md).
-    """
-    import torch
-    import torch.distributed as dist
-
-    if worker.world_size == 1:
-        return {}
-    on_gpu = worker.device.type == "cuda"
-    num_bytes = GPU_BYTES if on_gpu else CPU_BYTES
-    seconds = []
-    try:
-        for _ in range(WARM_UPS + REPETITIONS):
-            numbers = torch.full((num_bytes // 4,), 1.0, device=worker.device)
-            if on_gpu:
-                torch.cuda.synchronize()
-            started_s = time.perf_counter()
-            dist.all_reduce(numbers)
-            if on_gpu:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - started_s)
-    except RuntimeError as error:
-        raise UserError(
-            f"the ranks cannot add up a tensor: {str(error).splitlines()[0]}",
-            expected=f"{worker.world_size} ranks that reach each other",
-            fix="look at the other ranks' logs, then at the network between the nodes (NCCL_DEBUG=INFO says more)",
-            code=ExitCode.UNEXPECTED,  # where one rank was killed, all others say this: the kill must win
-        ) from error
-    low, high = numbers.aminmax()
-    if (low.item(), high.item()) != (worker.world_size, worker.world_size):
-        raise UserError(
-            f"the sum of ones over {worker.world_size} ranks came out as {low.item():g} to {high.item():g}",
-            fix="a GPU or network card is broken: start the job on other machines",
-            code=ExitCode.UNAVAILABLE,
-        )
-    best_s = min(seconds[WARM_UPS:])
-    bus_gb_per_s = num_bytes / best_s * 2 * (worker.world_size - 1) / worker.world_size / 1e9
-    return {"bytes": num_bytes, "seconds": best_s, "bus_gb_per_s": bus_gb_per_s}

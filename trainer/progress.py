@@ -1,14 +1,12 @@
-"""Progress of a step, for people and for the live view.
+"""Progress of a step, for people, the live view and the run report.
 
-Each step keeps `steps/<step>.json` in the run's folder: state, start and end times, counts and a short message. The
-local view draws bars and ETA from it, and the run report takes each step's time from it. Where nobody watches, a line
-is printed every few seconds.
+Each step writes `steps/<step>.json` in the run's folder: state, start and end times, counts and a short message. It
+also prints a line every few seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,8 +18,6 @@ from trainer.storage import open_storage
 from trainer.storage.background_writer import BackgroundWriter
 from trainer.storage.records import seal
 
-LOCAL_INTERVAL_S = 0.5
-REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object
 PRINT_INTERVAL_S = 5.0
 
 
@@ -46,23 +42,22 @@ class Progress:
     def __init__(self, run_uri: str, step: str, *, quiet: bool = False) -> None:
         self.record = StepRecord(step)
         self._file = BackgroundWriter(open_storage(run_uri), f"steps/{step}.json")
-        self._interval_s = REMOTE_INTERVAL_S if run_uri.startswith("gs://") else LOCAL_INTERVAL_S
         self._quiet = quiet
-        self._written_s = self._printed_s = time.monotonic()
+        self._printed_s = time.monotonic()
         self._file.write(self._content())
 
     def update(self, done: float, total: float = 0, *, unit: str = "", message: str = "", **detail: Any) -> None:
-        """Say how far the step is: `done` of `total` `unit`s, with a short message."""
+        """Report `done` of `total` `unit`s, with a short message."""
         record = self.record
         record.done, record.total = done, total or record.total
         record.unit, record.message = unit or record.unit, message or record.message
         record.detail.update(detail)
-        now = time.monotonic()
-        if now - self._written_s >= self._interval_s and self._file.begin(self._content()):
-            self._written_s = now
-        if not self._quiet and now - self._printed_s >= PRINT_INTERVAL_S:
-            self._printed_s = now
-            self._print()
+        if self._file.is_due:
+            self._file.begin(self._content())
+        if not self._quiet and time.monotonic() - self._printed_s >= PRINT_INTERVAL_S:
+            self._printed_s = time.monotonic()
+            share = f"{record.done:g}/{record.total:g}" if record.total else f"{record.done:g}"
+            print(f"{record.step}: {share} {record.unit} {record.message}".rstrip(), flush=True)
 
     def finish(self, state: str = "done", message: str = "") -> None:
         """Close the record: `done`, `reused`, `stopped` or `failed`."""
@@ -77,35 +72,30 @@ class Progress:
     def _content(self) -> bytes:
         return seal(redact_all(asdict(self.record)))
 
-    def _print(self) -> None:
-        record = self.record
-        share = f"{record.done:g}/{record.total:g}" if record.total else f"{record.done:g}"
-        print(f"{record.step}: {share} {record.unit} {record.message}".rstrip(), file=sys.stdout, flush=True)
-
 
 @contextlib.contextmanager
 def step_progress(run_uri: str, step: str) -> Iterator[Progress]:
-    """A Progress that is closed as done at the end of the block, as stopped, or as failed with the error's first line.
+    """A Progress that ends with the block: done, stopped, or failed with the error's first line as its message.
 
-    The error as a whole and the exit code that it means land in the record's detail.
+    The record's detail gets the whole error and its exit code.
     """
     progress = Progress(run_uri, step)
     try:
         yield progress
     except UserError as error:
         progress.record.detail.update(exit_code=int(error.code), error=error.text())
-        _finish_after(error.found, progress, "stopped" if error.code == ExitCode.PREEMPTED else "failed")
+        _finish_quietly(error.found, progress, "stopped" if error.code == ExitCode.PREEMPTED else "failed")
         raise
     except BaseException as error:
         found = f"{UNEXPECTED_PREFIX}{type(error).__name__}: {error}"
         progress.record.detail.update(exit_code=int(ExitCode.UNEXPECTED), error=found)
-        _finish_after(found, progress, "failed")
+        _finish_quietly(found, progress, "failed")
         raise
     if not progress.record.ended_s:
         progress.finish()
 
 
-def _finish_after(found: str, progress: Progress, state: str) -> None:
-    # Where the record cannot be written, on a full disk for example, the error itself is what matters.
+def _finish_quietly(found: str, progress: Progress, state: str) -> None:
+    # If the record cannot be written, on a full disk for example, the original error matters more.
     with contextlib.suppress(UserError):
         progress.finish(state, found.splitlines()[0][:300])

@@ -109,7 +109,7 @@ def _redact_forms(text: str) -> str:
 
 
 class _RedactedStream:
-    """A text stream whose writes are redacted; everything else is passed to the stream behind it.
+    """A text stream whose writes are redacted; everything else is passed to the original stream.
 
     A secret may be split between writes, so a line is written once it is complete, be it by a carriage return. `flush`,
     and any write to an unbuffered stream, also writes an unfinished line, such as a prompt, except for a last word that
@@ -146,7 +146,7 @@ class _RedactedStream:
         self._stream.flush()
 
     def finish(self) -> None:
-        """Write what is held back, as nothing more comes. A full disk must not change the exit code."""
+        """Write held-back text at the end. A full disk must not change the exit code."""
         with self.lock, contextlib.suppress(OSError, ValueError):
             if self._line:
                 self._write_line(self._line)
@@ -171,7 +171,7 @@ class _RedactedStream:
         self._written = ""
 
     def _write_rest(self, redacted: str) -> None:
-        """Write what of the line's redacted text is not written yet."""
+        """Write the rest of the line's redacted text."""
         start = len(os.path.commonprefix([self._written, redacted]))  # noqa: RUF071, by character is meant
         if start < len(redacted):
             self._stream.write(redacted[start:])

@@ -1,4 +1,4 @@
-"""Whether a name or a value is that of a secret. No function here returns a secret, or part of one."""
+"""Detects secrets by name or value. No function here returns a secret, or part of one."""
 
 from __future__ import annotations
 
@@ -45,15 +45,10 @@ def _patterns() -> Mapping[str, Any]:
     return patterns
 
 
-@functools.cache
-def _names() -> re.Pattern[str]:
-    return re.compile(_patterns()["names"])
-
-
 def is_secret_name(name: str) -> bool:
     """Whether a variable or option of this name holds a secret, such as WANDB_API_KEY or --hf-token."""
     snake = re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).replace("-", "_").upper()
-    return bool(_names().search(snake))
+    return bool(re.search(_patterns()["names"], snake))
 
 
 def may_be_secret(name: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reads secrets from Secret Manager where they are used; only resource names travel in run files, specs and logs."""
+"""Reads secrets from Secret Manager where they are used; run files, specs and logs hold only resource names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TIMEOUT_S = 10.0
 
 
 class SecretNotRead(Exception):
-    """Why, in words without the secret."""
+    """Says why a secret cannot be read, without revealing it."""
 
 
 def read_secret(name: str) -> str:
-    """The text that Secret Manager keeps under this name, its newest version unless the name has one.
+    """The secret's text, of the newest version unless the name has one.
 
-    Raises SecretNotRead; requests.RequestException and GoogleAuthError where there was no answer.
+    Raises SecretNotRead, or requests.RequestException and GoogleAuthError without an answer.
     """
     match = re.fullmatch(SECRET_NAME, name)
     if not match:
@@ -42,7 +42,7 @@ def read_secret(name: str) -> str:
 
 
 def google_session(address: str) -> requests.Session:
-    """A session with this process's Google credentials; none go to a test server on this machine."""
+    """A session with this process's Google credentials, or without any for a test server on this machine."""
     import google.auth
     import requests
     from google.auth.transport.requests import AuthorizedSession

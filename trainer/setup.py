@@ -36,7 +36,7 @@ from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, r
 from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
-from trainer.monitoring.forward_timer import WITHOUT_WAITS, ForwardTimer
+from trainer.monitoring.rank_metrics import WITHOUT_WAITS, ForwardTimer
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
@@ -129,7 +129,7 @@ def open_data(job: JobConfig) -> TrainingData:
     pointers = job.pointers()
     index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
     train = index.split("train")
-    sampler = PackedBatchSampler.of(
+    sampler = PackedBatchSampler(
         train,
         job.data,
         seed=job.train.seed,

@@ -1,4 +1,4 @@
-"""The training job.
+"""The training job's process.
 
 torchrun ... -m trainer.train --config <run>/run.json
 """
@@ -10,10 +10,9 @@ import argparse
 import torch
 
 from trainer.config.job import JobConfig
-from trainer.distributed.collective_benchmark import measure_communication
+from trainer.distributed.collectives import check_ranks, measure_communication
 from trainer.distributed.process import StopRequest, run_worker, start_worker
 from trainer.loop import train
-from trainer.preflight import check_ranks
 
 
 def main() -> int:

@@ -1,9 +1,9 @@
-"""One trial of a search: trains with the trial's values, evaluates, and reports the number that is searched for.
+"""One trial of a search: trains with the trial's values, evaluates, and reports the metric.
 
     python -m trainer.tune_trial --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
 
-CLOUD_ML_TRIAL_ID names the trial. All it writes lies in `<search>/trial-<id>/`, a run's folder of its own: no two
-trials share a checkpoint, and one that is started again goes on from its own.
+CLOUD_ML_TRIAL_ID names the trial, which is a run of its own in `<search>/trial-<id>/` and resumes from its own
+checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the trial on this node; its exit code."""
+    """Run the trial on this node. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="trainer.tune_trial", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the search's run.json")
     parser.add_argument("--metric", required=True, help="number in evaluate.json, or validation_loss")
@@ -39,13 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
     job = open_trial(options.config, parse_values(values), os.environ.get(TRIAL_VARIABLE, ""))
     config = f"{job.run.run_uri}/run.json"
     if options.metric == VALIDATION_LOSS:
-        os.environ[WATCHED_VARIABLE] = VALIDATION_LOSS  # training reports after each validation
+        os.environ[WATCHED_VARIABLE] = VALIDATION_LOSS  # training then reports after each validation
     processes = ["--nproc-per-node", options.nproc_per_node, "--"]
     if code := launch.main([*processes, "trainer.train", "--config", config]):
         return code
     if cluster and cluster.node_rank:
-        return 0  # the chief goes on alone: one node evaluates
-    if options.metric == VALIDATION_LOSS:  # which training has measured: nothing is exported or evaluated
+        return 0  # only the chief evaluates
+    if options.metric == VALIDATION_LOSS:  # measured in training: needs no export or evaluation
         report(job, options.metric)
         return 0
     from trainer.checkpoint.sync import sync_run
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse_values(arguments: Sequence[str]) -> dict[str, Any]:
-    """`["--train.seed=3", ...]` as {dotted name: value}; a value that is no JSON is a text. Raises ConfigError."""
+    """`["--train.seed=3", ...]` as {dotted name: value}, values as JSON or else text. Raises ConfigError."""
     values: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.removeprefix("--").partition("=")
@@ -74,9 +74,9 @@ def parse_values(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig:
-    """Write the trial's run.json and prepared.json, the same bytes from every node; the trial's job.
+    """Write the trial's run.json and prepared.json, the same on every node. Returns the trial's job.
 
-    Raises ConfigError without a trial's id, and for values that the run file does not take.
+    Raises ConfigError without a trial id and for invalid values.
     """
     if not trial.isalnum():
         raise ConfigError(f"{TRIAL_VARIABLE} is {trial!r}", expected="the trial's id, which Vertex AI sets")
@@ -99,7 +99,7 @@ def open_trial(config_uri: str, values: dict[str, Any], trial: str) -> JobConfig
 
 
 def report(job: JobConfig, metric: str) -> float:
-    """Tell the service the trial's number, in the form of google/cloudml-hypertune. Raises ConfigError without one."""
+    """Report the trial's metric to the service. Raises ConfigError when it was not measured."""
     store = open_storage(job.run.run_uri)
     if metric == VALIDATION_LOSS:
         lines = read_lines(store, METRICS)

@@ -1,4 +1,4 @@
-"""The Python API: load a run file, check it, plan it, compile it, run it here, submit it, and see how a run stands.
+"""The Python API: load, check, plan and compile a run file, run it here or submit it, and read the status of a run.
 
     import vlmpipe
 
@@ -6,8 +6,7 @@
     run = vlmpipe.run(config)
     print(run.report)
 
-The command line is built on these functions. Importing this module loads nothing heavy: each function imports what it
-needs.
+The command line is built on these functions. Importing this module is fast: each function imports what it needs.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def load(path: str | Path, *overrides: str) -> RunConfig:
 
 
 def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
-    """Everything that can be found wrong in seconds and offline: model, data, batch, output, job specs.
+    """Check model, data, batch, output and job specs, in seconds and offline.
 
     A finding's `state` is "ok", "warning", "failed" or "unchecked".
 
@@ -119,7 +118,7 @@ def run(
             as many as on Vertex AI.
         inject_faults: Faults of the training job, such as "kill:rank=0,after_step=7".
         view: Where progress is shown; lines of text by default.
-        say: Where the first lines, and those of the default view, go.
+        say: Prints the first lines, and those of the default view.
         raise_on_failure: Raise RunFailedError for a run that fails; otherwise its report is returned as well.
 
     Raises:
@@ -158,12 +157,12 @@ def submit(
 
     Args:
         run_id: An earlier run on Vertex AI to resume; a new one by default.
-        force: Submit although the plan is red, and without looking at buckets.
+        force: Submit although the plan is red, and without checking buckets.
         yes: Submit whatever it costs.
         dry_run: Do everything but send.
 
     Raises:
-        UserError: What keeps the run from starting. Nothing was sent then, or the error says that this is not known.
+        UserError: The run was not started, or the error says that this is not known.
     """
     from pipelines.submit import submit_run
 
@@ -173,7 +172,7 @@ def submit(
 def status(
     name: str, *, root: str = "runs", project: str = "", location: str = ""
 ) -> RunReport | VertexStatus | SearchStatus:
-    """How a run or a search stands now.
+    """The status of a run or a search.
 
     Args:
         name: Run id or folder, pipeline job, its resource name or its link to the console; or a search.

@@ -20,7 +20,7 @@ from components.prepare_data import prepare_data as _prepare_data
 from components.register_model import register_model as _register_model
 from components.run_local_job import run_local_job as _run_local_job
 from components.sync_checkpoint import sync_checkpoint as _sync_checkpoint
-from pipelines.training import component_of
+from pipelines.targets import component_of
 
 IMAGE_VARIABLE = "VLMPIPE_PIPELINE_IMAGE"
 _IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe/pipeline:latest")

@@ -1,1 +1,1 @@
-"""What runs inside of a step: its context, its logic, notifications."""
+"""Code that runs inside steps: context, logic, notifications."""

@@ -1,6 +1,6 @@
 """First step of every run: merges pipeline parameters with the compiled run file into the run's `run.json`.
 
-What a person changes in the console is checked here, in seconds and on a cheap machine, before any job starts.
+Changes made in the console are checked here, in seconds and on a cheap machine, before any job starts.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from trainer.config.job import RunPaths, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from trainer.storage.records import write_record
-from vlmpipe.config.kubeflow_requirements import require_kubeflow
 from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
 from vlmpipe.config.yaml_loader import apply_overrides, parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 
 if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
 
-# Settings that a compiled pipeline holds outside the run file: changing them for one run would change nothing.
+# Settings that are compiled into the pipeline: changing them for one run would have no effect.
 FIXED = (
     "name", "output", "gcp", "notify", "cluster.timeout", "cluster.scheduling_strategy", "cluster.max_wait_duration",
     "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback",
@@ -40,7 +40,7 @@ PARAMETER_FIELDS = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """What the steps after this one need: the run's folder and the worker pools of each job."""
+    """Inputs of later steps: the run's folder and the worker pools of each job."""
 
     config: RunConfig
     run_uri: str
@@ -83,10 +83,10 @@ def resolve(
         compiled: `compiled_settings` of the pipeline.
         run_id: name of the run; empty takes `job_name`, the pipeline job's own.
         overrides: JSON object of dotted keys, for example {"train.optimizer.weight_decay": 0.1}; empty for none.
-        parameters: those of PARAMETER_FIELDS. One that equals its compiled default, or is blank, leaves the run file's
-            value: the run file may have been replaced as well.
+        parameters: those of PARAMETER_FIELDS. One that equals its compiled default, or is blank, does not override the
+            run file, which may have been replaced as well.
 
-    Raises ConfigError that says what was found, what was expected and what to do.
+    Raises ConfigError.
     """
     uri = run_uri(compiled, run_id, job_name)
     settings = json.loads(compiled)
@@ -99,19 +99,23 @@ def resolve(
     config = parse_run_config(content, "run file with this run's parameters")
     _require_fixed(config.to_dict(), settings["fixed"])
     if settings["target"] == "vertex":
-        config.require_vertex()
-        config.require_data_in_cloud()
+        require_vertex(config)
+        require_data_in_cloud(config)
     if settings["target"] == "kubeflow":
         require_kubeflow(config)
-        config.require_data_in_cloud("Kubeflow")
+        require_data_in_cloud(config, "Kubeflow")
     root_uri = settings["root_uri"]
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
         uri = run_uri_of(root_uri, run_id, job_name)
     config = _with_registry(config, root_uri)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
-    # On this machine nothing is paid for, and planning takes seconds: only where something depends on it.
-    plan = _planned(config, priced=elsewhere) if elsewhere or config.features.cache == "auto" else None
+    # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.
+    plan = None
+    if elsewhere or config.features.cache == "auto":
+        from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
+
+        plan = plan_run(config, priced=elsewhere)
     if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, uri)
     if plan and elsewhere and config.plan.fail_on_error:
@@ -147,12 +151,6 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
     return resolve(json.dumps(content), compiled, run_id=run_id, overrides=overrides).run_uri
 
 
-def _planned(config: RunConfig, *, priced: bool) -> Plan:
-    from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
-
-    return plan_run(config, priced=priced)
-
-
 def _require_not_red(plan: Plan) -> None:
     if plan.errors:
         settings = plan.memory.nearest[:1] if plan.memory else ()
@@ -160,13 +158,14 @@ def _require_not_red(plan: Plan) -> None:
         raise ConfigError(
             "\n".join(["the plan is red: this run would fail", *(f"  {error}" for error in plan.errors)]),
             expected="a plan without errors, before machines are paid for",
-            fix=f"for example {' '.join(nearest)}" if nearest else "see vlmpipe plan; plan.fail_on_error=false goes on",
+            fix=f"for example {' '.join(nearest)}"
+            if nearest
+            else "see vlmpipe plan; plan.fail_on_error=false ignores it",
         )
 
 
 def require_prices(plan: Plan) -> None:
-    """Raise ConfigError where what an option of the capacity fallback spends could not be told, so that no limit could
-    hold."""
+    """Raise ConfigError where an option of the capacity fallback has no price: the limit would have no effect."""
     steps = (
         {term: plan.cost.by_term[term].steps for term in plan.cost.capacity_fallback}
         if plan.cost
@@ -200,7 +199,7 @@ def _with_registry(config: RunConfig, root_uri: str) -> RunConfig:
 
 
 def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:
-    """`features.cache: auto` becomes what the plan found to pay; open where the plan could not say."""
+    """`features.cache: auto` becomes the plan's choice; it stays auto if the plan has none."""
     if config.features.cache != "auto" or plan is None or plan.features_cache is None:
         return config
     features = config.features.model_copy(update={"cache": plan.features_cache.state})

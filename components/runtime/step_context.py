@@ -1,4 +1,4 @@
-"""Context of every step's body: keeps the step's record and turns errors into a message and an exit code."""
+"""Context of every step's body: writes the step's record, and turns errors into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from trainer.errors import ExitCode, UserError, os_errors, print_error
 from trainer.progress import Progress, step_progress
 from trainer.redaction import hide_secrets, redact
+from vlmpipe.backends.signals import handling
 
 # Set by a local run for its steps:
-STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # not to begin, because the run was asked to stop
-FAILURE_VARIABLE = "VLMPIPE_FAILURE_FILE"  # leave the error here: on a full disk the record cannot be written
+STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # steps must not begin, because the run was asked to stop
+FAILURE_VARIABLE = "VLMPIPE_FAILURE_FILE"  # file for the error: on a full disk the record cannot be written
 
 
 @contextlib.contextmanager
 def step_context(run_uri: str, name: str, *, even_when_stopped: bool = False) -> Iterator[Progress]:
-    """The body of step `name`: keeps `steps/<name>.json` and ends the process as `exiting` does.
+    """The body of step `name`: writes `steps/<name>.json` and ends the process as `exit_on_error` does.
 
-    The error and its exit code land in the record, because kfp itself only tells that a step failed.
+    The record holds the error and its exit code, because kfp only reports that a step failed.
     """
     with (
         exit_on_error(even_when_stopped=even_when_stopped),
@@ -39,19 +40,16 @@ def stop_as_error(name: str) -> Iterator[None]:
     def stop(_number: int, _frame: object) -> None:
         raise UserError(f"{name} was stopped on request", fix="run again to continue", code=ExitCode.PREEMPTED)
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with handling([signal.SIGTERM], stop):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
 def exit_on_error(*, even_when_stopped: bool = False) -> Iterator[None]:
-    """Turn a UserError into its sentence on stderr and a SystemExit with its code.
+    """Turn a UserError into a message on stderr and a SystemExit with its code.
 
-    Unexpected errors keep their traceback and end the process with 1; neither shows a secret of a known form. After a
-    request to stop, the block is not begun.
+    Unexpected errors end the process with 1 and a traceback; neither shows a secret of a known form. After a request to
+    stop, the block is not run.
     """
     hide_secrets()  # to the process's end: kfp's program prints the traceback
     if os.environ.get(STOPPED_VARIABLE) and not even_when_stopped:

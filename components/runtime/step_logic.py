@@ -1,7 +1,4 @@
-"""Logic of steps that belongs neither to the trainer nor to the gate or the report.
-
-Nothing here needs KFP, so that it can be tested without.
-"""
+"""Logic of steps that belongs neither to the trainer nor to the gate or the report, and does not need KFP."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[
 
 
 def _note_changes(run_uri: str, prepared: Prepared) -> None:
-    """`data_changes.json`: what is new in the run's data. A step that runs again finds nothing new and leaves it."""
+    """Write the changes in the run's data. A repeated step, which sees none, does not replace them."""
     store = open_storage(run_uri)
     if store.stat(CHANGES_FILE) and read_record(store, CHANGES_FILE)["fingerprint"] == prepared.fingerprint:
         return
@@ -52,9 +49,9 @@ def _note_changes(run_uri: str, prepared: Prepared) -> None:
 
 
 def shares_of(run_uri: str, tasks: int) -> list[str]:
-    """For each task all that it needs in one text.
+    """The inputs of each task in one text.
 
-    In a loop, kfp.local 2.17 gives the item to every input that comes from another step, not only to its own.
+    In a loop, kfp.local 2.17 passes the item to every input that comes from another step, not only to its own.
     """
     return [f"{task}/{tasks} {run_uri}" for task in range(tasks)]
 
@@ -86,7 +83,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
 
 def job_metrics(run_uri: str, job: str) -> dict[str, float]:
-    """The numbers in a job's own result file that make sense as metrics; nested ones are left to the report."""
+    """The top-level numbers in a job's result file."""
     content = read_record(open_storage(run_uri), METRIC_FILES[job])
     numbers = {"images": content["total"]} if job == "cache_features" else content
     return {name: value for name, value in numbers.items() if _is_number(value)}

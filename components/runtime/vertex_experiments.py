@@ -1,8 +1,7 @@
 """Logs a finished run to a Vertex AI experiment (`gcp.experiment`): settings as parameters, results as metrics.
 
-Written by the exit handler on the pipeline image, so it is there for runs that failed too. The form is the SDK's own:
-what `aiplatform.ExperimentRun` writes is what the console and `aiplatform.get_experiment_df` read. Whatever goes wrong
-is a sentence; the run's result is not changed by it.
+Called by the exit handler on the pipeline image, so that failed runs are logged, too. `aiplatform.ExperimentRun` writes
+the form that the console and `aiplatform.get_experiment_df` read. Errors are reported, and the run's result stays.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STATES = {"SUCCEEDED": "COMPLETE", "FAILED": "FAILED", "CANCELLED": "CANCELLED",
 LONGEST_ID_CHARS = 121  # of experiment, dash and run: the SDK's limit, by the service's 128 for its own suffix
 LONGEST_VALUE_CHARS = 500
 LONGEST_PROBLEM_CHARS = 200
-# For all calls together. Each alone is tried again by the SDK for 120 s where nobody answers, and there are seven.
+# For all seven calls together. The SDK retries each for 120 s where the service does not answer.
 TIMEOUT_S = 30.0
 THREAD = "experiment"
 
@@ -66,7 +65,7 @@ def log_run(run_uri: str, pipeline_state: str) -> str:
 
 
 def run_name(experiment: str, run_id: str) -> str:
-    """The run's name in the experiment: lower case letters, digits and dashes; a long one is cut and told apart."""
+    """The run's name in the experiment: lower case letters, digits and dashes; a changed one gets a digest."""
     name = re.sub(r"[^a-z0-9-]", "-", run_id.lower())
     longest = LONGEST_ID_CHARS - len(experiment) - 1
     if name == run_id and len(name) <= longest:
@@ -76,14 +75,14 @@ def run_name(experiment: str, run_id: str) -> str:
 
 
 def parameters(settings: Mapping[str, Any], run_uri: str) -> dict[str, float | int | str]:
-    """The run file's fields that decide what is learned, by their dotted names."""
+    """The run file's fields that affect training, by their dotted names."""
     chosen = {section: settings[section] for section in SECTIONS}
     chosen["cluster"] = {name: settings["cluster"][name] for name in CLUSTER}
     return {"run_uri": run_uri, **dict(_flat(chosen))}
 
 
 def metrics(store: Storage, run_uri: str) -> dict[str, float]:
-    """The numbers of training and evaluation, and whether the gate accepted; of a run that failed those there are."""
+    """The numbers of training and evaluation, and whether the gate accepted; of a failed run, those that exist."""
     found: dict[str, float] = {}
     for job in ("train", "evaluate"):
         if store.stat(METRIC_FILES[job]):
@@ -105,9 +104,9 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, f
 
 
 def _in_time(work: Callable[[], None]) -> None:
-    """Do it, or raise TimeoutError after TIMEOUT_S: a run's end is not to wait for minutes for the record of it.
+    """Do the work, or raise TimeoutError after TIMEOUT_S: a run's end must not wait for minutes.
 
-    The SDK takes no limit of its own. What it was doing goes on in its thread, which ends with the process.
+    The SDK has no timeout of its own. Its calls continue in a thread that ends with the process.
     """
     problems: list[Exception] = []
 

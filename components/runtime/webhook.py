@@ -1,7 +1,7 @@
 """Notifies a webhook of how a run ended. A failure here is reported and never changes the run's result.
 
-The webhook's address is a secret more often than not, so it is never printed. It comes from the run file only when
-nothing secret is in it, else from Secret Manager, read by the step's own service account.
+The webhook's address is usually a secret, so it is never printed. It stands in the run file only if it holds no secret;
+otherwise it is read from Secret Manager by the step's own service account.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from trainer.errors import UserError
 from trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
 from trainer.storage import open_storage
+from trainer.storage.base import Storage
 from trainer.storage.records import unseal
 
 TIMEOUT_S = 10.0
@@ -23,7 +24,7 @@ OUTCOMES = {"SUCCEEDED": "done", "FAILED": "failed", "CANCELLED": "stopped", "st
 
 
 class DeliveryError(Exception):
-    """Why nobody was told, in words without the address."""
+    """Why the message was not delivered, without the address."""
 
 
 def send_notification(webhook: str, run_uri: str, state: str, error: str = "") -> str:
@@ -32,7 +33,7 @@ def send_notification(webhook: str, run_uri: str, state: str, error: str = "") -
     Args:
         webhook: an address, or the resource name of a Secret Manager secret that holds one.
         state: the pipeline's final state, or "stopped".
-        error: what the service says of a failure, for when no step left its own words.
+        error: the service's own message, for a failure without a step's record.
     """
     if not webhook:
         return ""
@@ -41,7 +42,7 @@ def send_notification(webhook: str, run_uri: str, state: str, error: str = "") -
 
     try:
         message = message_of(run_uri, state, error)
-        address = _address(webhook)
+        address = read_secret(webhook) if re.fullmatch(SECRET_NAME, webhook) else webhook
         return f"webhook notified ({_post(address, body_for(address, message))})"
     except (DeliveryError, SecretNotRead) as problem:
         return f"webhook NOT notified: {problem}"
@@ -52,38 +53,37 @@ def send_notification(webhook: str, run_uri: str, state: str, error: str = "") -
 
 
 def message_of(run_uri: str, state: str, error: str = "") -> dict[str, Any]:
-    """What is told, from the files of a run that may have ended anywhere."""
+    """The message, from the files of a run that may have ended anywhere."""
+    store = open_storage(run_uri)
     outcome = OUTCOMES.get(state, state.lower())
     message: dict[str, Any] = {"run_id": run_uri.rpartition("/")[2], "outcome": outcome, "run_uri": run_uri}
-    records = [_content(run_uri, f"steps/{name}") for name in _names(run_uri, "steps")]
-    failed = [one for one in records if one.get("state") == "failed"]
     if outcome == "failed":
+        records = [_content(store, info.name) for info in store.list("steps")]
+        failed = [one for one in records if one.get("state") == "failed"]
         first = min(failed, key=lambda one: one.get("started_s", 0), default={})
-        said = str(first.get("message") or error).strip()
+        reason = str(first.get("message") or error).strip()
         message |= {"step": first.get("step"), "exit_code": (first.get("detail") or {}).get("exit_code")}
-        message["error"] = (said.splitlines() or [""])[0][:LONGEST_ERROR_CHARS]
-    decision = _content(run_uri, "decision.json")
+        message["error"] = (reason.splitlines() or [""])[0][:LONGEST_ERROR_CHARS]
+    decision = _content(store, "decision.json")
     if outcome == "done" and decision:
         message |= {"accepted": decision.get("accepted"), "reason": decision.get("reason")}
-        message["version"] = _content(run_uri, "registered.json").get("version")
+        message["version"] = _content(store, "registered.json").get("version")
     where = f" in {message['step']}" if message.get("step") else ""
     why = message.get("error") or message.get("reason") or ""
-    message["text"] = f"Run {message['run_id']}: {outcome}{where}{f'. {why}' if why else ''}\n{_link(run_uri)}"
+    # The report, for a browser where it lies in a bucket.
+    link = f"{run_uri}/report.html".replace("gs://", "https://storage.cloud.google.com/", 1)
+    message["text"] = f"Run {message['run_id']}: {outcome}{where}{f'. {why}' if why else ''}\n{link}"
     return message
 
 
 def body_for(address: str, message: dict[str, Any]) -> dict[str, Any]:
-    """The message in the form that the receiver takes: chat services want a text and refuse, or ignore, the rest."""
+    """The message in the receiver's form: chat services accept only a text."""
     host = urlsplit(address).hostname or ""
     if host.endswith("discord.com"):
         return {"content": message["text"]}
     if host.endswith(("chat.googleapis.com", "hooks.slack.com", "webhook.office.com")):
         return {"text": message["text"]}
     return message
-
-
-def _address(webhook: str) -> str:
-    return read_secret(webhook) if re.fullmatch(SECRET_NAME, webhook) else webhook
 
 
 def _post(address: str, body: dict[str, Any]) -> str:
@@ -109,21 +109,10 @@ def _post(address: str, body: dict[str, Any]) -> str:
     raise DeliveryError(problem)
 
 
-def _names(run_uri: str, folder: str) -> list[str]:
-    return [info.name.rpartition("/")[2] for info in open_storage(run_uri).list(folder)]
-
-
-def _content(run_uri: str, name: str) -> dict[str, Any]:
-    store = open_storage(run_uri)
+def _content(store: Storage, name: str) -> dict[str, Any]:
     if store.stat(name) is None:
         return {}
     try:
         return unseal(store.read(name))
     except ValueError:
         return {}
-
-
-def _link(run_uri: str) -> str:
-    """The report, for a browser where it lies in a bucket."""
-    report = f"{run_uri}/report.html"
-    return report.replace("gs://", "https://storage.cloud.google.com/", 1)

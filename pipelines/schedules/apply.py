@@ -1,4 +1,4 @@
-"""`vlmpipe schedule apply`: what would change, what it costs a month, and the change itself."""
+"""`vlmpipe schedule plan` and `apply`: the changes, their cost a month, and applying them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.compile import FOLDER, compile_pipeline
-from pipelines.schedules.client import Change, Live, Schedules, Wanted, wanted_schedule
+from pipelines.schedules.client import Change, RunSchedule, Schedules, wanted_schedule
 from pipelines.submit import require_own_project
 from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, schedule_client
 from vlmpipe.backends.vertex.pipeline_job import prepare
+from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -39,16 +40,16 @@ STARTS_SHOWN = 3
 class SchedulePlan:
     """The schedule that a run file wants beside the one that is live."""
 
-    wanted: Wanted
+    wanted: RunSchedule
     settings: ScheduleConfig
-    live: Live | None  # None: there is none, or only one that is over
+    live: RunSchedule | None  # None: there is none, or only one that is over
     changes: list[Change]
     month: Spending  # of all runs of a month
     runs_per_month: float
-    question: str  # what needs a yes; empty for a schedule that may go without
+    question: str  # the reason to confirm; empty for a schedule that needs none
     pipeline: Path
     starts: list[dt.datetime]
-    notes: tuple[str, ...] = ()  # what apply could not look at
+    notes: tuple[str, ...] = ()  # checks that were not possible
 
     @property
     def action(self) -> str:
@@ -74,8 +75,8 @@ class SchedulePlan:
         }
 
     def lines(self) -> list[str]:
-        says = {
-            "create": f"schedule {self.wanted.name}: not there; apply makes it",
+        first = {
+            "create": f"schedule {self.wanted.name}: not there; apply creates it",
             "update": f"schedule {self.wanted.name}: apply changes {len(self.changes)} of its fields",
             "nothing": f"schedule {self.wanted.name}: live and as the run file says; apply does nothing",
         }
@@ -93,7 +94,7 @@ class SchedulePlan:
             table["live"] = f"{self.live.schedule.name}, {self.live.state}"
         if self.question:
             table["asks"] = f"{self.question}; --yes answers"
-        lines = [says[self.action], *(f"  note: {note}" for note in self.notes)]
+        lines = [first[self.action], *(f"  note: {note}" for note in self.notes)]
         lines += [f"  {name:<9} {value}" for name, value in table.items()]
         return lines + [f"  change    {change.field}: {change.live} -> {change.wanted}" for change in self.changes]
 
@@ -115,7 +116,7 @@ def plan_schedule(
         )
     spending = spending_of(config, plan_run(config))
     fail_on_error(spending, force=False)
-    job = config.model_copy(update={"schedule": None})  # when runs start changes nothing of what they do
+    job = config.model_copy(update={"schedule": None})  # runs do not depend on when they start
     if template:
         compiled, template_uri = template.compiled, template.address
     else:
@@ -138,7 +139,7 @@ def plan_schedule(
         wanted=wanted,
         settings=settings,
         live=live,
-        changes=wanted.changes(live) if live else [],
+        changes=live.changes_to(wanted) if live else [],
         month=month,
         runs_per_month=runs,
         question=reasons_to_confirm(month, config.plan.confirm_above_usd),
@@ -155,17 +156,17 @@ def apply_schedule(
     yes: bool,
     ask: Callable[[str], bool] | None,
     now: dt.datetime,
-) -> tuple[SchedulePlan, Live]:
-    """Make the live schedule what the run file says. Doing it twice is doing it once. `force` looks at no buckets.
+) -> tuple[SchedulePlan, RunSchedule]:
+    """Change the live schedule to the run file's, or create it. Idempotent. `force` skips the check of buckets.
 
-    Raises UserError for everything that keeps it from being done.
+    Raises UserError where that is not possible.
     """
     schedules = schedules_of(config)
     plan = plan_schedule(config, schedules, now, template)
     if plan.live and not plan.changes:
         return plan, plan.live
     if not force:
-        # Else the first run would notice, in the night.
+        # Otherwise the first run would fail, at night.
         plan = replace(plan, notes=tuple(require_buckets(config)))
     limit_usd = config.plan.confirm_above_usd
     require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
@@ -175,7 +176,7 @@ def apply_schedule(
 
 
 def schedules_of(config: RunConfig) -> Schedules:
-    """The schedules where the run file's runs go. Raises ConfigError when it does not say where."""
-    config.require_vertex()
+    """The schedules in the run file's project and location. Raises ConfigError where these are missing."""
+    require_vertex(config)
     require_own_project(config)
     return Schedules(Place.of(config), schedule_client(config.gcp.location))

@@ -1,8 +1,8 @@
-"""Schedules on Vertex AI: compares the run file with what is live, and makes the calls that align them.
+"""Schedules on Vertex AI: compares the live schedule with the run file, and makes the calls that align them.
 
-A schedule is known by its display name, the run file's name, and by a label that vlmpipe puts on the jobs it starts.
-The service gives it a number as its name, so creating one is not idempotent: before a lost request is sent again, we
-look whether it arrived.
+A schedule is identified by its display name, the run file's name, and by a label of the jobs that it starts. The
+service gives it a number as its name, so creating one is not idempotent: before a lost request is repeated, the
+schedules are listed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
@@ -21,14 +20,8 @@ from google.protobuf import field_mask_pb2, json_format
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import (
-    REQUEST_TIMEOUT_S,
-    SUBMISSION_LABEL,
-    Answer,
-    Submission,
-    may_have_arrived,
-    retrying,
-)
+from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL, Submission
+from vlmpipe.backends.vertex.retries import Answer, may_have_arrived, retrying, send_once
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
@@ -36,10 +29,10 @@ if TYPE_CHECKING:
     from vlmpipe.config.schedule import ScheduleConfig
 
 SCHEDULE_LABEL = "vlmpipe-schedule"  # the run file's name; marks the schedules that are ours
-DIGEST_LABEL = "vlmpipe-digest"  # of the job as the run file wants it: also tells that something was taken out of it
+DIGEST_LABEL = "vlmpipe-digest"  # of the wanted job; also shows that something was removed from it
 DIGEST_CHARS = 16
-# What a live schedule is compared in and updated by. Of times, start_time only where the run file says one: the
-# service fills it in.
+# Fields of a live schedule that are compared and updated; also start_time if the run file has one, because the service
+# fills it in.
 FIELDS = (
     "cron", "end_time", "max_run_count", "max_concurrent_run_count", "max_concurrent_active_run_count",
     "allow_queueing",
@@ -58,15 +51,15 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Live:
-    """A schedule as the service has it."""
+class RunSchedule:
+    """A schedule: the live one, or the one that a run file describes."""
 
     schedule: Schedule
 
     @property
     def name(self) -> str:
-        """The run file's name; empty for a schedule that is not ours."""
-        return str(self._labels.get(SCHEDULE_LABEL, ""))
+        """The run file's name; empty for a schedule that vlmpipe did not create."""
+        return str(self.job.labels.get(SCHEDULE_LABEL, ""))
 
     @property
     def state(self) -> str:
@@ -78,55 +71,35 @@ class Live:
 
     @property
     def digest(self) -> str:
-        return str(self._labels.get(DIGEST_LABEL, ""))
+        return str(self.job.labels.get(DIGEST_LABEL, ""))
 
     @property
-    def token(self) -> str:
-        return str(self._labels.get(SUBMISSION_LABEL, ""))
-
-    @property
-    def _labels(self) -> Any:
-        return self.schedule.create_pipeline_job_request.pipeline_job.labels
+    def job(self) -> PipelineJob:
+        return self.schedule.create_pipeline_job_request.pipeline_job
 
     def as_json(self) -> dict[str, Any]:
         content = json_format.MessageToDict(Schedule.pb(self.schedule))
         content.pop("createPipelineJobRequest", None)
         return {"run_file": self.name, "digest": self.digest, **content}
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """The schedule that a run file describes."""
-
-    name: str
-    schedule: Schedule
-
-    @cached_property
-    def digest(self) -> str:
-        return str(self._job.labels[DIGEST_LABEL])
-
-    @property
-    def _job(self) -> PipelineJob:
-        return self.schedule.create_pipeline_job_request.pipeline_job
-
-    def changes(self, live: Live) -> list[Change]:
-        """What must change for the live schedule to become this one."""
-        fields = [*FIELDS, *(["start_time"] if self.schedule.start_time else [])]
-        wanted, there = (json_format.MessageToDict(Schedule.pb(one)) for one in (self.schedule, live.schedule))
+    def changes_to(self, wanted: RunSchedule) -> list[Change]:
+        """What must change for this live schedule to become the wanted one."""
+        fields = [*FIELDS, *(["start_time"] if wanted.schedule.start_time else [])]
+        ours, theirs = (json_format.MessageToDict(Schedule.pb(one.schedule)) for one in (self, wanted))
         found = []
         for field in fields:
             key = _camel(field)
-            if wanted.get(key) != there.get(key):
-                found.append(Change(field, _shown(there.get(key)), _shown(wanted.get(key))))
-        if live.digest != self.digest:
-            found.append(Change(REQUEST, f"job {live.digest or 'not ours'}", f"job {self.digest}"))
-        elif path := _first_difference(_job_dict(self._job), _job_dict(_job_of(live.schedule))):
-            found.append(Change(REQUEST, f"{path} was changed by somebody", "as the run file says"))
+            if ours.get(key) != theirs.get(key):
+                found.append(Change(field, _shown(ours.get(key)), _shown(theirs.get(key))))
+        if self.digest != wanted.digest:
+            found.append(Change(REQUEST, f"job {self.digest or 'not ours'}", f"job {wanted.digest}"))
+        elif path := _first_difference(_job_dict(wanted.job), _job_dict(self.job)):
+            found.append(Change(REQUEST, f"{path} was changed", "as in the run file"))
         return found
 
 
-def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig) -> Wanted:
-    """The schedule that starts this job again and again. The pipeline travels in it whole: it is pinned by content."""
+def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig) -> RunSchedule:
+    """The schedule that starts this job. It contains the whole pipeline, which is therefore pinned."""
     job = PipelineJob(submission.job)
     labels = {key: value for key, value in job.labels.items() if key != SUBMISSION_LABEL}
     digest = hashlib.sha256(json.dumps(_job_dict(job), sort_keys=True).encode()).hexdigest()[:DIGEST_CHARS]
@@ -143,23 +116,23 @@ def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig)
         allow_queueing=settings.allow_queueing,
         create_pipeline_job_request=CreatePipelineJobRequest(parent=submission.place.parent, pipeline_job=job),
     )
-    return Wanted(name, schedule)
+    return RunSchedule(schedule)
 
 
 class Schedules:
-    """The schedules of one project and location. Raises UserError in words for all that Google's client raises."""
+    """The schedules of one project and location. Errors of Google's client become UserErrors."""
 
     def __init__(self, place: Place, client: ScheduleServiceClient) -> None:
         self._place, self._client = place, client
 
-    def all(self) -> list[Live]:
+    def all(self) -> list[RunSchedule]:
         """Those that vlmpipe made, whatever their state."""
         return self._call(lambda: list(self._ours(ListSchedulesRequest(parent=self._place.parent))))
 
-    def find(self, name: str) -> Live | None:
+    def find(self, name: str) -> RunSchedule | None:
         """The schedule of this run file; one that is over only where there is no other.
 
-        Raises UserError when there are two: which of them to change is not ours to say.
+        Raises UserError when there are two, because the one to change is ambiguous.
         """
         found = self._call(lambda: list(self._named(name)))
         going = [live for live in found if not live.is_over]
@@ -173,7 +146,7 @@ class Schedules:
             )
         return next(iter(going or found), None)
 
-    def require(self, name: str) -> Live:
+    def require(self, name: str) -> RunSchedule:
         """As `find`. Raises ConfigError when there is none that still starts runs."""
         live = self.find(name)
         if live is None or live.is_over:
@@ -183,22 +156,19 @@ class Schedules:
             )
         return live
 
-    def create(self, wanted: Wanted) -> Live:
+    def create(self, wanted: RunSchedule) -> RunSchedule:
         """Create the schedule, once, however often an answer is lost."""
-        schedule = Schedule(wanted.schedule)
-        token = secrets.token_hex(8)
-        schedule.create_pipeline_job_request.pipeline_job.labels[SUBMISSION_LABEL] = token
+        sent, token = RunSchedule(Schedule(wanted.schedule)), secrets.token_hex(8)
+        sent.job.labels[SUBMISSION_LABEL] = token
         faults: list[Exception] = []
 
-        def attempt() -> Live:
+        def attempt() -> RunSchedule:
             if may_have_arrived(faults):
                 for live in self._named(wanted.name):
-                    if live.token == token:
+                    if live.job.labels.get(SUBMISSION_LABEL) == token:
                         return live
-            return Live(
-                self._client.create_schedule(
-                    parent=self._place.parent, schedule=schedule, retry=None, timeout=REQUEST_TIMEOUT_S
-                )
+            return RunSchedule(
+                send_once(self._client.create_schedule, parent=self._place.parent, schedule=sent.schedule)
             )
 
         try:
@@ -213,36 +183,34 @@ class Schedules:
                 code=error.code,
             ) from error
 
-    def update(self, live: Live, wanted: Wanted, changes: list[Change]) -> Live:
-        """Give the live schedule the wanted values of the changed fields. Runs that have begun go on as they are."""
+    def update(self, live: RunSchedule, wanted: RunSchedule, changes: list[Change]) -> RunSchedule:
+        """Set the changed fields of the live schedule. Runs that have begun are not affected."""
         schedule = Schedule(wanted.schedule)
         schedule.name = live.schedule.name
-        _job_of(schedule).labels[SUBMISSION_LABEL] = live.token
+        RunSchedule(schedule).job.labels[SUBMISSION_LABEL] = live.job.labels.get(SUBMISSION_LABEL, "")
         mask = field_mask_pb2.FieldMask(paths=[change.field for change in changes])
-        return self._call(
-            lambda: Live(
-                self._client.update_schedule(schedule=schedule, update_mask=mask, retry=None, timeout=REQUEST_TIMEOUT_S)
-            )
+        return RunSchedule(
+            self._call(lambda: send_once(self._client.update_schedule, schedule=schedule, update_mask=mask))
         )
 
-    def pause(self, live: Live) -> Live:
-        """Start no run until it is resumed. Runs that have begun go on."""
-        self._call(lambda: self._client.pause_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S))
+    def pause(self, live: RunSchedule) -> RunSchedule:
+        """Start no run until it is resumed. Runs that have begun continue."""
+        self._call(lambda: send_once(self._client.pause_schedule, name=live.schedule.name))
         return self._get(live)
 
-    def resume(self, live: Live, *, catch_up: bool) -> Live:
+    def resume(self, live: RunSchedule, *, catch_up: bool) -> RunSchedule:
         """Start runs again. `catch_up`: also those that were due while it was paused."""
         request = {"name": live.schedule.name, "catch_up": catch_up}
-        self._call(lambda: self._client.resume_schedule(request=request, retry=None, timeout=REQUEST_TIMEOUT_S))
+        self._call(lambda: send_once(self._client.resume_schedule, request=request))
         return self._get(live)
 
-    def delete(self, live: Live) -> None:
-        """Delete the schedule. Runs that have begun go on, and all runs stay."""
+    def delete(self, live: RunSchedule) -> None:
+        """Delete the schedule. Runs that have begun continue, and all runs stay."""
         faults: list[Exception] = []
 
         def attempt() -> None:
             try:
-                operation = self._client.delete_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S)
+                operation = send_once(self._client.delete_schedule, name=live.schedule.name)
                 operation.result(timeout=DELETE_TIMEOUT_S)
             except exceptions.NotFound:
                 if not may_have_arrived(faults):  # else our own deletion, whose answer was lost
@@ -250,28 +218,20 @@ class Schedules:
 
         self._call(attempt, faults)
 
-    def _get(self, live: Live) -> Live:
-        return self._call(
-            lambda: Live(self._client.get_schedule(name=live.schedule.name, retry=None, timeout=REQUEST_TIMEOUT_S))
-        )
+    def _get(self, live: RunSchedule) -> RunSchedule:
+        return RunSchedule(self._call(lambda: send_once(self._client.get_schedule, name=live.schedule.name)))
 
-    def _named(self, name: str) -> Iterator[Live]:
+    def _named(self, name: str) -> Iterator[RunSchedule]:
         request = ListSchedulesRequest(parent=self._place.parent, filter=f'display_name="{name}"')
         return (live for live in self._ours(request) if live.name == name)
 
-    def _ours(self, request: ListSchedulesRequest) -> Iterator[Live]:
-        for schedule in self._client.list_schedules(request=request, retry=None, timeout=REQUEST_TIMEOUT_S):
-            live = Live(schedule)
-            if live.name:
-                yield live
+    def _ours(self, request: ListSchedulesRequest) -> Iterator[RunSchedule]:
+        found = map(RunSchedule, send_once(self._client.list_schedules, request=request))
+        return (live for live in found if live.name)
 
     def _call(self, call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
         with translate_errors(self._place):
-            return retrying([] if faults is None else faults, call)
-
-
-def _job_of(schedule: Schedule) -> PipelineJob:
-    return schedule.create_pipeline_job_request.pipeline_job
+            return retrying(call, faults)
 
 
 def _job_dict(job: PipelineJob) -> dict[str, Any]:
@@ -282,7 +242,7 @@ def _job_dict(job: PipelineJob) -> dict[str, Any]:
 
 
 def _first_difference(wanted: Any, live: Any, path: str = "") -> str:
-    """Path of the first value that is wanted and not live; empty for none. What the service adds is no difference."""
+    """Path of the first wanted value that the live job lacks; empty for none. The service may add others."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         paths = (_first_difference(value, live.get(key), f"{path}.{key}") for key, value in wanted.items())
         return next(filter(None, paths), "")

@@ -3,67 +3,29 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import requests
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError, TransportError
-from kfp.registry import RegistryClient
-from requests.exceptions import HTTPError, RequestException
+from google.auth.transport.requests import AuthorizedSession
+from requests import Response
+from requests.exceptions import RequestException
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import LONGEST_MESSAGE_CHARS, Place, credentials_for, no_credentials, reason_of
-from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import REQUEST_TIMEOUT_S, Answer, retrying
 
-Answer = TypeVar("Answer")
 HOST = r"https://(?P<location>[a-z0-9-]+)-kfp\.pkg\.dev/(?P<project>[a-z0-9.:-]+)/(?P<repository>[a-z][a-z0-9-]*)"
+API = "https://artifactregistry.googleapis.com/v1"
 DIGEST = "sha256:"  # begins a version's name, and no tag's
 
 
-class PromptClient(RegistryClient):
-    """kfp's client, which would wait for an answer for ever: it calls requests without a limit, in these two places.
-
-    `timeout_s` is the longest time without a byte from the server.
-    """
-
-    def __init__(self, host: str, auth: Any, timeout_s: float) -> None:
-        super().__init__(host, auth=auth)
-        self.timeout_s = timeout_s
-
-    def _request(
-        self,
-        request_url: str,
-        request_body: str | None = "",
-        http_request: str | None = None,
-        extra_headers: dict[str, str] | None = None,
-    ) -> requests.Response:
-        return self._answered(http_request or "get", request_url, data=request_body, headers=extra_headers)
-
-    def upload_pipeline(
-        self, file_name: str, tags: str | list[str] | None = None, extra_headers: dict[str, str] | None = None
-    ) -> tuple[str, str]:
-        named = {"tags": tags if isinstance(tags, str) else ",".join(tags)} if tags else {}
-        with open(file_name, "rb") as content:
-            answer = self._answered(
-                "post", self._config["upload_url"], data=named, headers=extra_headers, files={"content": content}
-            )
-        package, version = answer.text.split("/")
-        return package, version
-
-    def _answered(self, method: str, url: str, **content: Any) -> requests.Response:
-        self._refresh_creds()
-        response = requests.request(method, url, auth=self._get_auth(), timeout=self.timeout_s, **content)
-        response.raise_for_status()
-        return response
-
-
 class Registry:
-    """One repository, by kfp's own client. Raises UserError in words for all that it raises.
+    """One repository. A request that brings no byte for `timeout_s` is broken off, and repeated for some time.
 
-    A request that brings no byte for `timeout_s` is broken off, and made again for some time.
+    Raises UserError for every error of the service, of the network and of credentials.
     """
 
     def __init__(self, host: str, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
@@ -75,26 +37,27 @@ class Registry:
                 fix="give --registry, or set VERTEX_TEMPLATE_REGISTRY; terraform/ makes one",
             )
         self.host, self.place = match[0], Place(match["project"], match["location"])
-        self.repository = match["repository"]
-        self._client = PromptClient(self.host, credentials_for(self.host), timeout_s)
+        self.repository, self._timeout_s = match["repository"], timeout_s
+        # A refused token is reported at once. One that has expired is refreshed before it is sent.
+        self._session = AuthorizedSession(credentials_for(self.host), refresh_status_codes=())
 
     def upload(self, file: Path, tag: str) -> str:
-        """The version that the file now is. `tag` goes with it."""
-        _, version = self._call(lambda: self._client.upload_pipeline(str(file), tags=[tag]))
-        return str(version).strip()
+        """Store the file with a tag. Returns its version."""
+
+        def send() -> str:
+            with file.open("rb") as content:
+                return self._send("post", self.host, data={"tags": tag}, files={"content": content}).text
+
+        return self._call(send).rpartition("/")[2].strip()
 
     def download(self, name: str, version: str) -> bytes:
         """The file of a version (sha256:...) or of a tag."""
-        by = {"version": version} if version.startswith(DIGEST) else {"tag": version}
-        with tempfile.TemporaryDirectory(prefix="vlmpipe-template-") as scratch:
-            file = str(Path(scratch, "pipeline.yaml"))
-            self._call(lambda: self._client.download_pipeline(name, file_name=file, **by))
-            return Path(file).read_bytes()
+        return self._call(lambda: self._send("get", f"{self.host}/{name}/{version}").content)
 
     def version_of(self, name: str, tag: str) -> str:
         """The version that a tag names; empty where there is no such tag."""
         try:
-            found = self._call(lambda: self._client.get_tag(name, tag))
+            found = self._call(lambda: self._send("get", f"{API}/{self._package(name)}/tags/{tag}").json())
         except UserError as error:
             if isinstance(error.__cause__, exceptions.NotFound):
                 return ""
@@ -102,29 +65,33 @@ class Registry:
         return str(found["version"]).rpartition("/")[2]
 
     def put_tag(self, name: str, tag: str, version: str) -> str:
-        """Let the tag name this version; what was done: new, moved, or there."""
+        """Let the tag name this version. Returns what was done: new, moved, or there."""
         live = self.version_of(name, tag)
         if live == version:
             return "there"
+        tags, content = f"{API}/{self._package(name)}/tags", {"version": f"{self._package(name)}/versions/{version}"}
         if not live:
             try:
-                self._call(lambda: self._client.create_tag(name, version, tag))
+                self._call(lambda: self._send("post", tags, params={"tagId": tag}, json=content))
                 return "new"
             except UserError as error:  # made meanwhile, maybe by our own request whose answer was lost
                 if not isinstance(error.__cause__, exceptions.Conflict):
                     raise
-        self._call(lambda: self._client.update_tag(name, version, tag))
+        self._call(lambda: self._send("patch", f"{tags}/{tag}", params={"updateMask": "version"}, json=content))
         return "moved"
 
-    def _call(self, call: Callable[[], Answer]) -> Answer:
-        def translated() -> Answer:
-            try:
-                return call()
-            except HTTPError as error:
-                raise exceptions.from_http_response(error.response) from error
+    def _package(self, name: str) -> str:
+        return f"{self.place.parent}/repositories/{self.repository}/packages/{name}"
 
+    def _send(self, method: str, url: str, **content: Any) -> Response:
+        answer = self._session.request(method, url, timeout=self._timeout_s, **content)
+        if answer.status_code != 200:
+            raise exceptions.from_http_response(answer)
+        return answer
+
+    def _call(self, call: Callable[[], Answer]) -> Answer:
         try:
-            return retrying([], translated)
+            return retrying(call)
         except exceptions.GoogleAPICallError as error:
             raise self._api_error(error) from error
         except (RequestException, TransportError) as error:
@@ -133,11 +100,8 @@ class Registry:
             raise no_credentials(error) from error
 
     def _api_error(self, error: exceptions.GoogleAPICallError) -> UserError:
-        said, status, project = (
-            " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS],
-            int(error.code or 0),
-            self.place.project,
-        )
+        said, project = " ".join(error.message.split())[:LONGEST_MESSAGE_CHARS], self.place.project
+        status = int(error.code or 0)
         here = f"--location={self.place.location} --project={project}"
         if status == 401:
             return no_credentials(error)
@@ -167,7 +131,7 @@ class Registry:
         if status in (409, 429):
             return UserError(
                 f"{self.host} cannot do it now: {said}",
-                fix="somebody publishes the same just now, or a quota is used up: do it again, nothing comes out twice",
+                fix="it is being published elsewhere, or a quota is used up: try again, nothing is published twice",
                 code=ExitCode.UNAVAILABLE,
             )
         if 400 <= status < 500:
@@ -178,6 +142,6 @@ class Registry:
         return UserError(
             f"{self.host} does not answer: {why}",
             expected="a network that reaches it, and a region that exists",
-            fix="check network, proxy (HTTPS_PROXY) and the region, then do it again: nothing comes out twice",
+            fix="check network, proxy (HTTPS_PROXY) and the region, then try again: nothing is published twice",
             code=ExitCode.UNAVAILABLE,
         )

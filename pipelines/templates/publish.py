@@ -1,8 +1,8 @@
-"""Published pipelines: `vlmpipe publish`, and starting a run or a schedule from what was published.
+"""Published pipelines: `vlmpipe publish`, and starting a run or a schedule from a published pipeline.
 
-The registry keeps each compiled pipeline under its name, in versions that never change, with tags that move: `latest`,
-`v<version of vlmpipe>`, `content-<fingerprint>` and those of the user. By the fingerprint a file is found again that is
-there already: publishing it a second time uploads nothing.
+The registry stores each compiled pipeline under its name, in versions that never change, with tags that move: `latest`,
+`v<version of vlmpipe>`, `content-<fingerprint>` and those of the user. The fingerprint shows that a file is there
+already: publishing it a second time uploads nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Published:
 
     compiled: Compiled
     address: str  # of this very version
-    tags: dict[str, str]  # each with what was done: new, moved, or there
+    tags: dict[str, str]  # each with its change: new, moved, or there
     uploaded: bool  # False: the same bytes were there already
 
     def as_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Template:
 def publish(registry: Registry, compiled: Compiled, tags: Sequence[str]) -> Published:
     """Put a compiled pipeline into the registry, unless these very bytes are there, and let the tags name it.
 
-    Raises UserError for what the registry refuses. Doing it again then does the rest.
+    Raises UserError where the registry refuses. Repeating it completes the rest.
     """
     with os_errors(f"reading {compiled.path}"):
         content = compiled.path.read_bytes()
@@ -100,7 +100,7 @@ def all_tags(own: Sequence[str]) -> list[str]:
 
 
 def fetch(address: str, folder: Path) -> Template:
-    """The published pipeline at https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG-OR-VERSION, kept in `folder`.
+    """Fetch the pipeline at https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG-OR-VERSION into `folder`.
 
     A tag is resolved here: jobs name the version, which does not move, and the service would look a tag up with its own
     agent's rights, or fail (googleapis/python-aiplatform issues 2181 and 2398).
@@ -115,7 +115,7 @@ def fetch(address: str, folder: Path) -> Template:
         )
     registry, name, version = Registry(match["host"]), match["name"], match["version"]
     if not version.startswith(DIGEST):
-        version = registry.version_of(name, version) or version  # if there is none, the download says so
+        version = registry.version_of(name, version) or version  # without such a tag, the download fails
     content = registry.download(name, version)
     spec, config = _read(content, address)
     path = folder / f"{config.name}.published.yaml"

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.tune.status import SEARCH_FILE
-from pipelines.tune.trials import TABLE, Trial, ranked
+from pipelines.tune.status import SEARCH_FILE, TABLE, Trial, ranked
 from trainer.config.job import RunPaths
 from trainer.errors import ConfigError, UserError
 from trainer.monitoring.hypertune import VALIDATION_LOSS
@@ -41,7 +40,7 @@ SHARED = ("data", "model", "features")  # sections that trials take over from th
 
 @dataclass(frozen=True)
 class Search:
-    """A search that is about to start, and what its trials share."""
+    """A search that is about to start, with the files that its trials share."""
 
     config: RunConfig
     tune: TuneConfig
@@ -50,14 +49,14 @@ class Search:
     files: Mapping[str, bytes]  # of its folder
 
     def write(self) -> None:
-        """Make its folder."""
+        """Create the search's folder."""
         store = open_storage(self.uri)
         for name, data in self.files.items():
             store.write(name, data)
 
 
 def require_tuning(config: RunConfig) -> TuneConfig:
-    """The section, once every end of every range makes a run file that holds. Raises ConfigError."""
+    """The section tune. Raises ConfigError where an end of a range makes an invalid run file."""
     if config.tune is None:
         raise ConfigError("the run file has no section tune", fix="add one: docs/how-to/tune.md")
     if config.tune.metric == VALIDATION_LOSS and not config.train.validate_every_steps:
@@ -74,7 +73,7 @@ def require_tuning(config: RunConfig) -> TuneConfig:
 
 
 def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str) -> Search:
-    """Check, and gather what trials share; nothing is written.
+    """Check the search and read the files that trials share; nothing is written.
 
     Raises ConfigError for a run that has not trained, or whose data or model are not the run file's.
     """
@@ -95,7 +94,7 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
     for section in SHARED:
         mine, its = ({**one[section]} for one in (content, before))
         if section == "features":
-            mine["cache"] = its["cache"]  # auto was decided by then
+            mine["cache"] = its["cache"]  # auto is decided in the run's own file
         if mine != its:
             raise ConfigError(
                 f"section {section} differs from that of run {from_run}, whose data trials share",
@@ -108,7 +107,7 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
 
 
 def _search_file(tuning: TuneConfig) -> bytes:
-    """What `vlmpipe status` needs to read the table of trials."""
+    """Content of SEARCH_FILE, which `vlmpipe status` needs beside the table of trials."""
     content = {"metric": tuning.metric, "goal": tuning.goal, "max_failed_trial_count": tuning.max_failed_trial_count}
     return json.dumps({**content, "num_trials": num_points(tuning)}, indent=1).encode()
 
@@ -131,7 +130,7 @@ def trial_spec(search: Search) -> dict[str, Any]:
 
 
 def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJob:
-    """The request, strictly parsed by the API's own message."""
+    """The request."""
     from google.cloud.aiplatform_v1 import types as api
 
     from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
@@ -157,26 +156,22 @@ def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJo
 
 
 def submit_search(search: Search) -> api.HyperparameterTuningJob:
-    """Start the search on Vertex AI. Sent again after a lost answer, it is still one. Raises UserError in words."""
+    """Start the search on Vertex AI, once, also if an answer is lost."""
     from google.cloud.aiplatform_v1 import types as api
 
     from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
-    from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
+    from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
+    from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once
 
     token, place = secrets.token_hex(8), Place.of(search.config)
     job, client = tuning_job(search, token=token), job_client(place.location)
     wanted = api.ListHyperparameterTuningJobsRequest(parent=place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
-
-    def find() -> list[api.HyperparameterTuningJob]:
-        return list(client.list_hyperparameter_tuning_jobs(wanted, retry=None, timeout=REQUEST_TIMEOUT_S))
-
     with translate_errors(place, what="tuning job"):
         try:
-            return client.create_hyperparameter_tuning_job(
-                parent=place.parent, hyperparameter_tuning_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
-            )
+            create = client.create_hyperparameter_tuning_job
+            return send_once(create, parent=place.parent, hyperparameter_tuning_job=job)
         except PASSING:
-            if found := retrying([], find):
+            if found := list_all(client.list_hyperparameter_tuning_jobs, wanted):
                 return found[0]
             raise
 
@@ -186,7 +181,7 @@ def run_search(search: Search) -> list[Trial]:
     from vlmpipe.runs.local.run import take_lock
 
     store, table = open_storage(search.uri), list[Trial]()
-    lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # by which others see that it goes on
+    lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # shows others that it is running
     try:
         _run_trials(search, store, table)
     finally:
@@ -229,7 +224,7 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
 
 
 def num_points(tuning: TuneConfig) -> int:
-    """Trials that there are to be: a small grid has fewer points than `max_trial_count`."""
+    """Number of trials: a small grid has fewer points than `max_trial_count`."""
     if tuning.algorithm != "GRID_SEARCH":
         return tuning.max_trial_count
     return min(tuning.max_trial_count, math.prod(len(one.points) for one in tuning.parameters.values()))
@@ -255,10 +250,9 @@ def points(tuning: TuneConfig) -> Iterator[dict[str, Value]]:
 
 
 def value_at(spec: ParameterSpec, share: float) -> Value:
-    """The value at `share`, from 0 up to but not 1, of what the parameter may be."""
-    if not (ends := spec.range):
-        return spec.points[int(share * len(spec.points))]
-    if spec.integer_value_spec and spec.scale_type == "UNIT_LINEAR_SCALE":
+    """The value at `share` (0 <= share < 1) of the parameter's values or range."""
+    ends = spec.range
+    if not ends or (spec.integer_value_spec and spec.scale_type == "UNIT_LINEAR_SCALE"):
         return spec.points[int(share * len(spec.points))]
     low, high = float(ends.min_value), float(ends.max_value)
     if spec.scale_type == "UNIT_LINEAR_SCALE":

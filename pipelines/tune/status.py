@@ -1,28 +1,30 @@
-"""`vlmpipe status` and `cancel` of a search that `vlmpipe tune` started, here or on Vertex AI: how its trials stand."""
+"""`vlmpipe status` and `cancel` of a search, here or on Vertex AI: its trials, and the table that shows them."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.tune.trials import TABLE, Trial, as_steps, ranked, table_lines
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record_file
 from vlmpipe.backends.vertex.client import Place
+from vlmpipe.config.tune import Value
 from vlmpipe.runs.local.run import is_running
-from vlmpipe.runs.local.state import RunState
+from vlmpipe.runs.local.state import RunState, Step
 from vlmpipe.runs.vertex.names import SUBMITTED
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
 
-SEARCH_FILE = "search.json"  # in a search's folder: its metric, its goal and how many trials there are to be
+SEARCH_FILE = "search.json"  # in a search's folder: its metric, its goal and its number of trials
+TABLE = "trials.json"
 _RESOURCE = re.compile(r"projects/([^/]+)/locations/([^/]+)/hyperparameterTuningJobs/([^/?]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 OUTCOMES = {
@@ -35,15 +37,58 @@ TRIAL_STATES = {
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One line of the table. `metric` is None for a trial that has not reported it, or failed."""
+
+    trial: int
+    values: dict[str, Value]
+    metric: float | None
+    error: str = ""
+    state: str = "done"  # waiting, running, done or failed
+    elapsed_s: float = 0.0
+
+    @property
+    def settings(self) -> str:
+        """The values, as overrides of a run file."""
+        shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in self.values.values())
+        return " ".join(f"{name}={value}" for name, value in zip(self.values, shown, strict=True))
+
+
+def ranked(trials: Iterable[Trial], goal: str) -> list[Trial]:
+    """The best first, those without a metric last. `goal` is MAXIMIZE or MINIMIZE."""
+    sign = -1 if goal == "MAXIMIZE" else 1
+    return sorted(trials, key=lambda one: (math.inf if one.metric is None else sign * one.metric, one.trial))
+
+
+def table_lines(trials: Sequence[Trial], metric: str) -> list[str]:
+    """For people: a line for each, under a title."""
+    lines = [f"{'trial':>5}  {metric:>12}  values"]
+    for one in trials:
+        shown = f"{one.metric:.4f}" if one.metric is not None else f"{one.state}: {one.error}".rstrip(": ")
+        lines.append(f"{one.trial:>5}  {shown:>12}  {one.settings}")
+    return lines
+
+
+def as_steps(search_id: str, trials: Iterable[Trial], metric: str) -> RunState:
+    """The trials by number, as the steps of a run for a view."""
+
+    def step(one: Trial) -> Step:
+        found = f"{metric} {one.metric:.4f}, " if one.metric is not None else ""
+        return Step(f"trial-{one.trial}", one.state, one.elapsed_s, message=f"{found}{one.error or one.settings}")
+
+    return RunState(search_id, tuple(map(step, sorted(trials, key=lambda one: one.trial))))
+
+
+@dataclass(frozen=True)
 class SearchStatus:
-    """A search at one moment. The trials come the best first."""
+    """State of a search. The trials come best first."""
 
     search_id: str
     uri: str
     outcome: str  # waiting, running, stopping, paused, done, stopped or failed
     metric: str
     goal: str
-    num_trials: int  # that there are to be
+    num_trials: int  # planned
     trials: tuple[Trial, ...]
     error: str = ""
     resource_name: str = ""  # empty for one on this machine
@@ -63,7 +108,7 @@ class SearchStatus:
 
     @property
     def exit_code(self) -> int | None:
-        """What the search ended with; None while it goes on. One without a result has failed."""
+        """The exit code; None while the search runs. One without a result has failed."""
         if not self.is_over:
             return None
         if self.outcome == "stopped":
@@ -103,7 +148,8 @@ class LocalSearch:
         return self.folder.name
 
     def status(self) -> SearchStatus:
-        search, lines = read_record_file(self.folder / SEARCH_FILE), _read_table(self.folder / TABLE)
+        search, table = read_record_file(self.folder / SEARCH_FILE), self.folder / TABLE
+        lines = json.loads(table.read_text(encoding="utf-8")) if table.is_file() else []
         trials = ranked((Trial(**one) for one in lines), search["goal"])
         failed, most_failed = sum(one.metric is None for one in trials), search["max_failed_trial_count"]
         whole = len(trials) >= search["num_trials"] or 0 < most_failed <= failed
@@ -118,7 +164,7 @@ class LocalSearch:
 
 @dataclass(frozen=True)
 class VertexSearch:
-    """A HyperparameterTuningJob. Raises UserError in words for all that Google's client raises."""
+    """A HyperparameterTuningJob. Errors of Google's client become UserErrors."""
 
     name: str
     place: Place
@@ -132,71 +178,51 @@ class VertexSearch:
         return status_of_job(self._get(), self.name, self.place)
 
     def cancel(self) -> bool:
-        """Ask the service to stop the search and its trials. False where it is being stopped, or was, already."""
-        from google.api_core import exceptions
-
+        """Ask the service to stop the search and its trials; see `cancel_job`."""
         from vlmpipe.backends.vertex.client import job_client, translate_errors
-        from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
-        from vlmpipe.runs.vertex.client import USER
+        from vlmpipe.backends.vertex.retries import send_request
+        from vlmpipe.runs.vertex.client import USER, cancel_job
 
-        found = self.status()
-        if found.outcome in ("stopping", "stopped"):
-            return False
-        self._refuse_over(found)
-        client, name = job_client(self.place.location), self.resource_name
-        try:
+        client = job_client(self.place.location)
+
+        def send() -> None:
             with translate_errors(self.place, role=USER, what="tuning job"):
-                retrying(
-                    [],
-                    lambda: client.cancel_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S),
-                )
-        except UserError as error:  # it may have ended, or been cancelled by our own first request, meanwhile
-            if not isinstance(error.__cause__, exceptions.BadRequest):
-                raise
-            found = self.status()
-            self._refuse_over(found)
-            if found.outcome not in ("stopping", "stopped"):
-                raise
-        return True
+                send_request(client.cancel_hyperparameter_tuning_job, name=self.resource_name)
 
-    def _refuse_over(self, found: SearchStatus) -> None:
-        if found.is_over and found.outcome != "stopped":
-            raise ConfigError(
-                f"search {self.name} is over ({found.outcome}), so there is nothing to cancel",
-                expected="a search that is going on",
-                fix=f"vlmpipe status {self.name}",
-            )
+        return cancel_job(f"search {self.name}", self.name, lambda: _state(self._get()), send)
 
     def _get(self) -> api.HyperparameterTuningJob:
         from vlmpipe.backends.vertex.client import job_client, translate_errors
-        from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+        from vlmpipe.backends.vertex.retries import send_request
         from vlmpipe.runs.vertex.client import VIEWER
 
-        client, name = job_client(self.place.location), self.resource_name
+        client = job_client(self.place.location)
         with translate_errors(self.place, role=VIEWER, what="tuning job"):
-            return retrying(
-                [], lambda: client.get_hyperparameter_tuning_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S)
-            )
+            return send_request(client.get_hyperparameter_tuning_job, name=self.resource_name)
+
+
+def _state(job: api.HyperparameterTuningJob) -> str:
+    return str(job.state.name).removeprefix("JOB_STATE_")
 
 
 def find_search(name: str, root: str) -> LocalSearch | VertexSearch | None:
-    """The search that `name` means: its id, its folder, or a tuning job's resource name. None for what is none."""
+    """The search called `name`: its id, its folder, or a tuning job's resource name. None for other names."""
     for folder in (Path(name), Path(join_uri(root, "runs", name))):
         if (folder / SEARCH_FILE).is_file():
             return LocalSearch(folder)
-    note = read_record_file(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
-    match = _RESOURCE.fullmatch(str(note.get("resource_name") or name))
+    record = read_record_file(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
+    match = _RESOURCE.fullmatch(str(record.get("resource_name") or name))
     return VertexSearch(name, Place(match[1], match[2]), match[3]) if match else None
 
 
 def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> SearchStatus:
-    """The search from what the service says of its job."""
+    """The search from the service's answer about its job."""
     wanted = job.study_spec.metrics[0]
     number = job.name.rpartition("/")[2]
     return SearchStatus(
         search_id=name if "/" not in name else job.display_name,
         uri=job.trial_job_spec.base_output_directory.output_uri_prefix,
-        outcome=OUTCOMES.get(job.state.name.removeprefix("JOB_STATE_"), "running"),
+        outcome=OUTCOMES.get(_state(job), "running"),
         metric=wanted.metric_id,
         goal=wanted.goal.name,
         num_trials=job.max_trial_count,
@@ -215,7 +241,3 @@ def _trial(trial: api.Trial, metric: str) -> Trial:
     end_s = trial.end_time.timestamp() if trial.end_time else time.time()
     elapsed_s = max(0.0, end_s - trial.start_time.timestamp()) if trial.start_time else 0.0
     return Trial(int(trial.id), values, found.get(metric), trial.infeasible_reason, state, elapsed_s)
-
-
-def _read_table(path: Path) -> list[Mapping[str, Any]]:
-    return list(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.crash.cases import FULL
+from tests.fakes.gcs.server import FakeGcs
 from trainer.storage.base import Storage
 from trainer.storage.gcs import RETRY, GcsStorage
 from trainer.storage.local import LocalStorage
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 IMPATIENT = RETRY.with_delay(initial=0.01, maximum=0.05).with_timeout(2.0)
 STALL_S = 0.3

@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.runs import make_run, metrics
-from trainer.checkpoint.commit import Listing, inspect, newest_good
+from trainer.checkpoint.commit import Listing, inspect
 from trainer.config.job import JobConfig
 from trainer.errors import UserError
 from trainer.storage import open_storage

@@ -26,10 +26,10 @@ from tests.crash.world import (
     tamper,
     two_committed,
 )
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
-from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed, newest_good
+from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
 from trainer.checkpoint.manifest import FileSums, sums_of_file
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import Storage

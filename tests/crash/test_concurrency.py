@@ -20,9 +20,9 @@ from tests.crash.world import (
     two_committed,
     upload,
 )
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.attempts import FILE, begin_at, claim_attempt, note_end, read_attempts
-from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed, fetch_folder, newest_good
+from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed, fetch_folder
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ExitCode, UserError
 from trainer.storage.base import Storage

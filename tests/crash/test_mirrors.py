@@ -8,13 +8,13 @@ import pytest
 
 from tests.crash.cases import FULL, case
 from tests.crash.world import KEY, SHARD, flip, forged, loaded, on_another_machine, save, tamper, two_committed
+from tests.support.trainer.checkpoints import newest_good
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import (
     FOLDER,
     Listing,
     checkpoint_name,
     committed,
-    newest_good,
     upload_node_files,
     verify,
 )

@@ -23,7 +23,7 @@ from tests.crash.world import (
     tamper,
     upload,
 )
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
     FOLDER,
@@ -32,7 +32,6 @@ from trainer.checkpoint.commit import (
     commit,
     committed,
     fetch_folder,
-    newest_good,
     verify,
 )
 from trainer.checkpoint.manifest import DamagedError, sums_of_file

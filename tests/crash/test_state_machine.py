@@ -19,17 +19,17 @@ from tests.conftest import MEMORY
 from tests.crash.cases import FULL, case
 from tests.crash.conftest import IMPATIENT
 from tests.crash.world import Meanwhile, flip, half, tamper, upload
-from tests.support.trainer.checkpoints import record
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint import retention as clearing
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts
-from trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_name, newest_good, reject, verify
+from trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_name, reject, verify
 from trainer.checkpoint.fault_points import POINTS
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.errors import ExitCode, UserError
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 IN_PROTOCOL = POINTS[POINTS.index("first file uploaded") :]
 FILES = ("deep/shard-0", "deep/shard-1", "small-0", "node-0.json", "node-1.json", "COMMIT")

@@ -10,12 +10,12 @@ import pytest
 from tests.crash.cases import case
 from tests.crash.conftest import STALL_S
 from tests.crash.world import after_a_fault, loaded, run_once, save, two_committed
+from tests.fakes.gcs.server import TRICKLE_PIECES, TRICKLE_S, FakeGcs, Fault
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import LATEST, checkpoint_name, committed
 from trainer.errors import ExitCode, UserError
 from trainer.storage import gcs as storage_gcs
 from trainer.storage.gcs import GcsStorage
-from vlmpipe.rehearsal.gcs.server import TRICKLE_PIECES, TRICKLE_S, FakeGcs, Fault
 
 ALWAYS = 10**9
 WRITES = {  # what a save writes, in the names that its requests carry

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.trainer.checkpoints import NODES, record
+from tests.support.trainer.checkpoints import NODES, newest_good, record
 from trainer.checkpoint.attempts import begin_at, claim_attempt, order_of
 from trainer.checkpoint.commit import (
     FOLDER,
@@ -18,7 +18,6 @@ from trainer.checkpoint.commit import (
     commit,
     committed,
     fetch_folder,
-    newest_good,
     upload_node_files,
     verify,
 )

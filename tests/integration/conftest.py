@@ -11,10 +11,10 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import storage
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.gcs import QUICK_RETRY, TESTBENCH
 from trainer.storage.gcs import GcsStorage
 from vlmpipe.backends.local import supervisor as local_supervisor
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 
 @pytest.fixture

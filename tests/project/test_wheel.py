@@ -80,6 +80,13 @@ def test_missing_packages_end_in_a_sentence(installed: Path, tmp_path: Path) -> 
     assert "Traceback" not in answer.stderr
 
 
+def test_rehearse_needs_no_test_tools(installed: Path, tmp_path: Path) -> None:
+    answer = python_with(
+        installed, tmp_path, "-c", "import sys; sys.modules['pytest'] = None; import vlmpipe.rehearsal.serve"
+    )
+    assert answer.returncode == 0, answer.stderr
+
+
 def test_another_distribution_in_the_place_of_a_package_is_named(installed: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     (other / "trainer").mkdir(parents=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmpipe.backends.kubeflow.manifest import Placement, train_job
+from vlmpipe.backends.kubeflow.manifest import train_job
+from vlmpipe.config.kubeflow import KubeflowConfig, TolerationConfig
 from vlmpipe.job_spec.parse import parse_job_spec
 
 RUN_URI = "gs://bucket/runs/r"
 IMAGE = "registry.example.com/vlmpipe/trainer:1"
-PLACEMENT = Placement(
+PLACEMENT = KubeflowConfig(
     service_account="trainer",
     queue="team-queue",
     node_selector={"cloud.google.com/gke-accelerator": "nvidia-l4"},
-    tolerations=[{"key": "team", "value": "vision", "effect": "NoSchedule"}],
+    tolerations=(TolerationConfig(key="team", value="vision", effect="NoSchedule"),),
     cpus=7.5,
     memory_gib=24.0,
 )
@@ -28,6 +29,6 @@ def pools(*counts: float, gpus: int = 0, **container: Any) -> list[dict[str, Any
     return [{"machine_spec": machine, "replica_count": count, "container_spec": spec} for count in counts]
 
 
-def made(worker_pools: list[dict[str, Any]], placement: Placement = PLACEMENT, **spec: Any) -> dict[str, Any]:
+def made(worker_pools: list[dict[str, Any]], placement: KubeflowConfig = PLACEMENT, **spec: Any) -> dict[str, Any]:
     job = parse_job_spec({"worker_pool_specs": worker_pools, "scheduling": {"timeout": "3600s"}, **spec})
     return train_job("digits-train-12345678", job, placement, labels={"vlmpipe-step": "train"}, run_uri=RUN_URI)

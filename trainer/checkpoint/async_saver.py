@@ -8,13 +8,13 @@ all ranks by the next save or at the end.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -24,13 +24,12 @@ from trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, com
 from trainer.checkpoint.fault_points import crash_point
 from trainer.checkpoint.manifest import manifest_of
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.checkpoint.staging import Staging, staging_folder
+from trainer.checkpoint.staging import PREFIX, Staging
+from trainer.distributed.agreement import agree, raise_together, together
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from trainer.storage.base import Storage
 from trainer.strategies.base import Strategy
-
-T = TypeVar("T")
 
 RNG_FILE, CUDA_RNG_FILE = "rng-{rank}.pt", "rng-cuda-{rank}.pt"
 POLL_S = 0.02
@@ -74,7 +73,7 @@ class CheckpointSaver:
         self.finish()
         nonce = agree(uuid.uuid4().hex[:12])
         name = checkpoint_name(record.attempt, record.step, nonce)
-        folder = staging_folder(nonce, self._worker.node)
+        folder = Path(tempfile.gettempdir(), f"{PREFIX}{nonce}-{self._worker.node}")  # of all ranks of this node
         started = time.monotonic()
         staging: Staging | None = None
 
@@ -210,48 +209,3 @@ def _failure_note(name: str, node: int) -> str:
 
 def _not_saved(why: str) -> UserError:
     return UserError(f"a checkpoint was not saved: {why}", code=ExitCode.UNEXPECTED)
-
-
-def agree(value: T) -> T:
-    """Rank 0's value on all ranks. Collective."""
-    shared: list[T] = [value]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
-
-
-def together(worker: ProcessContext, doing: str, action: Callable[[], T]) -> T:
-    """The result of `action` on each rank; an error of one is raised on all. Collective."""
-    error: UserError | None = None
-    result: T | None = None
-    try:
-        with os_errors(doing):
-            result = action()
-    except UserError as found:
-        error = found
-    except Exception as found:  # the other ranks must not wait for this one
-        error = UserError(f"{doing} failed: {type(found).__name__}: {found}", code=ExitCode.UNEXPECTED)
-    raise_together(error, worker)
-    return cast(T, result)
-
-
-def on_first(worker: ProcessContext, action: Callable[[], T]) -> T:
-    """Run `action` on rank 0 only; all ranks return its result or raise its UserError. Collective."""
-    error: UserError | None = None
-    result: T | None = None
-    if worker.is_first:
-        try:
-            result = action()
-        except UserError as found:
-            error = found
-    raise_together(error, worker)
-    return cast(T, agree(result))
-
-
-def raise_together(error: UserError | None, worker: ProcessContext) -> None:
-    """Raise on all ranks when any has an error, preferably one that names its cause. Collective."""
-    own = (error.found, error.expected, error.fix, int(error.code)) if error else None
-    gathered: list[tuple[str, str, str, int] | None] = [None] * worker.world_size
-    dist.all_gather_object(gathered, own)
-    if errors := [each for each in gathered if each]:
-        found, expected, fix, code = min(errors, key=lambda each: each[3] == ExitCode.UNEXPECTED)
-        raise UserError(found, expected=expected, fix=fix, code=code)

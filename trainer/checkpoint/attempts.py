@@ -47,7 +47,7 @@ def claim_attempt(store: Storage, *, fresh: bool, above: int = 0) -> Attempts:
         fresh_from = number if fresh else found.fresh_from
         mine = replace(found, attempt=number, fresh_from=fresh_from, without_progress=crashes, ended="")
         try:
-            store.replace(FILE, _bytes(mine), version)
+            store.replace(FILE, seal(asdict(mine)), version)
             return mine
         except VersionConflictError:
             continue  # another start took the number
@@ -99,7 +99,7 @@ def _update(store: Storage, attempt: int, **changes: Any) -> None:
         if found.attempt != attempt:
             raise _superseded(attempt, found.attempt)
         try:
-            return store.replace(FILE, _bytes(replace(found, **changes)), version)
+            return store.replace(FILE, seal(asdict(replace(found, **changes))), version)
         except VersionConflictError:
             continue
 
@@ -147,7 +147,3 @@ def order_of(name: str) -> tuple[int, int, str]:
     """Sort key of checkpoints: start, step, name. As text, start 10000 would come before 9999."""
     found = _NAME.fullmatch(name)
     return (int(found["attempt"]), int(found["step"]), name) if found else (-1, -1, name)
-
-
-def _bytes(attempts: Attempts) -> bytes:
-    return seal(asdict(attempts))

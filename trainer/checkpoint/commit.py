@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import hmac
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -121,20 +121,10 @@ def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"")
     body = b"\n".join([text, f"{crc32c_of(text):08x}".encode(), *signed])
     require_current(store, record.attempt)
     crash_point("before COMMIT")
-    try:
-        store.create(f"{FOLDER}/{name}/COMMIT", body)
-    except AlreadyExistsError:
-        # The name has our nonce: an earlier try of this write succeeded, and its answer was lost.
-        if store.read(f"{FOLDER}/{name}/COMMIT") != body:
-            raise
+    create_commit(store, name, body)
     crash_point("after COMMIT")
     store.write(LATEST, name.encode())
     crash_point("after LATEST")
-
-
-def committed(store: Storage) -> list[str]:
-    """Names of the checkpoints that may be resumed, oldest first."""
-    return Listing.read(store).committed
 
 
 @dataclass(frozen=True)
@@ -175,6 +165,46 @@ class Listing:
         return {name.partition("/")[0] for name in self.sizes_bytes if "/" in name}
 
 
+def create_commit(store: Storage, name: str, body: bytes) -> None:
+    """Create COMMIT, unless it already has these bytes: from a write whose answer was lost, or another mirror."""
+    try:
+        store.create(f"{FOLDER}/{name}/COMMIT", body)
+    except AlreadyExistsError:
+        if store.read(f"{FOLDER}/{name}/COMMIT") != body:
+            raise
+
+
+def committed(store: Storage) -> list[str]:
+    """Names of the checkpoints that may be resumed, oldest first."""
+    return Listing.read(store).committed
+
+
+def list_stores(stores: Sequence[Storage]) -> tuple[dict[int, Listing], dict[int, UserError]]:
+    """Listings and errors of the stores, by number. Raises the error of the first one, which must be readable."""
+    listings: dict[int, Listing] = {}
+    errors: dict[int, UserError] = {}
+    for number, store in enumerate(stores):
+        try:
+            listings[number] = Listing.read(store)
+        except UserError as error:
+            if number == 0:
+                raise
+            errors[number] = error
+    return listings, errors
+
+
+def candidates(listings: Mapping[int, Listing]) -> list[tuple[int, str]]:
+    """Number of the store and name of each checkpoint that may be resumed, newest first.
+
+    A checkpoint in several stores comes first from the store with the lowest number. Starts that any store records as
+    given up (resume=never) do not count.
+    """
+    fresh_from = max(listing.fresh_from for listing in listings.values())
+    found = [(number, name) for number, listing in listings.items() for name in listing.committed]
+    found = [(number, name) for number, name in found if attempt_of(name) >= fresh_from]
+    return sorted(found, key=lambda found: (order_of(found[1]), -found[0]), reverse=True)
+
+
 def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") -> tuple[Checkpoint, Files]:
     """Check COMMIT, the manifests, and every file's presence and size, without reading files.
 
@@ -197,24 +227,6 @@ def verify(store: Storage, name: str, *, key: bytes = b"") -> Checkpoint:
     for file, sums in files.items():
         verified(store, name, file, sums)
     return checkpoint
-
-
-def newest_good(store: Storage, *, key: bytes = b"") -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies, and why newer ones were passed over; (None, []) when there are none.
-
-    Raises UserError (74) when checkpoints exist and none verifies: a silent fresh start would discard the run.
-    """
-    passed_over: list[str] = []
-    for name in reversed(committed(store)):
-        try:
-            return verify(store, name, key=key), passed_over
-        except DamagedError as error:
-            if was_uncommitted(store, name):
-                return newest_good(store, key=key)
-            passed_over.append(str(error))
-    if passed_over:
-        raise none_verifies(passed_over)
-    return None, []
 
 
 def was_uncommitted(store: Storage, name: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.errors import DataError
-from trainer.storage.base import Storage, crc32c_of_file
+from trainer.storage.base import Storage
+from trainer.storage.file_sums import FileSum
 from trainer.storage.records import unseal, write_record
 
 FOLDER = "export"  # in a run
@@ -37,9 +38,7 @@ def require_whole_export(run: Storage) -> dict[str, Any]:
             raise _damaged(run, name, "it is missing")
         if name not in expected:
             raise _damaged(run, name, f"{MARKER} does not list it")
-        info = there[name]
-        checksum = crc32c_of_file(run.fetch(name)) if info.crc32c is None else info.crc32c
-        if (info.size_bytes, checksum) != (expected[name]["bytes"], expected[name]["crc32c"]):
+        if not FileSum(**expected[name]).matches(run, there[name]):
             raise _damaged(run, name, f"its size or checksum (CRC32C) differs from that in {MARKER}")
     return described
 
@@ -48,5 +47,5 @@ def _damaged(run: Storage, name: str, how: str) -> DataError:
     return DataError(
         f"{run.uri(name)} is damaged: {how}",
         expected="the export that sync_checkpoint wrote",
-        fix="run sync_checkpoint again, which writes it from the checkpoint; a finished run has to be run anew",
+        fix="run sync_checkpoint again, which writes it from the checkpoint; a finished run must be repeated",
     )

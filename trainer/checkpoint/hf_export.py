@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,10 @@ def export_checkpoint(
     export exist. Raises ConfigError when the checkpoint belongs to another model, before touching an earlier export.
     """
     store = open_storage(job.run.run_uri)
-    if described := _whole_export(store, checkpoint, ema_decay=job.train.ema_decay):
-        return {**described, "reused": True}
+    with contextlib.suppress(DataError):  # there is none, or a damaged one
+        described = require_whole_export(store)
+        if (described["checkpoint"], described["ema_decay"]) == (checkpoint.name, job.train.ema_decay):
+            return {**described, "reused": True}
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
     tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
@@ -118,16 +121,6 @@ class Merged:
             return self._trained.read(name)
         weight, adapter = self._initial.read(name), self._adapters.get(name)
         return adapter.merged(weight, self._trained.read) if adapter else weight
-
-
-def _whole_export(store: Storage, checkpoint: Checkpoint, *, ema_decay: float) -> dict[str, Any] | None:
-    """The description of an existing undamaged export of this checkpoint and decay."""
-    try:
-        described = require_whole_export(store)
-    except DataError:
-        return None
-    is_ours = described["checkpoint"] == checkpoint.name and described["ema_decay"] == ema_decay
-    return described if is_ours else None
 
 
 def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 
-from trainer.checkpoint.async_saver import CheckpointSaver, agree, on_first
+from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts, require_beginning
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.mirror import mirror_of
@@ -14,6 +14,7 @@ from trainer.checkpoint.resume import Resumed, resume
 from trainer.checkpoint.retention import Retention
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.job import JobConfig
+from trainer.distributed.agreement import agree, on_first
 from trainer.distributed.process import ProcessContext, StopRequest
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage

@@ -9,24 +9,26 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from trainer.checkpoint.attempts import FILE as ATTEMPTS
-from trainer.checkpoint.attempts import attempt_of, order_of, read_attempts
+from trainer.checkpoint.attempts import read_attempts
 from trainer.checkpoint.commit import (
     FOLDER,
     REJECTED,
     Checkpoint,
     Listing,
-    committed,
+    candidates,
+    create_commit,
     inspect,
+    list_stores,
     none_verifies,
     verified,
     verify,
     vouched_manifest,
+    was_uncommitted,
 )
 from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
 from trainer.config.job import JobConfig
-from trainer.errors import UserError
 from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, ObjectInfo, Storage, join_uri
+from trainer.storage.base import CorruptObjectError, ObjectInfo, Storage, join_uri
 from trainer.storage.transfer import THREADS, in_parallel
 
 
@@ -45,7 +47,8 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
     """
     folder = f"{FOLDER}/{checkpoint.name}"
     body = source.read(f"{folder}/COMMIT")
-    manifests = {name: _manifest(source, checkpoint, name) for name in checkpoint.record.manifests}
+    with _corrupt_if_damaged(source):
+        manifests = {name: vouched_manifest(source, checkpoint, name) for name in checkpoint.record.manifests}
     files: Files = {}
     for name, data in manifests.items():
         files |= read_manifest(data, name)
@@ -74,7 +77,7 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
         target.write(f"{folder}/{name}", manifests[name])
     _mirror_attempts(source, target)
     if not is_committed:
-        _commit(target, f"{folder}/COMMIT", body)
+        create_commit(target, checkpoint.name, body)
     if REJECTED in there:  # a reader passed over the damaged copy
         target.delete(f"{folder}/{REJECTED}")
     inspect(target, checkpoint.name, Listing.read(target))
@@ -84,41 +87,25 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
 def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Storage, Checkpoint | None, list[str]]:
     """The newest checkpoint of all stores that verifies, its store (the first that has it), and why newer ones do not.
 
-    Checkpoints of starts that any store records as given up (resume=never) do not count. The first store must be
-    readable; the others only if there is no good checkpoint elsewhere. Returns (first store, None, []) without any
-    checkpoint. Raises UserError (74) when none verifies.
+    The first store must be readable; the others only if there is no good checkpoint elsewhere. Returns (first store,
+    None, []) without any checkpoint. Raises UserError (74) when none verifies: a silent fresh start would discard the
+    run.
     """
-    candidates: list[tuple[str, int]] = []
-    passed_over: list[str] = []
-    unreadable: UserError | None = None
-    fresh_from = 0
-    for number, store in enumerate(stores):
-        try:
-            fresh_from = max(fresh_from, read_attempts(store).fresh_from)
-            candidates += [(name, -number) for name in committed(store)]
-        except UserError as error:
-            if number == 0:
-                raise
-            unreadable = error
-            passed_over.append(f"{store.root_uri} cannot be read: {error.found}")
-    for name, number in sorted(candidates, key=lambda found: (order_of(found[0]), found[1]), reverse=True):
-        store = stores[-number]
-        if attempt_of(name) < fresh_from:
-            continue
+    listings, unreadable = list_stores(stores)
+    passed_over = [f"{stores[number].root_uri} cannot be read: {error.found}" for number, error in unreadable.items()]
+    for number, name in candidates(listings):
+        store = stores[number]
         try:
             return store, verify(store, name, key=key), passed_over
         except DamagedError as error:
+            if was_uncommitted(store, name):
+                return newest_good_of(stores, key=key)
             passed_over.append(f"in {store.root_uri}: {error}")
-    if unreadable:
-        raise unreadable  # it may hold the only good checkpoint: do not start afresh
+    for error in unreadable.values():
+        raise error  # that store may hold the only good checkpoint: do not start afresh
     if passed_over:
         raise none_verifies(passed_over)
     return stores[0], None, []
-
-
-def _manifest(source: Storage, checkpoint: Checkpoint, name: str) -> bytes:
-    with _corrupt_if_damaged(source):
-        return vouched_manifest(source, checkpoint, name)
 
 
 @contextlib.contextmanager
@@ -142,14 +129,6 @@ def _read(target: Storage, folder: str, name: str) -> bytes:
     with contextlib.suppress(CorruptObjectError):
         return target.read(f"{folder}/{name}")
     return b""
-
-
-def _commit(target: Storage, name: str, body: bytes) -> None:
-    try:
-        target.create(name, body)
-    except AlreadyExistsError:  # another process mirrors the same checkpoint
-        if target.read(name) != body:
-            raise
 
 
 def _mirror_attempts(source: Storage, target: Storage) -> None:

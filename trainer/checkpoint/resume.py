@@ -13,20 +13,22 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainer.checkpoint.async_saver import agree, on_first, raise_together, restore_random_states, together
-from trainer.checkpoint.attempts import attempt_of, order_of
+from trainer.checkpoint.async_saver import restore_random_states
 from trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
     CommitRecord,
     Listing,
+    candidates,
     fetch_folder,
     inspect,
+    list_stores,
     none_verifies,
     reject,
     was_uncommitted,
 )
 from trainer.checkpoint.manifest import DamagedError
+from trainer.distributed.agreement import agree, on_first, raise_together, together
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
@@ -59,14 +61,10 @@ def resume(
     model or layout, or when all folders are another program's; UserError (74) when no checkpoint verifies.
     """
     listings, unreadable = _list_stores(stores, worker)
-    fresh_from = max(listing.fresh_from for listing in listings.values())
     passed_over: list[str] = []
-    candidates = [(name, -number) for number, listing in listings.items() for name in listing.committed]
-    for name, number in sorted(candidates, key=lambda found: (order_of(found[0]), found[1]), reverse=True):
-        store = stores[-number]
-        if attempt_of(name) < fresh_from:
-            continue
-        found = _try_to_load(store, strategy, expected, worker, name, listings[-number], key)
+    for number, name in candidates(listings):
+        store = stores[number]
+        found = _try_to_load(store, strategy, expected, worker, name, listings[number], key)
         if isinstance(found, Checkpoint):
             return Resumed(found, passed_over)
         if _reject_unless_deleted(store, worker, name, found):
@@ -85,21 +83,15 @@ def resume(
 
 
 def _list_stores(stores: Sequence[Storage], worker: ProcessContext) -> tuple[dict[int, Listing], UserError | None]:
-    """Rank 0's listings of the stores, by their number, and its error for an unreadable mirror. Collective."""
-    errors: list[UserError] = []
+    """Rank 0's listings of the stores, by number, and on rank 0 an unreadable mirror's error. Collective."""
+    errors: dict[int, UserError] = {}
 
     def list_all() -> dict[int, Listing]:
-        listings = {}
-        for number, store in enumerate(stores):
-            try:
-                listings[number] = Listing.read(store)
-            except UserError as error:
-                if number == 0:
-                    raise
-                errors.append(error)
+        listings, found = list_stores(stores)
+        errors.update(found)
         return listings
 
-    return on_first(worker, list_all), errors[-1] if errors else None
+    return on_first(worker, list_all), next(iter(errors.values()), None)
 
 
 def _reject_unless_deleted(store: Storage, worker: ProcessContext, name: str, reason: str) -> bool:

@@ -19,11 +19,6 @@ PREFIX = "vlmpipe-save-"
 EXPORT_PREFIX = "vlmpipe-export-"
 
 
-def staging_folder(nonce: str, node: int) -> Path:
-    """The folder that all ranks of a node share for one save."""
-    return Path(tempfile.gettempdir(), f"{PREFIX}{nonce}-{node}")
-
-
 class Staging:
     """A new folder, locked by this process until `remove`. Raises OSError when it cannot be made."""
 

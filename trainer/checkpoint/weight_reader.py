@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -22,34 +23,12 @@ from trainer.strategies.torch_base import EMA
 MODULE_PREFIX = "model."  # the training module holds the Hugging Face model under this name
 
 
-class WeightReader(Protocol):
+@dataclass(frozen=True)
+class WeightReader:
     """Weights by the names of the Hugging Face model's state dict."""
 
     names: Set[str]
-
-    def read(self, name: str) -> Tensor: ...
-
-
-class DcpWeights:
-    """Weights in torch's distributed checkpoint format, of DDP, FSDP and the model-parallel strategies."""
-
-    def __init__(self, folder: Path, *, averaged: bool = False) -> None:
-        self._reader = _OneMetadata(folder)
-        self._prefix = f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"
-        self._entries = {
-            key.removeprefix(self._prefix): entry
-            for key, entry in self._reader.read_metadata().state_dict_metadata.items()
-            if key.startswith(self._prefix) and isinstance(entry, TensorStorageMetadata)
-        }
-        self.names: Set[str] = self._entries.keys()
-
-    def read(self, name: str) -> Tensor:
-        entry = self._entries[name]
-        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by no_dist
-            dcp.load({self._prefix + name: tensor}, storage_reader=self._reader, no_dist=True)
-        return tensor
+    read: Callable[[str], Tensor]
 
 
 class _OneMetadata(dcp.FileSystemReader):
@@ -63,59 +42,77 @@ class _OneMetadata(dcp.FileSystemReader):
         return self._metadata
 
 
-class GatheredModule:
-    """Weights of ZeRO-1 and 2: every rank has the whole module, and rank 0's file holds it."""
+def _dcp_weights(folder: Path, *, averaged: bool) -> WeightReader:
+    """Torch's distributed checkpoint format, of DDP, FSDP and the model-parallel strategies."""
+    reader, prefix = _OneMetadata(folder), f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"
+    entries = {
+        key.removeprefix(prefix): entry
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
 
-    def __init__(self, folder: Path) -> None:
-        self._module = {
-            name.removeprefix(MODULE_PREFIX): tensor for name, tensor in _mapped(folder / MODULE_FILE)["module"].items()
-        }
-        self.names: Set[str] = self._module.keys()
+    def read(name: str) -> Tensor:
+        tensor = torch.empty(entries[name].size, dtype=entries[name].properties.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by no_dist
+            dcp.load({prefix + name: tensor}, storage_reader=reader, no_dist=True)
+        return tensor
 
-    def read(self, name: str) -> Tensor:
-        return self._module[name]
+    return WeightReader(entries.keys(), read)
 
 
-class Partitions:
-    """Weights of ZeRO-3: each parameter is cut into equal slices, the last one padded; a rank's file concatenates its
-    slices. Source: deepspeed/utils/zero_to_fp32.py."""
+def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
+    if (folder / SHAPES_FILE).exists():
+        return _zero3_weights(folder, averaged=averaged)
+    if averaged:
+        return _zero2_averages(folder)
+    # ZeRO-1 and 2: every rank has the whole module, and rank 0's file holds it.
+    saved = _mapped(folder / MODULE_FILE)["module"]
+    module = {name.removeprefix(MODULE_PREFIX): tensor for name, tensor in saved.items()}
+    return WeightReader(module.keys(), module.__getitem__)
 
-    def __init__(self, folder: Path, *, averaged: bool = False) -> None:
-        saved = _mapped(folder / SHAPES_FILE)
-        self._ranks = int(saved["dp_world_size"])
-        self._flat = _averages(folder, self._ranks) if averaged else self._weights(folder)  # by rank and group
-        self._places = _places(saved, self._slice)
-        self.names: Set[str] = self._places.keys()
 
-    def _weights(self, folder: Path) -> list[list[Tensor]]:
-        files = [_mapped(folder / PARTITION_FILE.format(rank=rank)) for rank in range(self._ranks)]
-        return [file["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
+def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
+    """ZeRO-3: each parameter is cut into equal slices, the last one padded; a rank's file concatenates its slices.
 
-    def read(self, name: str) -> Tensor:
-        group, offset, shape = self._places[name]
-        slices = [flat[group].detach().narrow(0, offset, self._slice(shape)) for flat in self._flat]
+    Source: deepspeed/utils/zero_to_fp32.py.
+    """
+    saved = _mapped(folder / SHAPES_FILE)
+    ranks = int(saved["dp_world_size"])
+    if averaged:
+        flat = _averages(folder, ranks)  # by rank and group
+    else:
+        files = [_mapped(folder / PARTITION_FILE.format(rank=rank)) for rank in range(ranks)]
+        flat = [file["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
+
+    def slice_of(shape: torch.Size) -> int:
+        return -(-shape.numel() // ranks)
+
+    places = _places(saved, slice_of)
+
+    def read(name: str) -> Tensor:
+        group, offset, shape = places[name]
+        slices = [groups[group].detach().narrow(0, offset, slice_of(shape)) for groups in flat]
         return torch.cat(slices)[: shape.numel()].view(shape)
 
-    def _slice(self, shape: torch.Size) -> int:
-        return -(-shape.numel() // self._ranks)
+    return WeightReader(places.keys(), read)
 
 
-class ShardedAverages:
+def _zero2_averages(folder: Path) -> WeightReader:
     """Averages of ZeRO-1 and 2: a group's concatenated parameters, partitioned over ranks. Source as above."""
+    saved = _mapped(folder / MODULE_FILE)
+    flat = _averages(folder, int(saved["dp_world_size"]))  # by rank and group
+    places = _places(saved, lambda shape: shape.numel())
 
-    def __init__(self, folder: Path) -> None:
-        saved = _mapped(folder / MODULE_FILE)
-        self._flat = _averages(folder, int(saved["dp_world_size"]))  # by rank and group
-        self._places = _places(saved, lambda shape: shape.numel())
-        self.names: Set[str] = self._places.keys()
-
-    def read(self, name: str) -> Tensor:
-        group, start, shape = self._places[name]
+    def read(name: str) -> Tensor:
+        group, start, shape = places[name]
         end, found = start + shape.numel(), []
-        for partition in (flat[group] for flat in self._flat):
+        for partition in (groups[group] for groups in flat):
             found.append(partition[max(0, start) : max(0, end)])
             start, end = start - len(partition), end - len(partition)
         return torch.cat(found).view(shape)
+
+    return WeightReader(places.keys(), read)
 
 
 def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict[str, tuple[int, int, torch.Size]]:
@@ -152,13 +149,7 @@ def _mapped(file: Path) -> dict[str, Any]:
         return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 
-def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
-    if (folder / SHAPES_FILE).exists():
-        return Partitions(folder, averaged=averaged)
-    return ShardedAverages(folder) if averaged else GatheredModule(folder)
-
-
-READERS: dict[str, Callable[..., WeightReader]] = {"dcp": DcpWeights, "deepspeed": _deepspeed_weights}
+READERS: dict[str, Callable[..., WeightReader]] = {"dcp": _dcp_weights, "deepspeed": _deepspeed_weights}
 
 
 def holds_average(folder: Path, checkpoint_format: str) -> bool:

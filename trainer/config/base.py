@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[int, Field(gt=0)]
-_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+(/|$)")
+_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/|$)")
 
 
 def storage_uri(value: str) -> str:

@@ -1,1 +1,1 @@
-"""From samples to rows: sources, checks, shards, the index, and the order in which a run reads them."""
+"""Training data: sources, preparation, shards, packing and the order in which a run reads them."""

@@ -25,16 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedSequence:
-    """One packed row. Samples follow each other; the rest is padding, a document of its own."""
+    """Samples one after the other, followed by padding, which is a document of its own."""
 
     input_ids: Int64Array  # (sequence_length,)
     labels: Int64Array  # (sequence_length,), -100 where a token does not count in the loss
-    position_ids: (
-        Int64Array  # (sequence_length,) or (axes, sequence_length), restart at 0 for each sample and for the padding
-    )
+    position_ids: Int64Array  # (sequence_length,) or (axes, sequence_length); restarts at each sample and the padding
     image_sha256: tuple[str, ...]  # in order of appearance
     image_token_counts: tuple[int, ...]  # of each image
-    tiles: int  # of all images; as many as images where these are not cut
+    tiles: int  # of all images; one for an image that is not cut
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
     sample_tokens: tuple[int, ...]  # of each sample
@@ -47,12 +45,12 @@ class PackedSequence:
 
 
 class PackedLoader:
-    """Rows of any step for any rank: a pure function of the sequence, so there is no state to save."""
+    """Packed sequences of any step and rank: a pure function of the sampler, so there is no state to save."""
 
     def __init__(
         self,
         split: SplitIndex,
-        sequence: PackedBatchSampler,
+        sampler: PackedBatchSampler,
         tokenizer: PreTrainedTokenizerFast,
         reader: ShardReader,
         *,
@@ -60,47 +58,31 @@ class PackedLoader:
         ahead: Sequence[ShardPrefetcher] = (),
         form: ImageForm = SQUARES,
     ) -> None:
-        """`images`: also read the encoded images. `ahead`: fetch remote shards ahead of the steps that are read.
-
-        `form`: how the family's images stand in a row.
-        """
-        self._split, self._sequence, self._tokenizer, self._reader = split, sequence, tokenizer, reader
+        """`images`: also read the encoded images. `ahead`: prefetchers of remote shards."""
+        self.sampler, self._split, self._tokenizer, self._reader = sampler, split, tokenizer, reader
         self._images, self._ahead, self._form = images, ahead, form
         self._image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
 
     def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
-        """This rank's rows of an optimizer step: rows rank, rank + world_size, ... of the global batch.
+        """This rank's sequences of an optimizer step: numbers rank, rank + world_size, ... of the global batch.
 
-        Every rank gets equally many; where the batch has no row left it is empty, all padding and no image. Raises
-        DataError when a shard is damaged.
+        Every rank gets equally many; where the batch has no more, an empty one. Raises DataError for a damaged shard.
         """
         for ahead in self._ahead:
             ahead.advance(step)
-        batch = self._sequence.batch(step)
-        plan = self._sequence.plan(batch.epoch)
+        batch = self.sampler.batch(step)
+        plan = self.sampler.plan(batch.epoch)
         rows = batch.sequences_of(rank, world_size)
         return [self.pack_sequence([] if row is None else plan.row(row).tolist()) for row in rows]
 
-    def total_label_tokens(self, step: int) -> int:
-        """Label tokens of the step over all ranks; known everywhere without communication."""
-        return self._sequence.label_tokens(self._sequence.batch(step))
-
-    def epoch(self, step: int) -> int:
-        """The epoch that a step belongs to."""
-        return self._sequence.batch(step).epoch
-
-    def sequences_consumed(self, step: int) -> int:
-        """Rows before this step: the state to save when `step` is the next one."""
-        return self._sequence.batch(step).sequences_consumed
-
     def close(self) -> None:
-        """Stop fetching ahead."""
+        """Stop the prefetchers."""
         for ahead in self._ahead:
             ahead.close()
 
     def pack_sequence(self, samples: list[int]) -> PackedSequence:
-        """The row that holds these samples, by number in the split; none gives the empty row."""
-        length = self._sequence.sequence_length
+        """The sequence that holds these samples, by their numbers in the split; for none, an empty sequence."""
+        length = self.sampler.data.sequence_length
         input_ids = np.full(length, self._tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
@@ -149,6 +131,6 @@ class PackedLoader:
             raise DataError(
                 f"sample {self._split.ids[number]} has {len(encoded.input_ids)} tokens, the index says {expected}",
                 expected="the tokenizer that the data was prepared with",
-                fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it anew",
+                fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it again",
             )
         return encoded

@@ -1,4 +1,4 @@
-"""Returns freed memory to the operating system, which allocators would otherwise keep."""
+"""Returns freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import pyarrow as pa
 
 
 def trim_memory() -> None:
-    """What Arrow's pool and the C library keep of freed memory. Takes milliseconds: for the end of a large piece of
-    work.
+    """Release the freed memory that Arrow's pool and the C library hold. Takes milliseconds.
 
-    Without it a process that prepares chunk after chunk grows, although no chunk leaves anything behind: freed blocks
-    lie between others, and each new chunk asks for others again.
+    Without it, fragmentation makes a process that prepares many chunks grow.
     """
     pa.default_memory_pool().release_unused()
     if trim := _malloc_trim():
@@ -23,5 +21,5 @@ def trim_memory() -> None:
 
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc has it, other C libraries need not."""
+    """None in C libraries other than glibc."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,12 +1,10 @@
 """Packs samples into sequences: a pure function of sample lengths, seed and epoch.
 
-Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974), or as samples come
-where that takes fewer rows. Every row keeps within
-a token and an image budget, so no row can need more memory than the plan foresaw. Shards come in shuffled order, and
-samples and rows are shuffled within groups of shards, so that an epoch needs each shard during one stretch of it only;
-a data set of one group is shuffled as a whole. The order uses its own 64-bit mixing function (SplitMix64; Steele, Lea
-and Flood, 2014) and not a library's generator, whose stream may change with its version: a run that resumes after an
-upgrade would silently read other data.
+Best fit, longest first, within windows of a shuffled order (best-fit decreasing; Johnson, 1974), or in shuffled order
+where that needs fewer sequences. Every sequence has a token and an image budget, which bounds memory. Shards come in
+shuffled order, and samples and sequences are shuffled within groups of shards, so that an epoch needs each shard during
+one period only. The shuffle uses its own mixing function (SplitMix64; Steele, Lea and Flood, 2014), because a library's
+generator may change with its version, and a resumed run would silently read other data.
 """
 
 from __future__ import annotations
@@ -23,23 +21,24 @@ from numpy.typing import NDArray
 from trainer.config.data import SHUFFLE_SHARDS
 
 Int64Array = NDArray[np.int64]
-WELL_FILLED = 0.97  # share of a window's tokens that is good enough to look no further
-ROW_BITS = 32  # an open row is one integer: its free tokens, then its number
+Integers = NDArray[np.integer]
+WELL_FILLED = 0.97  # fill of a window from which no other packing is tried
+ROW_BITS = 32  # an open sequence is one integer: its free tokens, then its number
 
 
 @dataclass(frozen=True)
 class PackingPlan:
-    """The rows of one epoch: row i holds the samples `members[offsets[i]:offsets[i + 1]]`."""
+    """The packed sequences of one epoch: sequence i holds the samples `members[offsets[i]:offsets[i + 1]]`."""
 
-    offsets: Int64Array  # (rows + 1,)
+    offsets: Int64Array  # (sequences + 1,)
     members: Int64Array  # (samples,)
-    fill: float  # share of the rows' tokens that are not padding
+    fill: float  # share of tokens that are not padding
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def row(self, number: int) -> Int64Array:
-        """Sample numbers of one row, in order."""
+        """Sample numbers of one sequence, in order."""
         return self.members[self.offsets[number] : self.offsets[number + 1]]
 
     def digest(self) -> str:
@@ -49,8 +48,8 @@ class PackingPlan:
 
 
 def plan_packing(
-    tokens: NDArray[np.integer],
-    images: NDArray[np.integer],
+    tokens: Integers,
+    images: Integers,
     *,
     sequence_length: int,
     max_images_per_sequence: int,
@@ -61,12 +60,16 @@ def plan_packing(
     shards: Int64Array | None = None,
     shuffle_shards: int = SHUFFLE_SHARDS,
 ) -> PackingPlan:
-    """Rows of an epoch; each sample is in exactly one.
+    """The packed sequences of an epoch; each sample is in exactly one.
 
-    tokens, images: (samples,) length and number of images of each sample. With `pack=False` each sample has its own
-    row. A larger `window` fills rows better and takes longer. shards: (samples,) number of the shard that each sample
-    lies in, from 0; without them, or with at most `shuffle_shards`, all are one group. Raises ValueError when a sample
-    exceeds a row's budget by itself: preparation rejects such samples.
+    Raises ValueError when a single sample exceeds the budget: preparation rejects such samples.
+
+    Args:
+        tokens: (samples,) length of each sample.
+        images: (samples,) number of images of each sample.
+        pack: False gives each sample its own sequence.
+        window: samples packed together; more fill sequences better and take longer.
+        shards: (samples,) number of each sample's shard, from 0; None: all samples are one group.
     """
     if len(tokens) and (int(tokens.max()) > sequence_length or int(images.max()) > max_images_per_sequence):
         raise ValueError(
@@ -76,16 +79,16 @@ def plan_packing(
     groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch)
     order = _gathered(order, groups)
     if pack:
-        # Arrays at once: a million samples as lists of lists would take 200 bytes each.
+        # Into arrays at once: a million samples as lists of lists would take 200 bytes each.
         members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
         for start, stop in _windows(groups, window):
-            rows = _packed(order[start:stop], tokens, images, sequence_length, max_images_per_sequence)
+            rows = _packed(order[start:stop], tokens, images, (sequence_length, max_images_per_sequence))
             members[start:stop] = [sample for row in rows for sample in row]
             lengths.append(np.array([len(row) for row in rows], np.int64))
         sizes = np.concatenate(lengths)
     else:
         members, sizes = order, np.ones_like(order)
-    # Within a window, rows come longest sample first; a second shuffle keeps that pattern out of training.
+    # Within a window, sequences come longest sample first; a second shuffle removes that pattern.
     group_of_row = groups[members[np.cumsum(sizes) - sizes]]
     shuffled = _gathered(_shuffled(len(sizes), seed, epoch, "rows"), group_of_row)
     starts = (np.cumsum(sizes) - sizes)[shuffled]
@@ -97,7 +100,7 @@ def plan_packing(
 
 
 def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int) -> Int64Array:
-    """(samples,) group of each sample: shards in shuffled order, cut into groups of nearly equally many."""
+    """(samples,) group of each sample: shards in shuffled order, in groups of nearly equal size."""
     num_shards = int(shards.max(initial=-1)) + 1
     num_groups = -(-num_shards // shuffle_shards)
     place = np.argsort(_shuffled(num_shards, seed, epoch, "shards"))  # of each shard in the shuffled order
@@ -106,43 +109,33 @@ def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int) -> I
 
 
 def _gathered(order: Int64Array, groups: Int64Array) -> Int64Array:
-    """The order with the items of group 0 first, then those of group 1, and so on; within a group it stays."""
+    """The order, stably sorted by group."""
     return order[np.argsort(groups[order], kind="stable")]
 
 
 def _windows(groups: Int64Array, window: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of each window in the gathered order: none reaches over the border of a group."""
+    """Start and stop of each window in the gathered order, within groups."""
     stop_of_group = np.cumsum(np.bincount(groups)).tolist()
     for first, last in pairwise([0, *stop_of_group]):
         for start in range(first, last, window):
             yield start, min(start + window, last)
 
 
-def _packed(
-    samples: Int64Array,
-    tokens: NDArray[np.integer],
-    images: NDArray[np.integer],
-    sequence_length: int,
-    max_images_per_sequence: int,
-) -> list[list[int]]:
-    """The rows of one window. Longest first does badly where few lengths are there, and several long ones leave a gap
-    that no short one fits into: there, samples as they come are tried too, and the fewer rows taken."""
+def _packed(samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int]) -> list[list[int]]:
+    """The sequences of one window: longest first, or in the given order where that needs fewer.
+
+    Longest first packs badly where few lengths occur and several long samples leave a gap that no short one fits.
+    """
     longest_first = samples[np.argsort(-tokens[samples].astype(np.int64), kind="stable")]
-    rows = _best_fit(longest_first, tokens, images, sequence_length, max_images_per_sequence)
-    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * sequence_length:
-        others = _best_fit(samples, tokens, images, sequence_length, max_images_per_sequence)
-        rows = min(rows, others, key=len)
+    rows = _best_fit(longest_first, tokens, images, budget)
+    if int(tokens[samples].sum()) < WELL_FILLED * len(rows) * budget[0]:
+        rows = min(rows, _best_fit(samples, tokens, images, budget), key=len)
     return rows
 
 
-def _best_fit(
-    samples: Int64Array,
-    tokens: NDArray[np.integer],
-    images: NDArray[np.integer],
-    sequence_length: int,
-    max_images_per_sequence: int,
-) -> list[list[int]]:
-    """Put each sample, in this order, into the row that it leaves least room in."""
+def _best_fit(samples: Int64Array, tokens: Integers, images: Integers, budget: tuple[int, int]) -> list[list[int]]:
+    """Put each sample, in this order, into the sequence that it leaves the least room in."""
+    sequence_length, max_images_per_sequence = budget
     sizes, counts = tokens[samples].tolist(), images[samples].tolist()
     rows: list[list[int]] = []
     free_images: list[int] = []
@@ -171,7 +164,7 @@ def _sequence_of(entry: int) -> int:
 
 
 def _shuffled(length: int, seed: int, epoch: int, stream: str) -> Int64Array:
-    """A permutation of range(length) that depends on nothing but the arguments."""
+    """A permutation of range(length) that depends only on the arguments."""
     start = hashlib.sha256(f"{stream} {seed} {epoch}".encode()).digest()[:8]
     state = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state += np.uint64(int.from_bytes(start, "little"))

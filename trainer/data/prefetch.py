@@ -3,26 +3,95 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.prefetch_schedule import ShardSchedule
+from trainer.data.packing import Int64Array
+from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import NEVER, PrefetchResult, ShardCache
 from trainer.errors import UserError
 
+EPOCHS_KEPT = 2  # this one and the next
 THREADS = 2  # each fetches one shard at a time
-GROUPS_AHEAD = 2  # the one that is read, and the next
-STEPS_BEHIND = 4  # other ranks may be so many steps behind: what those steps read is not evicted for later ones
-LOOK_AGAIN_S = 1.0  # another process may have made room, or broken off
+GROUPS_AHEAD = 2  # the one being read, and the next
+STEPS_BEHIND = 4  # other ranks may be this many steps behind: shards of those steps are not evicted for later ones
+LOOK_AGAIN_S = 1.0  # another process may have made room, or stopped fetching
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Sample n needs the shards `numbers[offsets[n]:offsets[n + 1]]`."""
+
+    offsets: Int64Array  # (samples + 1,)
+    numbers: Int64Array  # (needs,)
+
+    @classmethod
+    def one_each(cls, numbers: Int64Array) -> Needs:
+        """Of samples that lie in one shard each: `numbers` (samples,)."""
+        return cls(np.arange(len(numbers) + 1), numbers)
+
+    def of(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Shard numbers (needs of these samples,) and how many each sample has (samples,)."""
+        starts, counts = self.offsets[samples], self.offsets[samples + 1] - self.offsets[samples]
+        ends = np.cumsum(counts)
+        within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+        return self.numbers[np.repeat(starts, counts) + within], counts
+
+
+class ShardSchedule:
+    """The shards of every step up to `end_step`. Safe to use from several threads.
+
+    All processes use the shards of the global batch. A machine that runs some of the ranks fetches a little more than
+    it needs: nearly every machine gets some of a shard's many samples.
+    """
+
+    def __init__(self, shards: list[str], needs: Needs, sequence: PackedBatchSampler, end_step: int) -> None:
+        self.shards, self._needs = shards, needs
+        self._sequence, self._end_step = sequence, end_step
+        self._epochs: dict[int, Int64Array] = {}
+        self._lock = threading.Lock()
+
+    def next_uses(self, step: int) -> Int64Array:
+        """(shards,) first step from `step` on, in its epoch or the next, that needs each shard, else NEVER."""
+        epoch = self._sequence.batch(step).epoch
+        found = self._uses_from(epoch, step)
+        if (found == NEVER).any() and self._sequence.num_steps(epoch + 1) < self._end_step:
+            found = np.minimum(found, self._uses_from(epoch + 1, step))
+        found[found >= self._end_step] = NEVER
+        return found
+
+    def _uses_from(self, epoch: int, step: int) -> Int64Array:
+        """(shards,) as `next_uses`, within one epoch."""
+        with self._lock:
+            if epoch not in self._epochs:
+                for old in sorted(self._epochs)[: 1 - EPOCHS_KEPT]:
+                    del self._epochs[old]
+                self._epochs[epoch] = self._uses_of(epoch)
+            uses = self._epochs[epoch]
+        first = self._sequence.num_steps(epoch)
+        num_steps, shards = self._sequence.num_steps(epoch + 1) - first, np.arange(len(self.shards))
+        place = np.searchsorted(uses, shards * num_steps + max(0, step - first))
+        candidates = np.append(uses, len(self.shards) * num_steps)[place]
+        return np.where(candidates // num_steps == shards, first + candidates % num_steps, NEVER)
+
+    def _uses_of(self, epoch: int) -> Int64Array:
+        """Every pair of a shard and a step that needs it, as shard * steps of the epoch + step, sorted."""
+        plan, sequences_per_step = self._sequence.plan(epoch), self._sequence.global_batch_size
+        num_steps = self._sequence.num_steps(epoch + 1) - self._sequence.num_steps(epoch)
+        steps = np.repeat(np.arange(len(plan)) // sequences_per_step, np.diff(plan.offsets))
+        numbers, counts = self._needs.of(plan.members)
+        uses: Int64Array = np.unique(numbers * num_steps + np.repeat(steps, counts))
+        return uses
 
 
 class ShardPrefetcher:
-    """Threads that fill the cache with what comes next. They start with the first step and end with `close`."""
+    """Threads that fill the cache with the shards needed next, from the first step until `close`."""
 
     def __init__(self, cache: ShardCache, schedule: ShardSchedule, *, group_shards: int) -> None:
-        """`group_shards`: shards that are needed together, while a group of data shards is read."""
+        """`group_shards`: shards in use while a group of data shards is read."""
         self.cache, self._schedule = cache, schedule
-        self.most_shards = min(len(schedule.shards), GROUPS_AHEAD * group_shards)  # kept or on their way
+        self.most_shards = min(len(schedule.shards), GROUPS_AHEAD * group_shards)  # cached or being fetched
         self._changed = threading.Condition()
         self._step = 0
         self._threads: list[threading.Thread] = []
@@ -32,7 +101,7 @@ class ShardPrefetcher:
         cache.expect(self._next_uses)
 
     def advance(self, step: int) -> None:
-        """Say that the rows of `step` are read now. Raises what ended a thread."""
+        """Report that `step` is read now. Raises the error that ended a thread."""
         if self._error:
             raise self._error
         with self._changed:
@@ -44,7 +113,7 @@ class ShardPrefetcher:
                 thread.start()
 
     def close(self) -> None:
-        """Stop the threads; each ends the fetch that it is at."""
+        """Stop the threads; each completes its current fetch."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -68,10 +137,10 @@ class ShardPrefetcher:
             self._error = error
 
     def _fetch_one(self, step: int) -> bool:
-        """Fetch the first shard that is not there; False when none is missing or none can be fetched."""
+        """Fetch the first missing shard. False when none is missing or none can be fetched."""
         next_uses, shards = self._schedule.next_uses(step), self._schedule.shards
-        lately = self._schedule.next_uses(max(0, step - STEPS_BEHIND)) < step
-        keep = {shards[number] for number in np.flatnonzero(lately)}
+        recent = self._schedule.next_uses(max(0, step - STEPS_BEHIND)) < step
+        keep = {shards[number] for number in np.flatnonzero(recent)}
         for number in np.argsort(next_uses, kind="stable")[: self.most_shards].tolist():
             shard, needed_at = shards[number], int(next_uses[number])
             if needed_at == NEVER or self._closed:
@@ -79,10 +148,10 @@ class ShardPrefetcher:
             if shard in self._unreadable:
                 continue
             try:
-                came = self.cache.fetch_ahead(shard, needed_at, keep)
+                result = self.cache.fetch_ahead(shard, needed_at, keep)
             except UserError:
-                self._unreadable.add(shard)  # the step that reads it meets the error, if it is still there then
+                self._unreadable.add(shard)  # the step that reads it raises the error, if it persists
                 continue
-            if came in (PrefetchResult.FETCHED, PrefetchResult.NO_ROOM):
-                return came is PrefetchResult.FETCHED
+            if result in (PrefetchResult.FETCHED, PrefetchResult.NO_ROOM):
+                return result is PrefetchResult.FETCHED
         return False

@@ -1,4 +1,4 @@
-"""Reject codes, a closed list, and the ledger of rejected samples."""
+"""Reject codes and the ledger of rejected samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MESSAGE_CHARS = 300
 EXAMPLES_PER_CODE = 3
-KEPT = "rejected"  # folder in a run whose preparation had too many rejects
+KEPT = "rejected"  # folder of a run, after a failed preparation
 REJECTS = "rejects.jsonl"
 SUMMARY = "rejects_summary.json"
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class RejectCode(StrEnum):
-    """Every reason to leave a sample out. docs/reference/data-formats.md lists them with what to do."""
+    """Every reason to reject a sample. docs/reference/data-formats.md lists them with fixes."""
 
     RECORD_ENCODING = "record.encoding"  # text that is not UTF-8, or spells half a character
     RECORD_PARSE = "record.parse"  # a line or member is not JSON
@@ -43,7 +43,7 @@ class RejectCode(StrEnum):
     REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
     REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
     IMAGE_EMPTY = "image.empty"  # zero bytes
-    IMAGE_UNIDENTIFIED = "image.unidentified"  # not one of the allowed formats, whatever its name says
+    IMAGE_UNIDENTIFIED = "image.unidentified"  # none of the allowed formats, whatever its name
     IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels, or bytes than data.max_image_bytes
     IMAGE_TOO_SMALL = "image.too_small"  # a side shorter than data.min_image_side
     IMAGE_ASPECT = "image.aspect"  # longer for its width, or the other way round, than data.max_image_aspect
@@ -54,14 +54,14 @@ class RejectCode(StrEnum):
 
 
 ASKED_FOR = frozenset({RejectCode.SAMPLE_DUPLICATE})
-"""Codes that name no fault: the run file asked for it. They do not count against data.max_reject_fraction."""
+"""Codes of samples that the run file asks to drop. They do not count against data.max_reject_fraction."""
 
 
 class Repair(StrEnum):
-    """What was changed in a sample that was accepted. Counted in `rejects_summary.json`."""
+    """A change to an accepted sample. Counted in `rejects_summary.json`."""
 
-    EXIF_TRANSPOSED = "exif_transposed"  # turned as its EXIF orientation says
-    METADATA_STRIPPED = "metadata_stripped"  # place, camera and comments taken out of a file whose pixels are kept
+    EXIF_TRANSPOSED = "exif_transposed"  # turned by its EXIF orientation
+    METADATA_STRIPPED = "metadata_stripped"  # place, camera and comments removed
     MODE_CONVERTED = "mode_converted"  # converted to RGB; transparency over white
     BIT_DEPTH_SCALED = "bit_depth_scaled"  # 16-bit grey scaled to 8 bits
     FIRST_FRAME = "first_frame"  # first frame of an animation
@@ -81,19 +81,19 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """One sample that was left out."""
+    """One rejected sample."""
 
     where: str
     id: str
     code: RejectCode
     message: str
-    image: ImageRef | None = None  # the first of its pictures, for people to look at
+    image: ImageRef | None = None  # its first image, for people
 
 
 class Ledger:
-    """Counts what was read, accepted and rejected; `summary` asserts that accepted + rejected == read.
+    """Counts records read, accepted and rejected; `summary` asserts that accepted + rejected == read.
 
-    Rejects are written to `lines` as they come, one JSON object a line; a few of each code are kept as examples.
+    Writes rejects to `lines` as JSON lines and keeps a few of each code as examples.
     """
 
     def __init__(self, max_reject_fraction: float, lines: TextIO) -> None:
@@ -105,7 +105,7 @@ class Ledger:
         self._lines = lines
 
     def counting(self, records: Iterable[T]) -> Iterator[T]:
-        """The records unchanged; each is counted as read when it passes."""
+        """The records unchanged, each counted as read."""
         for record in records:
             self.read += 1
             yield record
@@ -128,14 +128,14 @@ class Ledger:
         self.repairs.update(kinds)
 
     def add_accepted(self, accepted: int, repaired: int, repairs: Mapping[str, int]) -> None:
-        """Samples that another ledger has read and accepted."""
+        """Add samples that another ledger has read and accepted."""
         self.read += accepted
         self.accepted += accepted
         self.repaired += repaired
         self.repairs.update({Repair(name): count for name, count in repairs.items()})
 
     def summary(self) -> dict[str, Any]:
-        """Counts, codes by number of rejects, and where the first few of each code are."""
+        """Counts, codes by number of rejects, and the places of the first few of each code."""
         assert self.read == self.accepted + self.rejected, "a sample was lost or counted twice"
         return {
             "read": self.read,
@@ -152,7 +152,7 @@ class Ledger:
         }
 
     def check(self) -> None:
-        """Raise DataError when a larger share than allowed was rejected for a fault."""
+        """Raise DataError when a larger share than allowed was rejected."""
         summary = self.summary()
         faults = {code: count for code, count in summary["by_code"].items() if code not in ASKED_FOR}
         bad = sum(faults.values())
@@ -171,6 +171,6 @@ class Ledger:
 
 
 def _line(message: str) -> str:
-    """One printable line: control characters from the data must not reach a terminal or a log."""
+    """One printable line, without the data's control characters."""
     printable = "".join(c if c.isprintable() else " " for c in message)
     return printable if len(printable) <= MESSAGE_CHARS else printable[: MESSAGE_CHARS - 3] + "..."

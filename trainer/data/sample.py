@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainer.config.model import IMAGE_TOKEN
+from trainer.storage.base import crc32c_of
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 DEFAULT_SLICE = "all"
 
@@ -33,18 +40,42 @@ class Turn:
     slice: str = DEFAULT_SLICE
 
 
+def shuffled_turns(questions: Iterable[tuple[str, str, str]], key: str) -> tuple[Turn, ...]:
+    """Turns of one image from (question, answer, slice), in an order that depends only on these and `key`.
+
+    Shuffled, so that a question is asked sometimes before and sometimes after those that give its answer away.
+    """
+    first, *others = [Turn(*question) for question in stable_shuffle(questions, key)]
+    return (Turn(f"{IMAGE_TOKEN}\n{first.question}", first.answer, first.slice), *others)
+
+
+def png_bytes(image: Image.Image) -> bytes:
+    """The image as a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def content_of(data: bytes) -> str:
+    """Identity of an image's bytes: size and CRC32C, which buckets know without a download.
+
+    The same for all sources, so that an image has the same split in a folder, a bucket, a tar or a Parquet file.
+    """
+    return f"{len(data)} {crc32c_of(data)}"
+
+
 @dataclass(frozen=True, slots=True)
 class ImageRef:
     """An image that has not been read yet. Within one source, equal names mean equal images."""
 
     name: str
     read: Callable[[], bytes]
-    known: Callable[[], str] | None = None  # tells its bytes apart from others without reading them
-    size_bytes: Callable[[], int] | None = None  # as it is stored, told without reading it; None: it is small
+    known: Callable[[], str] | None = None  # identifies its bytes without reading them
+    size_bytes: Callable[[], int] | None = None  # of the stored file, without reading it; None: it is small
 
     def content(self) -> str:
-        """Changes with the image's bytes: what the source knows of them, or a hash."""
-        return self.known() if self.known else hashlib.sha256(self.read()).hexdigest()
+        """Identity of the image's bytes, see `content_of`."""
+        return self.known() if self.known else content_of(self.read())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +90,16 @@ class Sample:
     group: str = ""  # the value of the field that data.split_by names
 
     def image_bytes(self) -> int:
-        """What all its images take as they are stored."""
+        """Total size of its stored images."""
         return sum(image.size_bytes() for image in self.images if image.size_bytes)
 
     def content_digest(self) -> str:
-        """Equal for two samples that say the same about the same images. Hexadecimal."""
+        """Equal for two samples with the same turns and images. Hexadecimal."""
         return stable_digest(*((t.question, t.answer, t.slice) for t in self.turns), *(i.name for i in self.images))
 
 
 def split_of(identity: str, validation_fraction: float) -> Split:
-    """The split of whatever has this name: a pure function, so samples never move when data is added."""
+    """The split of a group: a pure function of its name, so that samples never move when data is added."""
     share = int(stable_digest("split", identity)[:16], 16) / 2**64
     return "eval" if share < validation_fraction else "train"
 

@@ -1,9 +1,8 @@
-"""Order of the packed sequences of a run; a position in it is one integer.
+"""Order of a run's packed sequences; a position in it is one integer.
 
-Rows of epoch 0, then of epoch 1, and so on, each epoch planned anew. A global batch is the next `global_batch_size`
-rows; the last one of an epoch may be short, so that epochs do not mix. `sequences_consumed`, the number of rows
-before a batch, is all the state there is: epoch and position follow from it, and the number of processes does not
-matter.
+Epochs are packed independently. A global batch is the next `global_batch_size` sequences; the last one of an epoch may
+be short, so that epochs do not mix. `sequences_consumed`, the number of sequences before a batch, is the whole state:
+epoch and position follow from it, whatever the number of processes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from trainer.config.data import SHUFFLE_SHARDS, DataConfig
+from trainer.config.data import DataConfig
 from trainer.data.packing import Int64Array, PackingPlan, plan_packing
 from trainer.data.shards.index import SplitIndex
 from trainer.errors import DataError
@@ -21,7 +20,7 @@ PLANS_KEPT = 2  # this epoch's and the one being prefetched
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """The rows of one optimizer step: `start` to `stop` of the epoch's plan."""
+    """The packed sequences of one optimizer step: `start` to `stop` of the epoch's plan."""
 
     epoch: int
     start: int
@@ -32,72 +31,41 @@ class GlobalBatch:
         return self.stop - self.start
 
     def sequences_of(self, rank: int, world_size: int) -> list[int | None]:
-        """Row numbers of one rank: equally many on every rank, None where the batch has no row left."""
+        """Numbers of one rank's sequences: equally many on every rank, None where the batch has no more."""
         rows: list[int | None] = list(range(self.start + rank, self.stop, world_size))
         sequences_per_rank = -(-len(self) // world_size)
         return rows + [None] * (sequences_per_rank - len(rows))
 
 
 class PackedBatchSampler:
-    """Row plans of all epochs, made when needed. Safe to use from several threads."""
+    """Packing plans of all epochs, made when needed. Safe to use from several threads."""
 
     def __init__(
-        self,
-        split: SplitIndex,
-        *,
-        sequence_length: int,
-        max_images_per_sequence: int,
-        seed: int,
-        global_batch_size: int,
-        pack: bool = True,
-        shuffle_shards: int = SHUFFLE_SHARDS,
-        tile_tokens: int = 0,
+        self, split: SplitIndex, data: DataConfig, *, seed: int, global_batch_size: int, tile_tokens: int = 0
     ) -> None:
-        """`tile_tokens`: of each tile of images that are cut; `max_images_per_sequence` then counts tiles."""
+        """`tile_tokens`: tokens of a tile, for images cut into tiles; `max_images_per_sequence` then counts tiles."""
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
-        self._split, self._tiles = split, split.tiles(tile_tokens)
-        self.sequence_length, self.max_images_per_sequence, self.pack, self.seed = (
-            sequence_length,
-            max_images_per_sequence,
-            pack,
-            seed,
-        )
-        self.global_batch_size, self.shuffle_shards = global_batch_size, shuffle_shards
+        self.data, self.global_batch_size = data, global_batch_size
+        self._split, self._tiles, self._seed = split, split.tiles(tile_tokens), seed
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []
         self._lock = threading.RLock()  # num_sequences holds it while it plans
 
-    @classmethod
-    def of(
-        cls, split: SplitIndex, data: DataConfig, *, seed: int, global_batch_size: int, tile_tokens: int
-    ) -> PackedBatchSampler:
-        """Of a run with this data section."""
-        return cls(
-            split,
-            sequence_length=data.sequence_length,
-            max_images_per_sequence=data.max_images_per_sequence,
-            seed=seed,
-            global_batch_size=global_batch_size,
-            pack=data.pack,
-            shuffle_shards=data.shuffle_shards,
-            tile_tokens=tile_tokens,
-        )
-
     def plan(self, epoch: int) -> PackingPlan:
-        """The rows of one epoch."""
+        """The packed sequences of one epoch."""
         with self._lock:
             if epoch not in self._plans:
                 self._plans[epoch] = plan_packing(
                     self._split.tokens,
                     self._tiles,
-                    sequence_length=self.sequence_length,
-                    max_images_per_sequence=self.max_images_per_sequence,
-                    seed=self.seed,
+                    sequence_length=self.data.sequence_length,
+                    max_images_per_sequence=self.data.max_images_per_sequence,
+                    seed=self._seed,
                     epoch=epoch,
-                    pack=self.pack,
+                    pack=self.data.pack,
                     shards=self._split.shard_numbers,
-                    shuffle_shards=self.shuffle_shards,
+                    shuffle_shards=self.data.shuffle_shards,
                 )
                 for old in sorted(self._plans)[:-PLANS_KEPT]:
                     if old != epoch:
@@ -105,14 +73,14 @@ class PackedBatchSampler:
             return self._plans[epoch]
 
     def num_sequences(self, epoch: int) -> int:
-        """Rows in an epoch; epochs differ a little, as each packs another order."""
+        """Sequences in an epoch; epochs differ a little, as each packs another order."""
         with self._lock:
             while len(self._num_sequences) <= epoch:
                 self._num_sequences.append(len(self.plan(len(self._num_sequences))))
             return self._num_sequences[epoch]
 
     def num_steps(self, epochs: int, *, at_most: int = 0) -> int:
-        """Optimizer steps in the first `epochs` epochs; with `at_most`, epochs behind so many steps are not planned."""
+        """Optimizer steps in the first `epochs` epochs, at most `at_most` (0: all); no epoch after that is planned."""
         steps = 0
         for epoch in range(epochs):
             steps += self._steps_of(epoch)
@@ -121,7 +89,7 @@ class PackedBatchSampler:
         return steps
 
     def batch_at(self, sequences_consumed: int) -> GlobalBatch:
-        """The global batch that follows `sequences_consumed` rows."""
+        """The global batch after `sequences_consumed` sequences."""
         epoch, start = 0, sequences_consumed
         while start >= self.num_sequences(epoch):
             start -= self.num_sequences(epoch)
@@ -139,12 +107,12 @@ class PackedBatchSampler:
         return self.batch_at(sequences_before + step * self.global_batch_size)
 
     def members(self, batch: GlobalBatch) -> Int64Array:
-        """Sample numbers of a whole global batch."""
+        """Sample numbers of a global batch."""
         plan = self.plan(batch.epoch)
         return plan.members[plan.offsets[batch.start] : plan.offsets[batch.stop]]
 
     def label_tokens(self, batch: GlobalBatch) -> int:
-        """Label tokens of a whole global batch, over all ranks: what the summed loss is divided by."""
+        """Label tokens of a global batch, over all ranks: the divisor of the summed loss."""
         return int(self._split.label_tokens[self.members(batch)].sum())
 
     def _steps_of(self, epoch: int) -> int:

@@ -1,4 +1,4 @@
-"""Temporary SQLite tables for what grows with the data."""
+"""Temporary SQLite tables for data that may not fit in memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ CACHE_KIB = 8192
 
 
 class _ClosedAtTheEnd(sqlite3.Connection):
-    """Its owners live as long as one pass over the data and need no end of their own."""
+    """Closes with its owner, which lives as long as one pass over the data."""
 
     def __del__(self) -> None:
         self.close()
 
 
 def disk_table(schema: str) -> sqlite3.Connection:
-    """An empty database in the temporary folder, made by `schema`. For one thread at a time.
+    """A temporary database with this schema, deleted when it is closed. For one thread at a time.
 
-    It is removed when it is closed, also by the end of the process; a bounded part of it is held in memory.
+    A bounded part of it is held in memory.
     """
     # An empty name is a private file: https://www.sqlite.org/inmemorydb.html, "Temporary Databases".
     database = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=_ClosedAtTheEnd)
@@ -30,5 +30,5 @@ def disk_table(schema: str) -> sqlite3.Connection:
 
 
 def short_digest(*parts: object) -> bytes:
-    """16 bytes of SHA-256 over the parts' representations: two of a trillion parts meet with a chance below 1e-14."""
+    """16 bytes of SHA-256 over the parts' representations: a trillion of them collide with probability below 1e-14."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).digest()[:16]

@@ -1,12 +1,12 @@
-"""From turns to tokens: the tokenizer, the conversation format, labels, prompts and the chat template.
+"""Turns conversations into tokens: the tokenizer, the format, labels, prompts and the chat template.
 
-The format, in LLaVA's spirit:
+The format resembles LLaVA's:
 
     <s>USER: <image>
     what digit is this? ASSISTANT: 7</s>USER: is it even? ASSISTANT: no</s>
 
-A sample is tokenized as one text, so the chat template gives the same tokens whatever the tokenizer thinks of spaces;
-labels are found by character position.
+A sample is tokenized as one text, so that the chat template gives the same tokens with any tokenizer; labels are found
+by character position.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from trainer.storage.regular_files import require_regular_files
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+FOLDER = "tokenizer"  # in prepared data
 IGNORED = -100  # label of a token that does not count in the loss
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIALS = (PAD, BOS, EOS, IMAGE_TOKEN)
 BYTES_ALPHABET = 256
 LARGEST_TOKENIZER_BYTES = 256 << 20  # of one file
-FEW = 4  # tokens that an error names
+FEW = 4  # tokens named in an error
 CONTROL_TOKEN = re.compile("<[^<>]+>")
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
-# Text content is taken as it is; of a content list, an image is its mark and a line end, as in training.
+# In a content list, an image is its mark and a line end, as in training.
 CHAT_TEMPLATE = (
     "{{- bos_token or '' -}}"
     "{%- for message in messages -%}"
@@ -57,7 +58,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Tokens of one sample. `labels` is -100 except on answers and their end tokens; both have equal length."""
+    """Tokens of one sample, and as many labels: -100 except on answers and their end tokens."""
 
     input_ids: list[int]
     labels: list[int]
@@ -75,12 +76,12 @@ def encode_sample(
 ) -> Encoded:
     """Tokens and labels of a conversation; the k-th `<image>` becomes `image_token_counts[k]` image tokens.
 
-    image_marks: what a family writes for each image, with `<image>` in it, once or more often: each then becomes an
-    equal share of the image's tokens. None: the token alone.
+    image_marks: the family's text for each image, with one `<image>` or more, each of which becomes an equal share of
+    the image's tokens. None: `<image>` alone.
     """
     marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
     left = iter(marks)
-    text, end = tokenizer.bos_token or "", tokenizer.eos_token  # of transformers' tokenizers, each look takes long
+    text, end = tokenizer.bos_token or "", tokenizer.eos_token  # slow attributes of transformers' tokenizers
     answers = []  # character ranges that count in the loss
     for turn in turns:
         text += f"{QUESTION_PREFIX}{_written(turn.question, left)}{ANSWER_PREFIX}"
@@ -102,10 +103,9 @@ def prompt(
     tokenizer: PreTrainedTokenizerFast,
     image_marks: Sequence[str] | None = None,
 ) -> list[int]:
-    """Tokens that ask one question about a sample's images; the answer is generated after them.
+    """Tokens that ask one question about a sample's images.
 
-    The images stand where the question marks them, or in front of it when it does not mark all of them (a later turn).
-    No counts, no images: the question alone.
+    Images go where the question marks them, or before it when it does not mark all of them (a later turn).
     """
     marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
     if question.count(IMAGE_TOKEN) != len(image_token_counts):
@@ -117,7 +117,7 @@ def prompt(
 
 
 def _written(question: str, marks: Iterator[str]) -> str:
-    """The question with the next mark in the place of each `<image>`."""
+    """The question with each `<image>` replaced by the next mark."""
     first, *behind = question.split(IMAGE_TOKEN)
     return first + "".join(f"{next(marks)}{text}" for text in behind)
 
@@ -125,7 +125,7 @@ def _written(question: str, marks: Iterator[str]) -> str:
 def _with_images(
     ids: list[int], labels: list[int], counts: Sequence[int], marks: Sequence[str], tokenizer: PreTrainedTokenizerFast
 ) -> Encoded:
-    """Repeat the image tokens of the k-th mark until they are `counts[k]`."""
+    """Repeat the image tokens of the k-th mark to `counts[k]` in all."""
     image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
     places = [position for position, token in enumerate(ids) if token == image_token]
     parts = [mark.count(IMAGE_TOKEN) for mark in marks]
@@ -145,12 +145,15 @@ def make_tokenizer(
     control_tokens: Iterable[str] = (),
     has_mark: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer that `model.tokenizer` names, with every token and the chat template that the format needs.
+    """The tokenizer that `model.tokenizer` names, with the tokens and the chat template of the format.
 
-    `image_mark` is what the family writes for an image in a prompt: `<image>`, or that between tokens of its own;
-    `control_tokens` are further ones. `texts` is consumed only for `train:N`. `has_mark`: a tokenizer that is not
-    trained here must have all these tokens already. Raises ConfigError for a bad N and for missing tokens, UserError
-    (exit 69) when a hub id or folder cannot be loaded.
+    Raises ConfigError for a bad N and for missing tokens, UserError (exit 69) when a hub id or folder cannot be loaded.
+
+    Args:
+        texts: training texts, consumed only for `train:N`.
+        image_mark: the family's text for an image: `<image>`, perhaps between tokens of its own.
+        control_tokens: further tokens of the family.
+        has_mark: a pretrained tokenizer must already have all these tokens.
     """
     around = _around(image_mark, control_tokens)
     if name.startswith(TRAINED_PREFIX):
@@ -180,29 +183,24 @@ def _around(image_mark: str, control_tokens: Iterable[str]) -> list[str]:
 
 
 def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
-    """What a trained tokenizer learns from: the texts around answers, cut as pre-tokenization would cut them."""
+    """Training texts of a tokenizer: questions and answers, split as pre-tokenization would split them."""
     for turn in turns:
         yield f"{QUESTION_PREFIX}{turn.question.replace(IMAGE_TOKEN, '')}{ANSWER_PREFIX}"
         yield f" {turn.answer}"
 
 
-def load_tokenizer(storage: Storage, folder: str = "tokenizer") -> PreTrainedTokenizerFast:
+def load_tokenizer(storage: Storage) -> PreTrainedTokenizerFast:
     """The tokenizer saved with prepared data."""
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as scratch:
-        for info in storage.list(folder):
+        for info in storage.list(FOLDER):
             Path(scratch, Path(info.name).name).write_bytes(storage.read(info.name))
         return AutoTokenizer.from_pretrained(scratch, trust_remote_code=False)
 
 
-def _few(tokens: list[str]) -> str:
-    more = len(tokens) - FEW
-    return ", ".join(tokens[:FEW]) + (f" and {more} more" if more > 0 else "")
-
-
 def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: any text has tokens, frequent words (yes, no, numbers) become one."""
+    """A new byte-level BPE tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -246,8 +244,9 @@ def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
         )
     lacking = [token for token in (IMAGE_TOKEN, *around) if token not in tokenizer.get_vocab()]
     if has_mark and lacking:
+        more = f" and {len(lacking) - FEW} more" if len(lacking) > FEW else ""
         raise ConfigError(
-            f"model.tokenizer {name!r} lacks {_few(lacking)}, which the model sees an image by",
+            f"model.tokenizer {name!r} lacks {', '.join(lacking[:FEW])}{more}, which the model sees an image by",
             expected="a tokenizer with these tokens, such as that of model.pretrained",
         )
     missing = {"pad_token": PAD, "eos_token": EOS}

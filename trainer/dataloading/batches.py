@@ -1,4 +1,4 @@
-"""Turns packed sequences into tensors: micro-batches of one step, prepared by a background thread."""
+"""Turns packed sequences into micro-batches of tensors, in a background thread."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
 
 STEPS_AHEAD = 2
-OF_IMAGES = ("images", "image_grids")  # arguments of a training module
+OF_IMAGES = ("images", "image_grids")  # of a training module
 
-ImageSource = Callable[[Sequence[PackedSequence]], Images]  # rows -> features or pixel values of their images, in order
+ImageSource = Callable[[Sequence[PackedSequence]], Images]  # features or pixel values of the images, in order
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Rows of one forward pass. See the family's training module for shapes."""
+    """Packed sequences of one forward pass. See the family's training module for shapes."""
 
     input_ids: Tensor  # (rows, tokens)
     position_ids: Tensor  # (rows, tokens) or (axes, rows, tokens)
     label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
     label_ids: Tensor  # (labels,)
     images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
-    # What the host knows of these rows, so that nobody has to read it from the device. No tensors that wrappers move.
+    # Known on the host, so that nothing must be read from the device.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
-    samples: CuSeqlens | None = None  # where they are; None is not known
-    image_tokens: int | None = None  # of all images; None is not known
+    samples: CuSeqlens | None = None  # boundaries of samples, if known
+    image_tokens: int | None = None  # of all images, if known
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
-        """The arguments of a training module by name, tensors on the device; `images`: those of images too."""
+        """Arguments of a training module by name, tensors on the device. `images`: include those of images."""
         named = {name: value for name, value in self._known().items() if images or name not in OF_IMAGES}
         return {name: _on(value, device) for name, value in named.items()}
 
     def images_to(self, device: torch.device) -> dict[str, Any]:
-        """The other arguments."""
+        """The image arguments alone."""
         return {name: _on(value, device) for name, value in self._known().items() if name in OF_IMAGES}
 
     def pinned(self) -> PackedBatch:
-        """The same in page-locked memory, from which a copy to a GPU does not hold up the thread that orders it."""
+        """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
         movable = {name: value for name, value in self._known().items() if isinstance(value, Tensor | CuSeqlens)}
         pinned: dict[str, Any] = {name: value.pin_memory() for name, value in movable.items()}
         return dataclasses.replace(self, **pinned)
@@ -66,7 +66,7 @@ def _on(value: Any, device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank needs for one step. Counts are of this rank unless they are named global."""
+    """One rank's batches of one step. Counts are this rank's unless they are named global."""
 
     step: int
     epoch: int
@@ -74,12 +74,12 @@ class StepBatches:
     global_label_tokens: int
     useful_tokens: int
     slot_tokens: int
-    images: int  # tiles, of images that are cut
+    images: int  # or tiles
     sample_ids: tuple[str, ...]
 
 
 def collate(rows: Sequence[PackedSequence], image_source: ImageSource) -> PackedBatch:
-    """One micro-batch from packed rows."""
+    """One micro-batch of packed sequences."""
     labels = np.stack([row.labels for row in rows])
     next_is_label = np.zeros(labels.shape, dtype=bool)
     next_is_label[:, :-1] = labels[:, 1:] != IGNORED
@@ -99,7 +99,7 @@ def collate(rows: Sequence[PackedSequence], image_source: ImageSource) -> Packed
 
 
 def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
-    """Features from the store. `shape` is the family's `feature_shape`."""
+    """Features from the cache. `shape` is the family's `feature_shape`."""
 
     def read(rows: Sequence[PackedSequence]) -> Images:
         images = [image for row in rows for image in row.image_sha256]
@@ -109,7 +109,7 @@ def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
 
 
 def online_images(prepare: PrepareImages) -> ImageSource:
-    """Pixel values, for a tower that runs in the training step."""
+    """Pixel values, for a vision tower that runs in the training step."""
 
     def read(rows: Sequence[PackedSequence]) -> Images:
         return prepare([image for row in rows for image in row.images])
@@ -118,12 +118,12 @@ def online_images(prepare: PrepareImages) -> ImageSource:
 
 
 def no_images(_rows: Sequence[PackedSequence]) -> Images:
-    """For a rank that holds none of the layers that take images."""
+    """For a rank without layers that take images."""
     return Images(torch.empty(0))
 
 
 class PrefetchingLoader:
-    """The batches of one rank, step by step, made a few steps ahead of use. `waited_s` is how long the loop waited."""
+    """The batches of one rank, made a few steps ahead. `waited_s` is the time that the loop waited for them."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class PrefetchingLoader:
             yield item
 
     def close(self) -> None:
-        """Stop the producer, also when it waits for room in the queue."""
+        """Stop the producer, even if the queue is full."""
         self._stop.set()
         while self._thread.is_alive():
             try:
@@ -171,24 +171,24 @@ class PrefetchingLoader:
     def _produce(self) -> None:
         try:
             if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # of this thread; pinning would open a context on GPU 0 otherwise
+                torch.cuda.set_device(self._device)  # per thread; pinning would otherwise open a context on GPU 0
             for step in self._steps:
                 if self._stop.is_set():
                     return
                 self._queue.put(self._make(step))
             self._queue.put(None)
-        except BaseException as error:  # handed to the loop, which raises it
+        except BaseException as error:  # raised in the loop
             self._queue.put(error)
 
     def _make(self, step: int) -> StepBatches:
         rows = self._loader.sequences_for_step(step, self._rank, self._world_size)
-        size = self._micro_rows
+        batch, size = self._loader.sampler.batch(step), self._micro_rows
         batches = [collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)]
         return StepBatches(
             step=step,
-            epoch=self._loader.epoch(step),
-            batches=[batch.pinned() for batch in batches] if self._device.type == "cuda" else batches,
-            global_label_tokens=self._loader.total_label_tokens(step),
+            epoch=batch.epoch,
+            batches=[one.pinned() for one in batches] if self._device.type == "cuda" else batches,
+            global_label_tokens=self._loader.sampler.label_tokens(batch),
             useful_tokens=sum(row.tokens for row in rows),
             slot_tokens=sum(len(row.input_ids) for row in rows),
             images=sum(row.tiles for row in rows),

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.config.job import JobConfig
-from trainer.data.prefetch import GROUPS_AHEAD, ShardPrefetcher
-from trainer.data.prefetch_schedule import Needs, ShardSchedule
+from trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
 from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.disk_cache import ShardCache, open_shards, open_together
+from trainer.data.shards.disk_cache import ShardCache, open_shards
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
@@ -32,7 +31,7 @@ class Readers:
     def fetch_ahead(
         self, split: SplitIndex, sequence: PackedBatchSampler, end_step: int, shuffle_shards: int
     ) -> list[ShardPrefetcher]:
-        """What fetches the remote shards of the steps up to `end_step`."""
+        """Prefetchers of the remote shards of the steps up to `end_step`."""
         found = []
         for files, names, needs, group_shards in self._remote(split, shuffle_shards):
             schedule = ShardSchedule(names, needs, sequence, end_step)
@@ -43,25 +42,25 @@ class Readers:
         if isinstance(self.data, ShardCache):
             yield self.data, split.shards, Needs.one_each(split.shard_numbers), shuffle_shards
         if self.features and isinstance(self.features.files, ShardCache):
-            # Features lie in the order of the data, so that a group of data shards needs a share of their shards.
+            # Features are stored in the order of the data, so a group of data shards needs a few shards of features.
             shards = self.features.shards
             groups = max(1.0, len(split.shards) / shuffle_shards)
             yield self.features.files, shards.names, shards.needs(split), math.ceil(len(shards.names) / groups) + 1
 
 
 def open_readers(job: JobConfig, *, set_aside_bytes: int = 0) -> Readers:
-    """Open what the run's pointers name. Data and features share the room for remote shards by their sizes."""
+    """Open the run's prepared data and features, which share the cache of remote shards by their sizes."""
     pointers = job.pointers()
     data, cache_gib = DataShards(open_prepared(pointers.prepared_uri)), job.data.shard_cache_gib
     if pointers.features == "off":
-        return Readers(open_shards(data, cache_gib, set_aside_bytes=set_aside_bytes), None)
+        return Readers(open_shards(data, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes)[0], None)
     features = FeatureShards(pointers.features_uri)
-    files, kept = open_together([data, features], cache_gib, set_aside_bytes=set_aside_bytes)
-    return Readers(files, FeatureReader(features, kept))
+    files, cached = open_shards(data, features, cache_gib=cache_gib, set_aside_bytes=set_aside_bytes)
+    return Readers(files, FeatureReader(features, cached))
 
 
 def warnings(ahead: list[ShardPrefetcher]) -> Iterator[str]:
-    """What to tell people whose cache is too small to fetch each shard in time and once."""
+    """Warnings about a cache that is too small to fetch each shard once and in time."""
     for each in ahead:
         if each.cache.num_fitting < each.most_shards:
             yield (

@@ -16,6 +16,7 @@ from typing import Any
 
 from trainer.errors import ConfigError
 
+REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # a node's preflight report, from the launcher to its ranks
 TRAINING_POOLS = ("workerpool0", "workerpool1")  # pool 2 holds reducers, pool 3 evaluators: neither trains
 TF_ROLES = {"chief": 0, "master": 0, "worker": 1}
 PET_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")

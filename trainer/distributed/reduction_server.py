@@ -25,7 +25,6 @@ import psutil
 from trainer.distributed.cluster_env import read_cluster
 
 Address = IPv4Address | IPv6Address
-State = Literal["active", "absent"]
 
 PLUGIN = re.compile(r"libnccl-net[^/\s]*$")
 RESOLVE_S = 10.0  # training waits this long at most, once, for the reducers' names
@@ -76,7 +75,7 @@ class Reducers:
             self._addresses[host] = resolve(host)
 
 
-def state_of(nodes_connected: int, nodes: int) -> State:
+def state_of(nodes_connected: int, nodes: int) -> Literal["active", "absent"]:
     """Active when every node is connected: an all-reduce uses the reducers on all nodes or on none."""
     return "active" if nodes_connected == nodes else "absent"
 

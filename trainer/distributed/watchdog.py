@@ -149,7 +149,7 @@ class Watchdog:
 
 
 def within(seconds: float, *actions: Callable[[], object]) -> None:
-    """Run the actions in threads and wait this long at most: a full pipe or a dead network may block them for ever."""
+    """Run the actions in threads and wait this long at most: a full pipe or a dead network may block them forever."""
     threads = [threading.Thread(target=action, daemon=True) for action in actions]
     for thread in threads:
         thread.start()

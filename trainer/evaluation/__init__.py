@@ -1,1 +1,1 @@
-"""Generation, scores, and the validation loss."""
+"""Evaluation: generated answers, their scores, and the validation loss."""

@@ -1,8 +1,8 @@
 """CIDEr-D caption metric.
 
 Source: Vedantam, Zitnick and Parikh 2015, arXiv 1411.5726, equations 1 to 3 and the section on CIDEr-D, with its sigma
-of 6, n-grams of 1 to 4 words, clipped counts and the factor of 10. As in the authors' own program, whose figures papers
-report, term frequencies are plain counts, and an n-gram that no reference has counts as one of a single picture.
+of 6, n-grams of 1 to 4 words, clipped counts and the factor of 10. As in the authors' program, term frequencies are
+plain counts, and an n-gram without a reference counts as if one image had it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from statistics import fmean
 LONGEST_GRAM = 4
 SIGMA = 6.0  # words of difference in length
 SCALE = 10.0
-CAPTION_WORDS = 5.0  # references of as many words on average look like captions
-LEAST_PICTURES = 2  # of one alone, nothing tells words that are common from words that are not
+CAPTION_WORDS = 5.0  # average length from which references look like captions
+LEAST_PICTURES = 2  # document frequencies of a single image are meaningless
 
 Gram = tuple[str, ...]
 _CLITIC = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))(?!\w)")
@@ -27,7 +27,7 @@ _TOKEN = re.compile(r"n't|'\w+|\w+(?:[-./,:]\w+)*")
 
 @dataclass(frozen=True)
 class Captioned:
-    """A picture's expected captions, one or more, and the model's."""
+    """An image's expected captions, one or more, and the model's."""
 
     references: tuple[str, ...]
     caption: str
@@ -36,8 +36,8 @@ class Captioned:
 def tokens(text: str) -> list[str]:
     """Words in lower case, without punctuation around them; `don't` is `do`, `n't` and `dog's` is `dog`, `'s`.
 
-    Close to what the Penn Treebank tokenizer leaves, which CIDEr's authors run in Java, and not the same: abbreviations
-    lose their last full stop. In a language without spaces a run of letters is one word.
+    Close to the Penn Treebank tokenizer that CIDEr's authors use, except that abbreviations lose their last full stop.
+    In a language without spaces a run of letters is one word.
     """
     plain = text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     return _TOKEN.findall(_CLITIC.sub(r" \1", plain))
@@ -49,15 +49,16 @@ def looks_like_captions(references: Sequence[str]) -> bool:
 
 
 def cider_d(pictures: Sequence[Captioned]) -> list[float]:
-    """CIDEr-D of each picture's caption, from 0 to 10. How rare an n-gram is, the references of `pictures` say.
+    """CIDEr-D of each image's caption, from 0 to 10.
 
-    So all are 0 where there is one picture, and sets of different sizes do not compare.
+    Document frequencies come from the references of `pictures`, so scores of different sets are not comparable, and all
+    are 0 for a single image.
     """
     return cider_d_of_tokens([([tokens(text) for text in one.references], tokens(one.caption)) for one in pictures])
 
 
 def cider_d_of_tokens(pictures: Sequence[tuple[Sequence[list[str]], list[str]]]) -> list[float]:
-    """The same of (references, caption) that are words already."""
+    """CIDEr-D of (references, caption) given as words."""
     references = [[_grams(words) for words in texts] for texts, _ in pictures]
     known_by = Counter(gram for texts in references for gram in {gram for grams in texts for gram in grams})
     rarity = {gram: math.log(len(pictures) / count) for gram, count in known_by.items()}
@@ -81,7 +82,7 @@ def cider_d_of_tokens(pictures: Sequence[tuple[Sequence[list[str]], list[str]]])
 
 
 def _alike(mine: list[dict[Gram, float]], theirs: list[dict[Gram, float]]) -> float:
-    """Mean over the lengths of n-grams of the cosine, where no n-gram counts for more than the reference has of it."""
+    """Mean cosine over the n-gram lengths, with each count clipped to the reference's."""
     return fmean(
         sum(min(weight, reference.get(gram, 0.0)) * reference.get(gram, 0.0) for gram, weight in caption.items())
         / (norm if (norm := math.hypot(*caption.values()) * math.hypot(*reference.values())) else 1.0)

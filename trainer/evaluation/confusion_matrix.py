@@ -9,8 +9,8 @@ from typing import Any
 
 from trainer.evaluation.metrics import Prediction, normalise
 
-MOST_ANSWERS = 25  # more are a table that nobody reads
-# Of what counts as a closed set, each answer is expected more than once, and on average of so many questions.
+MOST_ANSWERS = 25  # of a readable table
+# Questions of each answer of a closed set, at least and on average.
 LEAST_QUESTIONS, MEAN_QUESTIONS = 2, 5
 RULE = (
     f"2 to {MOST_ANSWERS} different expected answers, each of {LEAST_QUESTIONS} held-out questions or more, and of "
@@ -23,8 +23,7 @@ OTHER = "other"
 class Confusion:
     """`counts[i][j]` questions with the expected answer i were answered with j.
 
-    The columns are the answers, in their order, and then one more for all predictions that are none of them, where
-    there are such.
+    The columns are the answers and, if there are other predictions, one column for all of these.
     """
 
     answers: tuple[str, ...]
@@ -37,18 +36,18 @@ class Confusion:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the answers look like a closed set, and not like words that happen to be few."""
+        """Whether the answers look like a closed set."""
         fewest = min(map(sum, self.counts))
         return fewest >= LEAST_QUESTIONS and self.questions >= MEAN_QUESTIONS * len(self.answers)
 
     def square(self) -> tuple[list[str], list[list[int]]]:
-        """Names and rows with as many lines as columns: to nothing else than an answer there is an empty line."""
+        """Names and rows of a square table: other predictions get an empty row."""
         rows = [list(row) for row in self.counts]
         return list(self.columns), rows + [[0] * len(self.columns)] * (len(self.columns) - len(rows))
 
 
 def confusion_of(pairs: Iterable[tuple[str, str]]) -> Confusion | None:
-    """The table of (expected, predicted) texts, which are compared as exact match compares them.
+    """The table of (expected, predicted) texts, normalised as for exact match.
 
     None unless there are 2 to MOST_ANSWERS different expected answers.
     """
@@ -67,9 +66,9 @@ def confusion_of(pairs: Iterable[tuple[str, str]]) -> Confusion | None:
 
 
 def confusions(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """What evaluate.json says of it: `slices` with a table each, the `shown` one, and a `note` about that choice.
+    """The part of evaluate.json: a table per slice, the `shown` one for the console, and a `note` about it.
 
-    Shown is the one with the most answers, then the most questions: a console has room for one.
+    The shown table has the most answers, then the most questions.
     """
     by_slice: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for one in predictions:
@@ -90,7 +89,7 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, Any]:
 
 
 def shown_confusion(evaluation: dict[str, Any]) -> tuple[Confusion | None, str]:
-    """The table to show of an evaluate.json, and the sentence about it. Earlier versions wrote none."""
+    """The table to show of an evaluate.json, and the note about it."""
     content = evaluation.get("confusion") or {"shown": None, "note": "no confusion matrix was evaluated"}
     if content["shown"] is None:
         return None, content["note"]
@@ -100,5 +99,5 @@ def shown_confusion(evaluation: dict[str, Any]) -> tuple[Confusion | None, str]:
 
 
 def _natural(text: str) -> tuple[int, float, str]:
-    """Numbers by value, then words by the alphabet."""
+    """Sort key: numbers by value, then words by alphabet."""
     return (0, float(text), "") if text.isascii() and text.isdigit() else (1, 0.0, text)

@@ -1,8 +1,8 @@
 """The evaluation job: loss, and exact match by generation per slice, with controls such as shuffled images.
 
-Every held-out question is asked alone, with its sample's images. The same questions are asked again with another
-sample's images (`shuffled_image`) and with features of zero (`no_image`): what the model still gets right then, it got
-from the text.
+Every held-out question is asked alone, with its sample's images. As a control, the same questions are asked with
+another sample's images (`shuffled_image`) and with features of zero (`no_image`): answers that are still right come
+from the text alone.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from trainer.errors import DataError
 from trainer.evaluation.confusion_matrix import confusions
 from trainer.evaluation.generate import generate_answers
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
+from trainer.feature_cache.encode import encode_images
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
 from trainer.models.image_inputs import join_features
-from trainer.models.image_processor import image_preparer, images_within
+from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.registry import family_of
 from trainer.progress import Progress
@@ -53,7 +54,7 @@ LOSS_ROWS_PER_RANK = 4
 
 @dataclass(frozen=True)
 class Subject:
-    """The exported model and the held-out data it is asked about."""
+    """The exported model and the held-out data."""
 
     family: Family
     model: nn.Module
@@ -61,7 +62,7 @@ class Subject:
     prepared: Storage
     split: SplitIndex
     shards: ShardReader
-    features: FeatureReader | None  # None: the tower runs now
+    features: FeatureReader | None  # None: the tower runs during evaluation
 
 
 def evaluate(job: JobConfig, worker: ProcessContext) -> None:
@@ -120,7 +121,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
 def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     """The exported model on this rank's device, and the held-out split.
 
-    Raises DataError when the split is empty, and for a file of either that is damaged.
+    Raises DataError for an empty split or a damaged file.
     """
     pointers = job.pointers()
     prepared = open_prepared(pointers.prepared_uri)
@@ -151,7 +152,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
 
 
 def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
-    """Every turn of the held-out samples (or of `max_samples` evenly spread ones) as a question of its own."""
+    """Every turn of the held-out samples, or of `max_samples` evenly spaced ones, as a question."""
     count = len(subject.split)
     chosen = min(count, max_samples or count)
     questions = []
@@ -166,7 +167,7 @@ def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
 def answer(
     job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: ProcessContext
 ) -> list[Prediction]:
-    """The model's answers to some questions, with the images that the control calls for ("" is their own)."""
+    """The model's answers to questions, with the images of a control ("": the question's own)."""
     prompts, samples, form = [], [], image_form_of(job.model)
     for question in questions:
         counts = subject.split.image_token_counts(question.sample)
@@ -198,8 +199,7 @@ def answer(
 
 
 def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: ProcessContext) -> Tensor:
-    """Features of all images of these samples, in order; see `trainer.models.image_inputs`. Each distinct image is read
-    once."""
+    """Features of all images of these samples, in order. Each distinct image is read and encoded once."""
     features: dict[str, Tensor] = {}
     order = [(sample, sha256) for sample in samples for sha256 in subject.split.image_sha256(sample)]
     if subject.features:
@@ -209,21 +209,17 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
         for sample in set(samples):
             images = subject.shards.images(subject.split.sample_location(sample))
             encoded |= dict(zip(subject.split.image_sha256(sample), images, strict=True))
-        prepare, tower = image_preparer(job.model), subject.family.tower(subject.model)
-        size = images_within(job.model, job.features.batch_images)
-        for start in range(0, len(encoded), size):
-            some = list(encoded)[start : start + size]
-            pixels = prepare([encoded[sha256] for sha256 in some]).to(worker.device)
-            outputs = subject.family.encode(job.model, tower, pixels.values, pixels.grids)
-            features |= dict(zip(some, pixels.features_of_each(outputs), strict=True))
+        tower = subject.family.tower(subject.model)
+        for batch in encode_images(job, tower, list(encoded), encoded.__getitem__, worker.device):
+            features |= batch
     shape = subject.family.feature_shape(job.model)
     return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
 
 
 def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> float:
-    """Mean loss over all label tokens of the held-out split, in packed rows. Collective."""
+    """Mean loss over all label tokens of the packed held-out split. Collective."""
     form = image_form_of(job.model)
-    sequence = PackedBatchSampler.of(
+    sequence = PackedBatchSampler(
         subject.split,
         job.data,
         seed=0,
@@ -250,10 +246,9 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
 
 
 def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
-    """A sample far away in the index whose images take the same tokens, so that only the picture changes: of images
-    that are cut, as many in each direction.
+    """A distant sample whose images have the same tokens (and tiles in each direction), so that only the image changes.
 
-    Far away, because samples with neighbouring ids are often related (the same scan in another place).
+    Distant, because samples with neighbouring ids are often related, such as one scan at two places.
     """
     counts, own = split.image_token_counts(sample), set(split.image_sha256(sample))
     marks = form.marks(split.image_sizes(sample))

@@ -21,8 +21,8 @@ def generate_answers(
 ) -> list[str]:
     """Continue each prompt greedily to its end token.
 
-    `inputs` makes of the prompts' tokens what the model takes (a family's `generation_inputs`). Prompts are padded on
-    the left, so that every answer starts at the same place.
+    `inputs` turns the prompts' tokens into the model's arguments (a family's `generation_inputs`). Prompts are padded
+    on the left, so that all answers start at the same position.
     """
     longest = max(len(ids) for ids in prompts)
     input_ids = torch.full((len(prompts), longest), tokenizer.pad_token_id)
@@ -41,5 +41,5 @@ def generate_answers(
         eos_token_id=tokenizer.eos_token_id,
     )
     if "input_ids" in given:
-        generated = generated[:, longest:]  # without the prompts, which come back with their answers
+        generated = generated[:, longest:]  # remove the prompts, which precede the answers
     return [text.strip() for text in tokenizer.batch_decode(generated, skip_special_tokens=True)]

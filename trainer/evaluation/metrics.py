@@ -1,19 +1,33 @@
-"""Scores of answers, overall and per slice, and what chance would give."""
+"""Scores of answers, overall and per slice, and the score of chance."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
+
 from trainer.evaluation.cider import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
-from trainer.evaluation.vqa_metrics import anls, vqa_accuracy
+
+LEAST_SIMILARITY = 0.5  # lower similarities score 0
+ARTICLES = {"a", "an", "the"}
+NUMBERS = {
+    word: str(number)
+    for number, word in enumerate(
+        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    )
+} | {"none": "0"}
+_IN_NUMBER = re.compile(r"(?<=\d)[,:](?=\d)")  # 1,000 and 10:30
+_POINT = re.compile(r"(?<!\d)\.|\.(?!\d)")  # not that of 2.5
+_MARKS = re.compile(r"[^\w\s.]|_")
 
 
 @dataclass(frozen=True)
 class Question:
-    """One held-out question. `sample` is its sample's number in the split."""
+    """One held-out question. `sample` is the number of its sample in the split."""
 
     sample: int
     id: str
@@ -25,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model answered to a question."""
+    """The model's answer to a question."""
 
     id: str
     turn: int
@@ -37,12 +51,12 @@ class Prediction:
 
 
 def normalise(text: str) -> str:
-    """Case, white space at the ends or doubled, and a final full stop do not matter."""
+    """Lower case, without extra white space and a final full stop."""
     return " ".join(text.lower().split()).removesuffix(".")
 
 
 def is_right(answer: str, prediction: str) -> bool:
-    """Whether a prediction counts as the answer."""
+    """Whether a prediction equals the answer after normalisation."""
     return normalise(answer) == normalise(prediction)
 
 
@@ -56,12 +70,12 @@ def scores(
     pictures: Mapping[tuple[str, int], Hashable] | None = None,
     captions: Literal["auto", "on", "off"] = "off",
 ) -> dict[str, Any]:
-    """Exact match, and beside it VQA accuracy and ANLS: means, overall and per slice. CIDEr-D where it says something.
+    """Mean exact match, VQA accuracy and ANLS, overall and per slice, and CIDEr-D of captions.
 
     Args:
-        pictures: what was asked about, by a prediction's id and turn: expected answers to the same are references of
-            one caption. Without it each prediction is alone.
-        captions: `auto` gives `cider_d` to what looks like captions, overall and per slice.
+        pictures: image and question by a prediction's id and turn. Expected answers to the same one are references of
+            one caption. Without it, each prediction has one reference.
+        captions: `auto` adds `cider_d` where answers look like captions.
     """
     found = exact_match(predictions)
     for name, group in (("", found), *found["slices"].items()):
@@ -75,7 +89,7 @@ def scores(
 
 
 def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, int], Hashable]) -> list[Captioned]:
-    """Each picture with all its expected captions and the first that the model gave."""
+    """Each image with all its expected captions and the model's first one."""
     groups: dict[Hashable, list[Prediction]] = {}
     for one in predictions:
         groups.setdefault(pictures.get((one.id, one.turn), (one.id, one.turn)), []).append(one)
@@ -83,7 +97,7 @@ def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, in
 
 
 def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
-    """What belongs next to a score where training has seen validation images; empty where it has not."""
+    """A note about held-out images that training has seen; "" without any."""
     shared, images = (evaluation.get(name) for name in ("images_also_in_train", "images"))
     if not isinstance(shared, int) or not isinstance(images, int) or not shared:
         return ""
@@ -91,7 +105,7 @@ def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
 
 
 def chance(questions: Sequence[Question], most_frequent: Mapping[str, str]) -> dict[str, Any]:
-    """Share right when every question of a slice gets that slice's most frequent training answer, {slice: answer}."""
+    """Exact match of answering every question with its slice's most frequent training answer, {slice: answer}."""
     return _by_slice((asked.slice, is_right(asked.answer, most_frequent.get(asked.slice, ""))) for asked in questions)
 
 
@@ -111,5 +125,42 @@ def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, Any]:
 
 
 def _share(correct: Sequence[bool]) -> float | None:
-    """None for no questions: neither right nor wrong."""
+    """None for no questions."""
     return sum(correct) / len(correct) if correct else None
+
+
+def vqa_accuracy(answer: str, prediction: str) -> float:
+    """1 for equal texts after the normalisation of the VQA evaluation: case, punctuation, articles and the form of
+    numbers do not matter.
+
+    Source: Antol et al. 2015, arXiv 1505.00468, with the rules of visualqa.org/evaluation, with one reference answer
+    instead of ten.
+    """
+    return float(_vqa_words(answer) == _vqa_words(prediction))
+
+
+def anls(answer: str, prediction: str) -> float:
+    """Normalised Levenshtein similarity, 0 below one half: how well text was read, tolerating single letters.
+
+    Source: Biten et al. 2019, arXiv 1905.13648, equation 1. Case and white space do not matter.
+    """
+    expected, read = (" ".join(text.lower().split()) for text in (answer, prediction))
+    longest = max(len(expected), len(read))
+    similarity = 1 - levenshtein(expected, read) / longest if longest else 1.0
+    return similarity if similarity >= LEAST_SIMILARITY else 0.0
+
+
+def levenshtein(one: str, other: str) -> int:
+    """Fewest insertions, deletions and replacements of characters that turn one text into the other."""
+    letters, places = np.array([ord(letter) for letter in other], np.int64), np.arange(len(other) + 1)
+    before = places  # distances from "" to each prefix of `other`
+    for row, letter in enumerate(one, start=1):
+        now = np.append(row, np.minimum(before[1:] + 1, before[:-1] + (letters != ord(letter))))
+        before = np.minimum.accumulate(now - places) + places  # or an insertion
+    return int(before[-1])
+
+
+def _vqa_words(text: str) -> list[str]:
+    plain = _IN_NUMBER.sub("", text.lower().replace("'", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", ""))
+    words = _MARKS.sub(" ", _POINT.sub("", plain)).split()
+    return [NUMBERS.get(word, word) for word in words if word not in ARTICLES]

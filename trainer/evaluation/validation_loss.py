@@ -1,8 +1,7 @@
 """Validation loss during training, on packed sequences of the evaluation split.
 
-The same rows each time, and the same whatever the number of processes: the first `train.validation_sequences` rows
-of the held-out split, packed as training packs. Neither dropout nor random numbers: training goes on as if nothing
-had been.
+Each validation uses the first `train.validation_sequences` packed sequences of the split, whatever the number of
+processes, without dropout or random numbers, so that it does not change training.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Validation:
-    """One copy's share of the rows. `label_tokens` are those of all copies."""
+    """One data-parallel rank's share of the sequences. `label_tokens` counts those of all ranks."""
 
     loader: PackedLoader
     image_source: ImageSource
-    rows: list[list[int]]  # sample numbers of each row, none for an empty one; equally many for every copy
+    rows: list[list[int]]  # sample numbers of each sequence, equally many sequences for every rank
     micro_batch_size: int
     label_tokens: int
 
     @cached_property
     def batches(self) -> list[PackedBatch]:
-        """Made once and kept: reading them again would push shards that training needs out of the cache."""
+        """Made once: reading them again would evict shards that training needs."""
         rows = [self.loader.pack_sequence(samples) for samples in self.rows]
         size = self.micro_batch_size
         return [collate(rows[start : start + size], self.image_source) for start in range(0, len(rows), size)]
 
     def loss(self, strategy: Strategy, replica: DataParallelRank, worker: ProcessContext) -> float:
-        """Mean over the label tokens of all rows: of the average of the weights, where one is kept. Collective."""
+        """Mean loss over all label tokens, with the averaged weights if there are any. Collective."""
         total = torch.zeros((), device=worker.device)
         with strategy.averaged():
             for batch in self.batches:
                 total += strategy.forward_loss(batch)
-        total = total.double() * replica.leads  # the other ranks of a copy have its loss too
+        total = total.double() * replica.leads  # the other ranks of a copy have the same loss
         dist.all_reduce(total)
         return float(total.item()) / self.label_tokens
 
@@ -81,7 +80,7 @@ def validation_of(
             fix="raise data.validation_fraction, or set train.validate_every_steps to 0",
         )
     step_sequences = settings.micro_batch_size * replica.count
-    sequence = PackedBatchSampler.of(
+    sequence = PackedBatchSampler(
         split, job.data, seed=0, global_batch_size=step_sequences, tile_tokens=form.tile_tokens
     )
     plan = sequence.plan(0)

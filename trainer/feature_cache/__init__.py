@@ -1,1 +1,1 @@
-"""Vision features computed once: where they are kept, how they are made and read."""
+"""Cached features of images: the store, its writer and its reader."""

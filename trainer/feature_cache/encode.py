@@ -1,23 +1,25 @@
 """The `cache_features` job: encode each distinct image that has no features yet, once.
 
-Ranks take every n-th shard of the missing images. A shard's name follows from its images, so a killed job loses only
-the shards it had not finished, and running it again does the rest.
+Ranks take every n-th shard of the missing images. A shard is named after its images, so a restarted job only encodes
+what is still missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
+from trainer.distributed.agreement import agree
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.feature_cache.reader import missing_images
 from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
@@ -34,16 +36,13 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     prepared_uri = job.pointers().prepared_uri
     places = Index.load(prepared_uri).unique_images()
     reader = ShardReader.open(open_prepared(prepared_uri), job.data.shard_cache_gib)
-    missing = _agree(missing_images(uri, places))
+    missing = agree(missing_images(uri, places))  # listings of different ranks may differ
     size = images_within(job.model, job.features.shard_images)
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
-    family = family_of(job.model)
-    tower = family.build_tower(job.model)
+    tower = family_of(job.model).build_tower(job.model)
     description = {"tower_sha256": weights_sha256(tower)}
     tower = tower.to(worker.device)
-    prepare = image_preparer(job.model)
-    at_once = images_within(job.model, job.features.batch_images)
     store = open_storage(uri)
     if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model)
@@ -52,12 +51,8 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
             if number % worker.world_size != worker.rank or store.stat(f"{shard_name(shard)}.json"):
                 continue
             features: dict[str, Tensor] = {}
-            for start in range(0, len(shard), at_once):
-                batch = shard[start : start + at_once]
-                images = prepare([reader.image(places[sha256]) for sha256 in batch]).to(worker.device)
-                encoded = family.encode(job.model, tower, images.values, images.grids)
-                each = images.features_of_each(encoded)
-                features |= {sha256: made.cpu() for sha256, made in zip(batch, each, strict=True)}
+            for batch in encode_images(job, tower, shard, lambda sha256: reader.image(places[sha256]), worker.device):
+                features |= {sha256: made.cpu() for sha256, made in batch.items()}
                 if progress:
                     done = min(len(missing), number * size + len(features))
                     progress.update(done, len(missing), unit="images")
@@ -69,11 +64,17 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     return len(missing)
 
 
-def _agree(missing: list[str]) -> list[str]:
-    """Rank 0's list on every rank: a shard that appears between two listings would shift the ranks' shares apart."""
-    shared = [missing]
-    dist.broadcast_object_list(shared, src=0)
-    return shared[0]
+def encode_images(
+    job: JobConfig, tower: nn.Module, images: Sequence[str], read: Callable[[str], bytes], device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Features by image, one dictionary per batch. `read` returns an image's encoded bytes."""
+    family, prepare = family_of(job.model), image_preparer(job.model)
+    size = images_within(job.model, job.features.batch_images)
+    for start in range(0, len(images), size):
+        batch = images[start : start + size]
+        pixels = prepare([read(image) for image in batch]).to(device)
+        outputs = family.encode(job.model, tower, pixels.values, pixels.grids)
+        yield dict(zip(batch, pixels.features_of_each(outputs), strict=True))
 
 
 def main() -> None:

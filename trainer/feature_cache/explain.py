@@ -1,4 +1,4 @@
-"""Explains why cached features are found or not: the cache key, and how existing caches differ."""
+"""Explains cache hits and misses of features: the key, and how existing caches differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OtherStore:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether this run's images have features, and why not."""
+    """Whether this run's images have features, and how other stores differ."""
 
     state: State
     uri: str
@@ -69,7 +69,7 @@ class Explanation:
 
 
 def explain(job: JobConfig) -> Explanation:
-    """Look at the stores under the run's root. Reads the sidecars of this run's features, and no features."""
+    """Examine the stores under the run's root, without reading features."""
     uri, description = features_uri(job.run.features_root, job.model), describe_features(job.model)
     others = tuple(_others(job.run.features_root, features_key(job.model), description))
     prepared = join_uri(job.run.prepared_root, fingerprint(job))
@@ -82,7 +82,7 @@ def explain(job: JobConfig) -> Explanation:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Fields that differ, by dotted name; one that a side lacks is None there."""
+    """Fields that differ, by dotted name; None for a missing one."""
     flat = [_flat(description) for description in (ours, theirs)]
     names = sorted({*flat[0], *flat[1]})
     pairs = {name: (flat[0].get(name), flat[1].get(name)) for name in names}

@@ -1,7 +1,8 @@
-"""Reads the feature store: features by image, from verified shards."""
+"""Reads features by image from verified shards of the feature store."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.packing import Int64Array
-from trainer.data.prefetch_schedule import Needs
+from trainer.data.prefetch import Needs
 from trainer.data.shards.disk_cache import open_shards
 from trainer.data.shards.image_index import HASHES, ImageTable
 from trainer.data.shards.index import SplitIndex
@@ -32,14 +33,14 @@ HEADER_BYTES = 8  # of the length that a safetensors file begins with (its docum
 
 
 class FeatureShards:
-    """The shards of a store that count, and where each image's features are. Told by the sidecars, read once."""
+    """The complete shards of a store and the shard of each image, from the sidecars, which are read once."""
 
     kind = "features"
 
     def __init__(self, uri: str) -> None:
         self.storage: Storage = open_storage(uri)
         self.names: list[str] = []
-        self.tower_sha256: str | None = None  # digest of the weights that made the features; None for an empty store
+        self.tower_sha256: str | None = None  # digest of the tower's weights; None for an empty store
         self._sidecars: dict[str, Sidecar] = {}
         images: list[NDArray[np.bytes_]] = [np.empty(0, HASHES)]
         for sidecar in self._read_sidecars():
@@ -67,7 +68,7 @@ class FeatureShards:
         )
 
     def of_places(self, places: Int64Array) -> Int64Array:
-        """Number of the shard that holds each place of `images`."""
+        """Number of the shard that holds each position of `images`."""
         return np.searchsorted(self.starts, places, side="right") - 1
 
     def needs(self, split: SplitIndex) -> Needs:
@@ -95,7 +96,7 @@ class FeatureShards:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a shard's tensors lie in its file: bf16 tokens, all of one width."""
+    """Locations of a shard's bf16 tensors, all of one width, in its file."""
 
     offsets: Int64Array  # (images,) in the order of the sidecar
     tokens: Int64Array  # (images,) how many each image has
@@ -103,24 +104,24 @@ class Layout:
 
 
 class FeatureReader:
-    """Random access to features by image. No file stays open between reads: one that is evicted must give its room."""
+    """Random access to features by image. Files are closed between reads, so that evicting them frees disk space."""
 
     def __init__(self, shards: FeatureShards, files: ShardFiles) -> None:
         self.shards, self.files = shards, files
-        self._layouts: dict[str, Layout] = {}
+        self._layout = functools.cache(self._read_layout)
 
     @classmethod
     def open(cls, uri: str, cache_gib: float = 0.0) -> FeatureReader:
-        """A reader of the store at `uri`, remote shards through a cache of at most `cache_gib`; see `open_shards`."""
+        """A reader of the store at `uri`; see `open_shards`."""
         shards = FeatureShards(uri)
-        return cls(shards, open_shards(shards, cache_gib))
+        return cls(shards, *open_shards(shards, cache_gib=cache_gib))
 
     def read(self, image_sha256: str) -> Tensor:
         """Features of one image: (tokens, width) bf16. Raises DataError for an image that was never encoded."""
         return self.read_all([image_sha256])
 
     def read_all(self, images: Sequence[str]) -> Tensor:
-        """The same of several images, at least one, image after image: each shard is opened once."""
+        """Concatenated features of one or more images. Opens each shard once."""
         import torch
 
         places = self.shards.images.find(images)
@@ -155,28 +156,23 @@ class FeatureReader:
             fix="run the pipeline again: it encodes what is missing; or set features.cache=off",
         )
 
-    def _layout(self, number: int) -> Layout:
+    def _read_layout(self, number: int) -> Layout:
         shard = self.shards.names[number]
-        if shard not in self._layouts:
-            with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
-                self._layouts[shard] = self._read_layout(number, handle)
-        return self._layouts[shard]
-
-    def _read_layout(self, number: int, handle: int) -> Layout:
-        size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
-        header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
+        with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
+            size_bytes = int.from_bytes(os.pread(handle, HEADER_BYTES, 0), "little")
+            header = json.loads(os.pread(handle, size_bytes, HEADER_BYTES))
         start, end = self.shards.starts[number : number + 2]
         tensors = [header[image.decode()] for image in self.shards.images.images[start:end].tolist()]
         kinds = {(tensor["dtype"], *tensor["shape"][1:]) for tensor in tensors}
         kind = next(iter(kinds))
         if len(kinds) != 1 or kind[0] != "BF16" or len(kind) != 2:
-            raise self.shards.damaged(self.shards.names[number], f"it holds {sorted(kinds)}, not one width in BF16")
+            raise self.shards.damaged(shard, f"it holds {sorted(kinds)}, not one width in BF16")
         offsets = [HEADER_BYTES + size_bytes + tensor["data_offsets"][0] for tensor in tensors]
         return Layout(np.array(offsets), np.array([tensor["shape"][0] for tensor in tensors]), kind[1])
 
 
 def missing_images(uri: str, wanted: Iterable[str]) -> list[str]:
-    """The images (sha256) that have no features yet, in the order of `wanted`."""
+    """The images (sha256) without features, in the order of `wanted`."""
     images = np.array(list(wanted), HASHES)
     missing = images[FeatureShards(uri).images.find(images) < 0]
     return [image.decode() for image in missing.tolist()]

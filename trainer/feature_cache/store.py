@@ -1,10 +1,8 @@
 """The feature store: outputs of a frozen vision tower by image content.
 
-`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and its checksum,
-and a description of what the key stands for.
-A shard counts only when its sidecar exists, and its name follows from the images in it, so writing it again is
-harmless and new images only add shards. `key` covers what decides the numbers: tower weights, image processing, layer
-and dtype.
+`features/<key>/` holds immutable safetensors shards, each with a JSON sidecar that names its images and checksum, and a
+description of the key, which covers tower weights, image processing, layer and dtype. A shard exists once its sidecar
+does. Shards are named after their images, so that writing one again is harmless and new images only add shards.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ SIDECAR = ".json"
 
 
 def describe_features(config: ModelConfig) -> dict[str, Any]:
-    """All that decides the numbers, as plain JSON. Kept beside them, for people who wonder why they are not found."""
+    """All that decides the features, as plain JSON. Stored beside them to explain cache misses."""
     family = family_of(config)
     description = {
         "format": FORMAT_VERSION,
@@ -49,12 +47,12 @@ def features_key(config: ModelConfig) -> str:
 
 
 def features_uri(features_root: str, config: ModelConfig) -> str:
-    """Where the features of this tower are kept."""
+    """URI of the features of this tower."""
     return join_uri(features_root, features_key(config))
 
 
 def write_description(store: Storage, config: ModelConfig) -> None:
-    """Say what this store's key stands for. Equal for all who write it."""
+    """Write the description of this store's key."""
     write_record(store, DESCRIPTION, describe_features(config), indent=1)
 
 
@@ -64,7 +62,7 @@ def shard_name(images: Sequence[str]) -> str:
 
 
 def write_shard(store: Storage, scratch: Path, features: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write one shard: {image sha256: (tokens, hidden) bf16}, then the sidecar that makes it count."""
+    """Write one shard, {image sha256: (tokens, hidden) bf16}, then the sidecar that makes it exist."""
     from safetensors.torch import save_file
 
     images = sorted(features)

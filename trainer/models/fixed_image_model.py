@@ -110,13 +110,19 @@ class SquareFamily(TransformersFamily):
         return module.sharding_units(tower_layers_of(module.tower) if module.tower is not None else [])
 
     def square_shape(
-        self, config: ModelConfig, model: nn.Module, vision: PreTrainedConfig, **of_images: Any
+        self,
+        config: ModelConfig,
+        model: nn.Module,
+        vision: PreTrainedConfig,
+        *,
+        features: tuple[int, int],
+        **of_images: Any,
     ) -> ModelShape:
         """Sizes of a model on the meta device. of_images: fields of `ModelShape` that depend on how it takes images.
 
-        Raises ConfigError where the tower gives other features than are planned for.
+        Raises ConfigError where the tower gives other features than `features`, (tokens, width) of an image.
         """
-        self._require_features(config, self.tower(model))
+        self._require_features(config, self.tower(model), features)
         return model_shape(
             config,
             model,
@@ -127,11 +133,10 @@ class SquareFamily(TransformersFamily):
             **of_images,
         )
 
-    def _require_features(self, config: ModelConfig, tower: nn.Module) -> None:
+    def _require_features(self, config: ModelConfig, tower: nn.Module, expected: tuple[int, int]) -> None:
         """Let the tower look at an image that has a shape only."""
         image = torch.empty(1, IMAGE_CHANNELS, config.image_size, config.image_size, device="meta")
         found = tuple(self.wiring.tower_output(config, tower, image).shape[1:])
-        expected = self.feature_shape(config)
         if found != expected:
             raise ConfigError(
                 f"the tower gives {found[0]} tokens of width {found[1]} for an image of {config.image_size} pixels",

@@ -1,7 +1,7 @@
 """Reports the metric of a search's trial, in the format of google/cloudml-hypertune.
 
-The service reads a file of JSON lines on the chief's machine. Early stopping needs a line after each validation, so
-the log of metrics reports too, where `trainer.tune_trial` asks it to.
+The service reads a file of JSON lines on the chief's machine. Early stopping needs a line after each validation, which
+the metrics log reports if `trainer.tune_trial` asks for it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 TRIAL_VARIABLE = "CLOUD_ML_TRIAL_ID"
 METRIC_FILE_VARIABLE = "CLOUD_ML_HP_METRIC_FILE"
 METRIC_FILE = "/tmp/hypertune/output.metrics"  # where the service reads
-WATCHED_VARIABLE = "VLMPIPE_TRIAL_METRIC"  # what the log of metrics reports each time that it is measured
+WATCHED_VARIABLE = "VLMPIPE_TRIAL_METRIC"  # metric that the metrics log reports
 VALIDATION_LOSS = "validation_loss"
 MOST_LINES = 100  # as the library keeps
 
 
 def report(metric: str, value: float, step: int) -> None:
-    """Add the number as it is after optimizer step `step`; said again, it replaces what was said of that step."""
+    """Report the metric's value after optimizer step `step`, replacing an earlier report of that step."""
     path = Path(os.environ.get(METRIC_FILE_VARIABLE, METRIC_FILE))
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -38,7 +38,7 @@ def report(metric: str, value: float, step: int) -> None:
 
 
 def report_measured(values: dict[str, float], step: int) -> None:
-    """Report the metric that this process's trial is watched by, if it is among `values`."""
+    """Report the watched metric of this process's trial, if it is among `values`."""
     metric = os.environ.get(WATCHED_VARIABLE, "")
     if metric in values:
         report(metric, values[metric], step)

@@ -1,34 +1,92 @@
-"""Gathers what each rank holds, waits for and computes, to find stragglers."""
+"""Metrics of each rank: peak memory, waiting, and forward time, which shows stragglers.
+
+Whole steps take the same time on all ranks, because all wait for the slowest.
+"""
 
 from __future__ import annotations
 
 import resource
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from trainer.distributed.process import ProcessContext
 
 GIB = 1 << 30
 
+# The other strategies send weights or activations in a forward pass, or have different stages.
+WITHOUT_WAITS = ("ddp", "zero1", "zero2")
+
+
+class ForwardTimer:
+    """Adds up the seconds of a module's forward passes in training; on a GPU by events, without synchronizing."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._seconds = 0.0
+        self._on_gpu = device.type == "cuda"
+        self._started: Any = None
+        self._events: list[tuple[Any, Any]] = []
+        module.register_forward_pre_hook(lambda *_: self._start())
+        module.register_forward_hook(lambda *_: self._stop())
+
+    def seconds(self) -> float:
+        """Total so far. On a GPU, waits for the last forward pass."""
+        for start, end in self._events:
+            end.synchronize()
+            self._seconds += start.elapsed_time(end) / 1000
+        self._events = []
+        return self._seconds
+
+    def _start(self) -> None:
+        if torch.is_grad_enabled():  # it is off in validation
+            self._started = self._now()
+
+    def _stop(self) -> None:
+        started, self._started = self._started, None
+        if started is None:
+            return
+        if self._on_gpu:
+            self._events.append((started, self._now()))
+        else:
+            self._seconds += self._now() - started
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def straggler(before_s: Sequence[float], after_s: Sequence[float]) -> dict[str, float]:
+    """The slowest rank between two readings of all timers, and its time as a multiple of the mean.
+
+    Empty for one rank, or where nothing was timed.
+    """
+    spent = [after - before for before, after in zip(before_s, after_s, strict=True)]
+    if len(spent) < 2 or not sum(spent):
+        return {}
+    slowest = max(range(len(spent)), key=spent.__getitem__)
+    return {"straggler_spread": spent[slowest] * len(spent) / sum(spent), "slowest_rank": slowest}
+
 
 @dataclass(frozen=True)
 class RankMetrics:
-    """By rank, since training started there."""
+    """By rank, since training started."""
 
     peak_memory_gib: list[float]
     data_wait_s: list[float]
     forward_s: list[float]  # 0 where it is not timed
-    num_reducers: list[float]  # of the Reduction Server that the rank is connected to; 0 in a job without one
-
-    @classmethod
-    def at_start(cls, ranks: int) -> RankMetrics:
-        return cls([0.0] * ranks, [0.0] * ranks, [0.0] * ranks, [0.0] * ranks)
+    num_reducers: list[float]  # reducers that the rank is connected to
 
 
 def gather_rank_metrics(worker: ProcessContext, data_wait_s: float, forward_s: float, num_reducers: int) -> RankMetrics:
-    """Collective. The figures given are this rank's own."""
+    """All ranks' metrics, given this rank's own. Collective."""
     own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers]
     mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
     found = [torch.empty_like(mine) for _ in range(worker.world_size)]
@@ -37,7 +95,7 @@ def gather_rank_metrics(worker: ProcessContext, data_wait_s: float, forward_s: f
 
 
 def _peak_memory_bytes(worker: ProcessContext) -> int:
-    """The most that torch's allocator has reserved of the GPU; without one, that this process has held of memory."""
+    """Most GPU memory that torch's allocator has reserved; on a CPU, this process's peak resident memory."""
     if worker.device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(worker.device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB

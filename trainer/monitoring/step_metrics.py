@@ -1,8 +1,7 @@
-"""Step metrics summed over ranks: loss, counts, and stop requests; read asynchronously on a GPU.
+"""Step metrics summed over ranks: loss, counts and stop requests; read asynchronously on a GPU.
 
-The sums are made by the device in its own time. The host orders the next step before it reads them, so that a GPU
-always has work: a host that read each step's loss at once would leave it idle while it orders the first kernels of the
-next one.
+The host launches the next step before it reads a step's sums: reading each loss at once would leave the GPU idle while
+the host launches the next step's first kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from trainer.strategies.base import StepResult
 
 
 def steps_unread(device: torch.device) -> int:
-    """Steps that the host may be ahead of what it has read: one of a GPU; elsewhere all is done when it is ordered."""
+    """Steps whose totals the host may leave unread: one on a GPU, none on a CPU."""
     return 1 if device.type == "cuda" else 0
 
 
@@ -35,17 +34,17 @@ class StepTotals:
     step: int  # from 1
     epoch: int
     loss: float  # mean over the label tokens of the global step
-    grad_norm: float | None  # None: the step was skipped
+    grad_norm: float | None  # None for a skipped step
     useful_tokens: int
     slot_tokens: int
     label_tokens: int
     images: int
     samples: int
-    stop: bool  # some rank was asked to stop
+    stop: bool  # some rank got a stop request
 
 
 class AsyncStepMetrics:
-    """`StepTotals` on their way. Collective: one all-reduce, for which the host does not wait."""
+    """`StepTotals` that may still be computed. Collective: one all-reduce, for which the host does not wait."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class AsyncStepMetrics:
             self._copied.record()
 
     def read(self) -> StepTotals:
-        """Wait for the device. Raises DataError for a loss or a gradient that is not a number."""
+        """Wait for the device. Raises DataError for a loss or gradient norm that is not finite."""
         if self._copied:
             self._copied.synchronize()
         loss, useful, slots, images, samples, stops, norm = self._values.tolist()
@@ -99,7 +98,6 @@ class AsyncStepMetrics:
         )
 
     def _require_finite(self, name: str, value: float) -> None:
-        """Every later step would be wasted, and a checkpoint of it too."""
         if not math.isfinite(value):
             samples = ", ".join(self._sample_ids[:8])
             raise DataError(
@@ -110,9 +108,9 @@ class AsyncStepMetrics:
 
 
 class MetricsQueue:
-    """Steps whose totals the host has not read yet: on a GPU the newest one, elsewhere none.
+    """Steps whose totals the host has not read yet: on a GPU the newest one, on a CPU none.
 
-    All ranks read the same steps at the same moment of the loop, so they agree on when to stop.
+    All ranks read the same steps at the same point of the loop, so they agree on when to stop.
     """
 
     def __init__(self, worker: ProcessContext) -> None:
@@ -120,12 +118,12 @@ class MetricsQueue:
         self._pending: deque[AsyncStepMetrics] = deque()
 
     def add(self, pending: AsyncStepMetrics, *, read_all: bool) -> Sequence[StepTotals]:
-        """Take the newest step; the totals of all that is read now, the oldest first. `read_all` leaves none."""
+        """Add the newest step; returns the totals that are read now, oldest first. `read_all` leaves none unread."""
         self._pending.append(pending)
         return self._read(but=0 if read_all else self._most)
 
     def rest(self) -> Sequence[StepTotals]:
-        """The totals of all that is left, the oldest first."""
+        """The totals of all unread steps, oldest first."""
         return self._read(but=0)
 
     def _read(self, *, but: int) -> Sequence[StepTotals]:

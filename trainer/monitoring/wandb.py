@@ -1,7 +1,7 @@
 """Sends metrics to Weights & Biases where `train.wandb.project` is set.
 
-It is a copy for people to look at: a run that cannot reach the service trains all the same. The W&B run has the run's
-id, so that an attempt after an interruption goes on in the same curves.
+A run that cannot reach the service trains without it. The W&B run has the run's id, so that the next attempt continues
+the same curves.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ START_S, FINISH_S = 30, 120  # longest waits for the service
 
 
 class WandbLog:
-    """A `trainer.monitoring.metrics_writer.Mirror`. What goes wrong with it is said once, and then nothing more is
-    sent."""
+    """The metrics on Weights & Biases. After the first error it prints a warning and sends nothing more."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        # The step is a value like the others: W&B drops lines of steps that an earlier attempt went past and lost.
+        # The step is an ordinary value: W&B would drop lines of steps that an earlier attempt has already logged.
         line = {"step": step, **{f"train/{name}": value for name, value in values.items()}}
         self._guarded(lambda run: run.log(line), f"no metrics from step {step} on")
 
@@ -43,15 +42,15 @@ class WandbLog:
             return
         try:
             send(self._run)
-        except Exception as error:  # of whatever kind: hours of training must not end over a copy of the metrics
+        except Exception as error:  # a copy of the metrics must never end training
             self._run = None
             _warn(error, missing)
 
 
 def open_wandb(job: JobConfig) -> WandbLog | None:
-    """None, and a warning, where the service cannot be reached or does not let us in.
+    """None without a project, or, with a warning, where the service cannot be reached or refuses access.
 
-    Raises UserError (exit 69) when the run file asks for it and the package is not there.
+    Raises UserError (exit 69) when the package is not installed.
     """
     settings = job.train.wandb
     if not settings.project:
@@ -83,7 +82,7 @@ def open_wandb(job: JobConfig) -> WandbLog | None:
         )  # fmt: skip
         run.define_metric("step")
         run.define_metric("train/*", step_metric="step")
-    except Exception as error:  # of the library, the network or Google's: none may keep a run from training
+    except Exception as error:  # of the library, the network or Secret Manager: the run trains without W&B
         _warn(error, "no metrics")
         return None
     print(f"train: metrics also on Weights & Biases: {run.url or run.dir}", flush=True)
@@ -94,12 +93,12 @@ def _finish(run: Any) -> None:
     import wandb
 
     run.finish()
-    wandb.teardown()  # its file may still be written when `finish` returns; it is whole when the library's process ends
+    wandb.teardown()  # `finish` may return before the run's file is complete
 
 
 def wandb_folder(run_uri: str) -> str | None:
-    """Where the library keeps its files: with a run that is a folder, since those of an offline run are all there is
-    of it; None for the library's own choice."""
+    """Folder of the library's files: a local run's own folder, which may hold an offline run; None for the library's
+    choice."""
     if "WANDB_DIR" in os.environ:
         return None
     if "://" in run_uri:
@@ -109,7 +108,7 @@ def wandb_folder(run_uri: str) -> str | None:
 
 
 def _warn(error: Exception, missing: str) -> None:
-    """Say it without the text of an error that nobody foresaw, which may hold what must not be printed."""
+    """Print a warning, without the text of unknown errors, which may contain secrets."""
     import wandb
 
     words = str(error).splitlines() if isinstance(error, SecretNotRead | wandb.errors.Error) else []

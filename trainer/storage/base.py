@@ -1,7 +1,6 @@
-"""The Storage protocol, bound to a root, and what its backends share.
+"""The Storage protocol: objects under a root, with names like `a/b/c` that cannot leave it.
 
-Every writer and reader of run outputs, prepared data, features and checkpoints goes through `open_storage(uri)`.
-Names are relative to the root, with `/` between parts; a name can never leave the root.
+Run outputs, prepared data, features and checkpoints are read and written through `open_storage(uri)`.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
 BUCKETS_MOUNT = Path("/gcs")
 CHUNK_BYTES = 8 << 20
-TEMPORARY_PREFIX = ".tmp-"  # files that are not objects: half-written ones and locks
+TEMPORARY_PREFIX = ".tmp-"  # of half-written files and locks, which are not objects
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a store knows of one object. `version` changes with every overwrite (a generation on GCS)."""
+    """Metadata of one object. `version` changes with every overwrite (a generation on GCS)."""
 
     name: str
     size_bytes: int
     version: str
-    crc32c: int | None = None  # as the store itself keeps it; None where it keeps none, as a folder does
+    crc32c: int | None = None  # kept by the store; None in a folder
 
 
 class AlreadyExistsError(Exception):
@@ -41,7 +40,7 @@ class VersionConflictError(Exception):
 
 
 class CorruptObjectError(UserError):
-    """An object's bytes do not match the checksum that its store keeps (exit 65 unless a caller can fall back)."""
+    """An object's bytes do not match the store's checksum (exit 65 unless a caller can fall back)."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
@@ -53,10 +52,10 @@ class CorruptObjectError(UserError):
 
 
 class Storage(Protocol):
-    """Objects under one root. Every write is atomic: readers see the old or the new object, never part of one.
+    """Objects under one root. Writes are atomic: readers see the old or the new object, never part of one.
 
-    Names are cleaned by `clean_name`. A missing object is a UserError for `read` and `fetch`, None for `stat` and
-    nothing to do for `delete`.
+    Names are normalized by `clean_name`. `read` and `fetch` raise UserError for a missing object, `stat` returns None
+    and `delete` does nothing.
     """
 
     root_uri: str
@@ -72,54 +71,52 @@ class Storage(Protocol):
     def stat(self, name: str) -> ObjectInfo | None: ...
 
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
-        """Raises FileTooLargeError (exit 65) for an object of more than `max_bytes`, before they are in memory."""
+        """Raises FileTooLargeError (exit 65) for more than `max_bytes`, before they are in memory."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Write, replacing what is there."""
+        """Write or overwrite."""
         ...
 
     def create(self, name: str, data: bytes) -> None:
-        """Write only if nothing is there; of several writers exactly one succeeds. Raises AlreadyExistsError."""
+        """Write only a new object; of several writers exactly one succeeds. Raises AlreadyExistsError."""
         ...
 
     def replace(self, name: str, data: bytes, expected_version: str) -> None:
-        """Write only over the version that `stat` gave ("" = nothing is there). Raises VersionConflictError."""
+        """Overwrite only this version of `stat` ("": no object). Raises VersionConflictError."""
         ...
 
     def delete(self, name: str) -> None: ...
 
     def delete_folder(self, prefix: str) -> None:
-        """Delete every object in the folder and below it. Not atomic: a reader may see some of them."""
+        """Delete every object in and below the folder. Not atomic."""
         ...
 
     def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
-        """Write the bytes of a local file of any size, replacing what is there.
+        """Write or overwrite with a local file of any size.
 
-        Args:
-            crc32c: what the bytes must sum to, by whoever wrote them; without it the file is taken as it is. Raises
-                CorruptObjectError, and writes nothing, when they do not.
+        Raises CorruptObjectError, and writes nothing, when the bytes differ from a given `crc32c`.
         """
         ...
 
     def copy(self, name: str, new_name: str) -> None:
-        """A second object with the bytes of the first, replacing what is there. No bytes travel through this machine.
+        """Copy an object within the store, without downloading it.
 
-        In a folder both share one file: it takes no space, and damage to the file is damage to both.
+        In a folder both names share one file: no space is used, and damage affects both.
         """
         ...
 
     def fetch(self, name: str) -> Path:
-        """A local file with the object's bytes, checked on the way. It may be shared: callers must not change it."""
+        """A local file with the object's verified bytes. It may be shared: callers must not change it."""
         ...
 
     def download(self, name: str, path: Path) -> None:
-        """Write the object's bytes, checked on the way, to a local file of the caller's own. Not atomic."""
+        """Write the object's verified bytes to a local file. Not atomic."""
         ...
 
 
 def clean_name(name: str) -> str:
-    """`name` in its one spelling, `a/b/c`. Raises ConfigError for a name that is empty or could leave the root."""
+    """`name` normalized to `a/b/c`. Raises ConfigError for a name that is empty or could leave the root."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith("/") or ".." in parts or not name.isprintable():
         raise ConfigError(f"unsafe object name {name!r}", expected="a relative path of printable parts without '..'")
@@ -127,9 +124,9 @@ def clean_name(name: str) -> str:
 
 
 def mounted(uri: str) -> Path:
-    """A URI as a path of the file system: Vertex AI mounts every bucket at /gcs in every container.
+    """A URI as a file system path: Vertex AI mounts every bucket at /gcs in every container.
 
-    Good for reading files that others wrote and for TensorBoard, which only appends; never for what must be atomic.
+    For reading and for TensorBoard, which only appends; writes there are not atomic.
     """
     if uri.startswith("gs://"):
         return BUCKETS_MOUNT / uri.removeprefix("gs://")
@@ -142,10 +139,11 @@ def join_uri(base: str, *parts: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where this machine keeps copies of remote objects: VLMPIPE_CACHE_DIR, else a folder of this user's own."""
+    """This machine's folder of copies of remote objects: VLMPIPE_CACHE_DIR, or a temporary folder of this user."""
     chosen = os.environ.get("VLMPIPE_CACHE_DIR")
-    # A link that the user chose is followed. One in the temporary folder may be anybody's.
-    folder = Path(os.path.realpath(Path(chosen).expanduser())) if chosen else _own_temporary_folder()
+    # A link that the user chose is followed; one in the temporary folder may be another user's.
+    own = Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
+    folder = Path(os.path.realpath(Path(chosen).expanduser())) if chosen else own
     with os_errors(f"making the cache folder {folder}"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
@@ -164,12 +162,8 @@ def cache_folder() -> Path:
     )
 
 
-def _own_temporary_folder() -> Path:
-    return Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
-
-
 def crc32c_of(data: bytes) -> int:
-    """CRC32C (Castagnoli), the checksum that Google Cloud Storage keeps of every object."""
+    """CRC32C (Castagnoli), the checksum that Cloud Storage keeps for every object."""
     return int(google_crc32c.value(data))
 
 
@@ -183,5 +177,5 @@ def crc32c_of_file(path: Path) -> int:
 
 
 def changed_before_upload(target: object) -> CorruptObjectError:
-    """The error of an upload whose bytes are not those that its caller vouched for."""
+    """The error of an upload whose bytes differ from the given checksum."""
     return CorruptObjectError(f"bytes changed before they reached {target}: on the disk or on the way")

@@ -1,9 +1,8 @@
 """Google Cloud Storage behind the Storage protocol.
 
-Nothing here trusts the network. Every upload carries its CRC32C, so the server refuses bytes that changed on the way
-or on the disk; every download is checked against the server's. Transient failures are retried until a deadline. A
-conditional write whose answer was lost meets its own object when it is retried, and gets 412. A nonce in the object's
-metadata tells whether the object there is our own: equal bytes would not, since two writers may write the same.
+Every upload carries its CRC32C, so that the server refuses changed bytes; every download is checked against the
+server's. Transient failures are retried until a deadline. A retried conditional write whose first answer was lost gets
+412 for its own object, which a nonce in the metadata identifies: two writers may write equal bytes.
 
 STORAGE_EMULATOR_HOST points the client at an emulator or test server.
 """
@@ -44,17 +43,18 @@ from trainer.storage.base import (
     crc32c_of,
     crc32c_of_file,
 )
+from trainer.storage.file_sums import FileSum
 from trainer.storage.regular_files import FileTooLargeError, open_lock, open_regular
 
-# The library's tracing asks for each bucket's metadata behind our back, which needs a permission that a job has not.
+# The library's tracing reads each bucket's metadata, which needs a permission that jobs lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
-TIMEOUT_S = 60.0  # without a byte from the server, then the request is broken off and made again
+TIMEOUT_S = 60.0  # without a byte from the server, after which the request is retried
 LONGEST_RETRY_AFTER_S = 60.0
-# What one upload holds in memory. After each chunk it waits for an answer; the library's default is 100 MiB.
+# Memory of one upload, which waits for an answer after each chunk; the library's default is 100 MiB.
 UPLOAD_CHUNK_BYTES = 64 << 20
 TRANSFER_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the library
 NONCE_KEY = "vlmpipe-write"
-# What is left when the library's retries have come to their end.
+# Errors after the library's last retry.
 UNANSWERED = (
     api.RetryError,
     api.ServerError,
@@ -65,7 +65,7 @@ UNANSWERED = (
 
 
 def _wait_as_asked(error: Exception) -> None:
-    """Sleep for what a 429 or 503 asks in Retry-After, which the library does not read.
+    """Sleep as the Retry-After of a 429 or 503 asks, which the library ignores.
 
     Source: https://cloud.google.com/storage/docs/retry-strategy and RFC 9110, 10.2.3 (the form in seconds).
     """
@@ -110,7 +110,7 @@ class GcsStorage:
             blobs = self._bucket.list_blobs(
                 prefix=folder, fields="items(name,size,generation,crc32c),nextPageToken", **self._patience
             )
-            # A name with a slash at its end is a folder mark that the console makes, not an object of ours.
+            # Names that end with a slash are folder markers of the console.
             infos = [self._info(blob) for blob in blobs if not blob.name.endswith("/")]
         if prefix and not infos and (single := self.stat(prefix)):
             return [single]
@@ -121,8 +121,8 @@ class GcsStorage:
         return self._info(blob) if blob else None
 
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
-        sink = io.BytesIO() if max_bytes is None else _Bounded(self.uri(name), max_bytes)
-        self._download(name, sink)
+        sink = io.BytesIO()
+        self._download(name, sink, max_bytes)
         return sink.getvalue()
 
     def write(self, name: str, data: bytes) -> None:
@@ -170,10 +170,11 @@ class GcsStorage:
         target = cache_folder() / self._bucket.name / self._key(name)
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            # The processes of one machine fetch the same shards: one downloads, the others wait and find the file.
+            # Processes of one machine fetch the same shards: one downloads, the others wait.
             with os.fdopen(open_lock(target.parent / f"{TEMPORARY_PREFIX}lock-{target.name}"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _same_bytes(target, blob):
+                is_cached = target.is_file() and FileSum.of(target) == FileSum(_size(blob), _checksum(blob))
+                if not is_cached:
                     self._download_file(name, target)
         return target
 
@@ -189,7 +190,7 @@ class GcsStorage:
         return ObjectInfo(name, _size(blob), str(blob.generation), _checksum(blob))
 
     def _lookup(self, name: str) -> storage.Blob | None:
-        """The object with its metadata; None when there is none."""
+        """The object with its metadata, or None."""
         blob = self._bucket.blob(self._key(name))
         try:
             with _readable_errors("looking up", self.uri(name)):
@@ -208,7 +209,7 @@ class GcsStorage:
         metadata: dict[str, str] | None = None,
     ) -> None:
         blob = self._bucket.blob(self._key(name), chunk_size=UPLOAD_CHUNK_BYTES)
-        # The server compares this with what arrives. The library's own check comes after the object exists.
+        # Checked by the server before the object exists; the library's own check comes after that.
         blob.crc32c = base64.b64encode(checksum.to_bytes(4, "big")).decode()
         if metadata is not None:  # else the library would send a null, which is no map
             blob.metadata = metadata
@@ -220,23 +221,23 @@ class GcsStorage:
                         source, size=size_bytes, checksum=None, if_generation_match=generation, **self._patience
                     )
                 return
-            except CorruptObjectError as error:  # on the way, or here: then it stays so
+            except CorruptObjectError as error:  # on the way, or on this machine, where a retry fails again
                 corruption: Exception = error
             except api.PreconditionFailed as error:
-                # An emulator answers 412 where the service answers 400 to bytes with another sum. Which it is tells
-                # the generation: one that still is what was asked for is no condition that failed.
+                # An emulator answers 412 where the service answers 400 to bytes with a wrong sum. If the generation
+                # is still the expected one, the condition did not fail.
                 if generation is not None and self._generation(name) != generation:
                     raise
                 corruption = error
         raise changed_before_upload(self.uri(name)) from corruption
 
     def _generation(self, name: str) -> int:
-        """Of the object that is there; 0 when there is none, as in a condition."""
+        """The object's generation; 0 when there is none, as in a precondition."""
         there = self._lookup(name)
         return int(there.generation) if there else 0
 
     def _put_if(self, name: str, data: bytes, generation: int) -> bool:
-        """Write over exactly this generation (0: over nothing). False when something else is there."""
+        """Write over exactly this generation (0: no object). False when another generation is there."""
         nonce = uuid.uuid4().hex
         try:
             self._put(name, io.BytesIO(data), len(data), crc32c_of(data), generation, {NONCE_KEY: nonce})
@@ -245,18 +246,18 @@ class GcsStorage:
             return bool(there and (there.metadata or {}).get(NONCE_KEY) == nonce)
         return True
 
-    def _download(self, name: str, sink: IO[bytes]) -> None:
+    def _download(self, name: str, sink: IO[bytes], max_bytes: int | None = None) -> None:
         for _ in range(TRANSFER_ATTEMPTS):
             sink.seek(0)
             sink.truncate()
-            summed = _Summed(sink)
+            summed = _Summed(sink, self.uri(name), max_bytes)
             blob = self._bucket.blob(self._key(name))
             try:
                 with _readable_errors("reading", self.uri(name)):
                     blob.download_to_file(summed, checksum=None, **self._patience)
             except api.NotFound as error:
                 raise _no_such_object(self.uri(name)) from error
-            # Ours and not the library's sum, which compares nothing when a download broke off and went on with a range.
+            # The library compares nothing when an interrupted download was continued with a range.
             if summed.crc32c == _checksum(blob):
                 return
         raise CorruptObjectError(f"{self.uri(name)} arrived corrupted {TRANSFER_ATTEMPTS} times")
@@ -271,27 +272,17 @@ class GcsStorage:
             Path(temporary).unlink(missing_ok=True)
 
 
-class _Bounded(io.BytesIO):
-    """Takes no more bytes than an object may have."""
-
-    def __init__(self, uri: str, max_bytes: int) -> None:
-        super().__init__()
-        self._uri, self._max_bytes = uri, max_bytes
-
-    def write(self, data: Any) -> int:
-        size_bytes = self.tell() + len(data)
-        if size_bytes > self._max_bytes:
-            raise FileTooLargeError(self._uri, size_bytes, self._max_bytes)
-        return super().write(data)
-
-
 class _Summed:
-    """A sink that keeps the CRC32C of what is written to it."""
+    """Keeps the CRC32C of what is written to a sink, and refuses more than `max_bytes`."""
 
-    def __init__(self, sink: IO[bytes]) -> None:
-        self._sink, self.crc32c = sink, 0
+    def __init__(self, sink: IO[bytes], uri: str, max_bytes: int | None) -> None:
+        self._sink, self._uri, self._max_bytes = sink, uri, max_bytes
+        self.crc32c = self._bytes = 0
 
     def write(self, data: bytes) -> int:
+        self._bytes += len(data)
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            raise FileTooLargeError(self._uri, self._bytes, self._max_bytes)
         self.crc32c = int(google_crc32c.extend(self.crc32c, data))
         return self._sink.write(data)
 
@@ -302,19 +293,13 @@ def _default_client() -> storage.Client:
 
 @functools.cache
 def _client_for(emulator: str) -> storage.Client:
-    """One client a process, since each looks for credentials anew. The library itself reads the emulator's address."""
-    # Objects need no project; without one, `storage.Client()` would refuse credentials that name none.
+    """One client per process: each new one looks for credentials. The library itself reads the emulator's address."""
+    # Objects need no project, but storage.Client() refuses credentials that name none.
     return storage.Client(project="unused")
 
 
-def _same_bytes(path: Path, blob: storage.Blob) -> bool:
-    if not path.is_file() or path.stat().st_size != _size(blob):
-        return False
-    return crc32c_of_file(path) == _checksum(blob)
-
-
 def _size(blob: storage.Blob) -> int:
-    """An emulator leaves the size of an empty object out, as the default of a number in protobuf."""
+    """An emulator omits the size of an empty object."""
     return int(blob.size or 0)
 
 
@@ -328,11 +313,11 @@ def _no_such_object(uri: str) -> UserError:
 
 @contextlib.contextmanager
 def _readable_errors(doing: str, uri: str) -> Iterator[None]:
-    """Turn what the client library raises into sentences; an object's NotFound and PreconditionFailed pass through."""
+    """Translate the client library's errors for people, except an object's NotFound and PreconditionFailed."""
     try:
         yield
     except api.NotFound as error:
-        if "bucket does not exist" not in str(error):  # the code is 404 for both, only the text tells them apart
+        if "bucket does not exist" not in str(error):  # 404 has two meanings
             raise
         bucket = uri.removeprefix("gs://").partition("/")[0]
         raise UserError(

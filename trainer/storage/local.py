@@ -30,41 +30,36 @@ from trainer.storage.regular_files import open_lock, open_regular, read_regular
 
 
 class LocalStorage:
-    """A folder. Atomic by write-to-temporary, fsync and rename; create-only by link, which fails if the name exists.
+    """A folder. Writes go to a temporary file, fsync and rename; create-only ones link, which fails if the name exists.
 
     `replace` is atomic against other `replace` calls and against `create`, not against a plain `write`.
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(os.path.realpath(Path(root).expanduser()))  # which takes a loop of links as it is
+        self.root = Path(os.path.realpath(Path(root).expanduser()))  # unlike resolve, accepts a loop of links
         self.root_uri = str(self.root)
 
     def uri(self, name: str) -> str:
         return str(self.root / clean_name(name))
 
     def path(self, name: str) -> Path:
-        """The file behind a name. Raises ConfigError for a name that would leave the root, also through a link.
+        """The path of a name, for writing. Raises ConfigError when a link in its folder leads out of the root.
 
-        The last part may itself be a link: writing and deleting replace the link, reading follows it inside the root.
+        The last part may itself be a link, which writing and deleting replace.
         """
-        path = self.root / clean_name(name)
-        self._require_inside(path.parent, name)
-        return path
+        return self._inside(name, follow=False)
 
-    def _existing(self, name: str) -> Path:
-        """The file behind a name, to be read."""
+    def _inside(self, name: str, *, follow: bool) -> Path:
+        """The path of a name. With `follow`, a link at its end must stay inside the root, too."""
         path = self.root / clean_name(name)
-        self._require_inside(path, name)
-        return path
-
-    def _require_inside(self, path: Path, name: str) -> None:
-        real = os.path.realpath(path)
+        real = os.path.realpath(path if follow else path.parent)
         if not Path(real).is_relative_to(self.root):
             raise ConfigError(
                 f"{self.uri(name)} is reached through a link to {real}, outside of {self.root}",
                 expected="a file below the folder itself",
                 fix="put the file where the link is, or name the folder that the link leads to",
             )
+        return path
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         base = self.path(prefix) if prefix else self.root
@@ -79,7 +74,7 @@ class LocalStorage:
         return self._info(path) if path.is_file() else None
 
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
-        path = self._existing(name)
+        path = self._inside(name, follow=True)
         with os_errors(f"reading {path}"):
             if max_bytes is not None:
                 return read_regular(path, max_bytes)
@@ -106,7 +101,7 @@ class LocalStorage:
         path = self.path(name)
         with os_errors(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Others of the group may share the folder, and must be able to lock.
+            # Other users who share the folder must be able to lock.
             with os.fdopen(open_lock(path.parent / f"{TEMPORARY_PREFIX}lock-{path.name}", 0o666), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 info = self.stat(name)
@@ -135,14 +130,14 @@ class LocalStorage:
             temporary = target.parent / f"{TEMPORARY_PREFIX}link-{uuid.uuid4().hex}"
             try:
                 os.link(source, temporary)
-                os.replace(temporary, target)  # which does nothing where both are one file already
+                os.replace(temporary, target)  # no effect where both are already one file
                 _fsync_folder(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
 
     def fetch(self, name: str) -> Path:
         """The object itself, so callers must not change it."""
-        path = self._existing(name)
+        path = self._inside(name, follow=True)
         if not path.is_file():
             raise UserError(f"no such file: {path}", code=ExitCode.CONFIG)
         return path
@@ -154,7 +149,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _durable(self, name: str, source: IO[bytes], crc32c: int | None = None) -> Iterator[str]:
-        """A temporary file with the bytes of `source`, on the disk, beside its target; the block puts it in place."""
+        """A synced temporary file with the bytes of `source` beside its target; the block moves it there."""
         target = self.path(name)
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +161,7 @@ class LocalStorage:
                         raise changed_before_upload(target)
                     sink.flush()
                     os.chmod(temporary, 0o644)  # mkstemp gives 0600: other users could not read the run's output
-                    # The version is made of this time. The kernel's own is only as fine as its tick.
+                    # The version contains this time; the kernel's own has only the resolution of its tick.
                     os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
                     os.fsync(sink.fileno())
                 yield temporary
@@ -175,7 +170,7 @@ class LocalStorage:
                 Path(temporary).unlink(missing_ok=True)
 
     def _info(self, path: Path) -> ObjectInfo | None:
-        """Of a link that leads nowhere, the link's own: to leave it out would make a folder smaller in silence."""
+        """For a broken link, the link's own metadata: leaving it out would hide a missing file."""
         try:
             try:
                 stat = path.stat()
@@ -188,7 +183,7 @@ class LocalStorage:
 
 
 def _copy(source: IO[bytes], sink: IO[bytes]) -> int:
-    """Copy to the end; the CRC32C of what was copied."""
+    """Copy everything; returns the CRC32C."""
     checksum = 0
     while chunk := source.read(CHUNK_BYTES):
         checksum = google_crc32c.extend(checksum, chunk)
@@ -197,7 +192,7 @@ def _copy(source: IO[bytes], sink: IO[bytes]) -> int:
 
 
 def _fsync_folder(folder: Path) -> None:
-    """Make a rename or link durable: the folder's own entry must reach the disk too."""
+    """Make a rename or link durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

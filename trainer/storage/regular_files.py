@@ -1,7 +1,7 @@
-"""Opens files that somebody else may have put there: regular files only, within a bound on bytes, never waiting.
+"""Opens untrusted files: regular files only, of bounded size, without blocking.
 
-To open a FIFO waits for a writer that may never come, a device has no end, and a link may lead to either. So every file
-of a user is opened without waiting and looked at through its descriptor, which cannot be exchanged afterwards.
+Opening a FIFO waits for a writer, a device has no end, and a link may lead to either. So users' files are opened
+without blocking and checked through their descriptor, which cannot be exchanged afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNOPENABLE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)  # a loop of links, a sock
 
 
 class NotRegularFileError(DataError):
-    """What stands at a path is no regular file (exit 65)."""
+    """A path leads to something other than a regular file (exit 65)."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ def read_regular(path: Path | str, max_bytes: int) -> bytes:
     with open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes <= max_bytes:
-            data = file.read(max_bytes + 1)  # a file may grow, and those of /proc say that they are empty
+            data = file.read(max_bytes + 1)  # a file may grow, and files of /proc report size 0
             size_bytes = len(data)
         if size_bytes > max_bytes:
             raise FileTooLargeError(path, size_bytes, max_bytes)
@@ -63,7 +63,7 @@ def read_regular(path: Path | str, max_bytes: int) -> bytes:
 
 
 def require_regular(path: Path | str) -> None:
-    """Raise as `open_regular` does. For libraries that open a file themselves."""
+    """Raise as `open_regular` does, for files that a library opens itself."""
     open_regular(path).close()
 
 
@@ -79,12 +79,12 @@ def require_regular_files(folder: Path) -> None:
 
 
 def open_lock(path: Path, mode: int = 0o600, *, create: bool = True) -> int:
-    """A descriptor of a file that only serves to be locked: never through a link, whose target is somebody else's."""
+    """A descriptor of a lock file. Links are not followed: their targets may be another user's."""
     return _opened(path, LOCK | (os.O_CREAT if create else 0), mode)
 
 
 def kind_of(path: Path | str) -> str:
-    """What stands at the path when it is neither a regular file nor a folder, in words; empty for those and nothing."""
+    """The kind of a special file, in words; empty for regular files, folders and missing paths."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Transfers many files with a few threads and bounded memory; the first error ends it.
+"""Ordered `map` over threads with bounded memory; the first error ends it.
 
-One stream of Cloud Storage carries far less than a network card: 4 to 8 in parallel do. A plain thread pool over the
-storage seam, because the client library's own one hides errors in its results.
+One stream of Cloud Storage carries far less than a network card: 4 to 8 in parallel do. The client library's own
+transfer manager hides errors in its results.
 """
 
 from __future__ import annotations
@@ -14,15 +14,26 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-THREADS = 4  # each holds one upload's chunk in memory (storage_gcs.UPLOAD_CHUNK_BYTES)
+THREADS = 4  # each holds one upload's chunk in memory (gcs.UPLOAD_CHUNK_BYTES)
 
 
 def in_parallel(
-    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int = THREADS
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    threads: int = THREADS,
+    ahead: int = 2,
+    weigh: Callable[[Item], int] = lambda item: 0,
+    max_bytes: int = 0,
 ) -> Iterator[Result]:
-    """Results in the order of the items, which are taken only a little ahead of the work.
+    """Results in the order of the items.
 
-    The first error in time is raised, as soon as the calls that run by then have ended; no further one is begun.
+    The first error in time is raised once the running calls have ended; no further call begins.
+
+    Args:
+        ahead: items taken from `items` for each thread before a result is needed.
+        weigh: bytes that an item and its result hold.
+        max_bytes: bound on the weight of all items held; a heavier item is held alone.
     """
     failed: list[Exception] = []
 
@@ -36,16 +47,21 @@ def in_parallel(
             raise
 
     pool = ThreadPoolExecutor(threads, thread_name_prefix="transfer")
-    waiting: deque[Future[Result]] = deque()
+    pending: deque[tuple[Future[Result], int]] = deque()
+    held_bytes = 0
     try:
         for item in items:
+            weight = weigh(item)
+            while pending and (len(pending) == ahead * threads or held_bytes + weight > max_bytes):
+                future, freed = pending.popleft()
+                yield future.result()
+                held_bytes -= freed
             if failed:
                 break
-            waiting.append(pool.submit(call, item))
-            if len(waiting) >= 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append((pool.submit(call, item), weight))
+            held_bytes += weight
+        while pending:
+            yield pending.popleft()[0].result()
     except Exception:
         if failed:
             raise failed[0]  # noqa: B904 - of several errors, the first in time

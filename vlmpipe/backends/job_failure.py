@@ -1,10 +1,10 @@
-"""Describes the failure of a job's replica: its exit code in words, and its own error first."""
+"""A replica's failure: finds its error message in its output, and describes it with the exit code."""
 
 from __future__ import annotations
 
 import signal
 
-from trainer.errors import ExitCode, UserError
+from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 
 MEANINGS: dict[int, str] = {
     ExitCode.CONFIG: "configuration",
@@ -28,7 +28,7 @@ def meaning(code: int) -> str:
 
 
 def failure(code: int, replica: str, reason: str, *, log: str, restarts: int = 0) -> UserError:
-    """The job's error. The replica's own sentence, `reason`, comes first: who said it matters less."""
+    """The job's error. It begins with `reason`, the replica's own error message."""
     if code == ExitCode.PREEMPTED:
         return UserError("stopped on request, resumable", fix="run again to continue", code=code)
     again = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
@@ -37,3 +37,23 @@ def failure(code: int, replica: str, reason: str, *, log: str, restarts: int = 0
         return UserError(found, fix=f"read {log}", code=code)
     where = f"  where:    replica {replica}, exit code {code}{meaning(code)}{again}"
     return UserError(f"{reason}\n{where}", code=code)
+
+
+class ErrorLines:
+    """Finds the last error message in one stream of output, line by line."""
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def read(self, text: str, last: str) -> str:
+        """The last error up to this line, given without its end; `last` is the error before it.
+
+        An error is its sentence, then what was expected and what to do.
+        """
+        if text.startswith("error: "):
+            self._inside = True
+            return text.removeprefix("error: ")
+        if self._inside and text.startswith("  "):
+            return f"{last}\n{text}"
+        self._inside = False
+        return last or text if text.startswith(UNEXPECTED_PREFIX) else last

@@ -1,41 +1,72 @@
-"""The record of a job's step, kept by whoever runs the job; the job's own program writes the same file meanwhile."""
+"""Record of a job's step (`steps/<step>.json`), kept by the process that runs the job.
+
+The job's own program writes the same file meanwhile.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from trainer.checkpoint.attempts import order_of
+from trainer.errors import ExitCode, UserError
 from trainer.progress import StepRecord
 from trainer.redaction import redact_all
 from trainer.storage.base import Storage
 from trainer.storage.records import read_record, write_record
 
 
-def open_record(store: Storage, step: str) -> float:
-    """Begin the record of a job that is about to start. Returns when that was, in Unix seconds."""
-    started_s = time.time()
-    _write(store, StepRecord(step, started_s=started_s))
-    return started_s
+class JobRecord:
+    """The record of one job. What the job's own program writes stays; `detail` is added to it at the end."""
+
+    def __init__(self, store: Storage, step: str) -> None:
+        self.detail: dict[str, Any] = {}
+        self.started_s: float | None = None  # None for a job that another process started
+        self._store, self._step = store, step
+
+    def open(self) -> None:
+        """Begin the record of a job that is about to start."""
+        self.started_s = time.time()
+        self._write(StepRecord(self._step, started_s=self.started_s))
+
+    def close(self, state: str, message: str = "") -> None:
+        name = f"steps/{self._step}.json"
+        found = self._store.stat(name)
+        record = StepRecord(**read_record(self._store, name)) if found else StepRecord(self._step)
+        record.started_s = record.started_s if self.started_s is None else self.started_s
+        if record.state == "running" or (state != "done" and record.state != state):
+            record.state, record.message = state, message or record.message
+        record.ended_s = time.time()
+        record.detail.update(self.detail)
+        self._write(record)
+
+    def _write(self, record: StepRecord) -> None:
+        write_record(self._store, f"steps/{self._step}.json", redact_all(asdict(record)))
 
 
-def close_record(
-    store: Storage, step: str, state: str, message: str, started_s: float | None, detail: dict[str, Any]
-) -> None:
-    """Close it. What the job's own program says of itself stays.
+@contextlib.contextmanager
+def recorded_job(store: Storage, step: str) -> Iterator[JobRecord]:
+    """The record of the job that the block opens and runs. It is closed with the block's error or exit code 0."""
+    record = JobRecord(store, step)
+    try:
+        yield record
+    except UserError as error:
+        state = "stopped" if error.code == ExitCode.PREEMPTED else "failed"
+        record.detail.update(exit_code=int(error.code), error=error.text())
+        # Where the record cannot be written, on a full disk for example, the error itself is what matters.
+        with contextlib.suppress(UserError):
+            record.close(state, error.found.splitlines()[0])
+        raise
+    if record.started_s is not None:
+        record.detail["exit_code"] = 0
+        record.close("done")
 
-    Args:
-        started_s: when the job was started, which is before its program; None for one that another had started.
-    """
-    name = f"steps/{step}.json"
-    record = StepRecord(**read_record(store, name)) if store.stat(name) else StepRecord(step)
-    record.started_s = record.started_s if started_s is None else started_s
-    if record.state == "running" or (state != "done" and record.state != state):
-        record.state, record.message = state, message or record.message
-    record.ended_s = time.time()
-    record.detail.update(detail)
-    _write(store, record)
 
-
-def _write(store: Storage, record: StepRecord) -> None:
-    write_record(store, f"steps/{record.step}.json", redact_all(asdict(record)))
+def newest_checkpoint_step(store: Storage) -> int | None:
+    """Optimizer steps in the newest committed checkpoint of a run; None without any."""
+    names = [info.name.split("/")[1] for info in store.list("checkpoints") if info.name.endswith("/COMMIT")]
+    newest = max(map(order_of, names), default=(-1, -1, ""))
+    return newest[1] if newest[0] >= 0 else None

@@ -15,7 +15,7 @@ TEMPLATES = Path(__file__).parents[1] / "run_files"
 
 
 class Template(StrEnum):
-    """Run files to begin with, by what they are for."""
+    """Templates of run files."""
 
     digits = "digits"
     llava = "llava"

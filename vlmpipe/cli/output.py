@@ -30,7 +30,7 @@ def to_stderr(text: str) -> None:
 
 @contextlib.contextmanager
 def doing(text: str) -> Iterator[None]:
-    """Say on standard error what is being done, once, if it takes longer than SILENT_S."""
+    """Print on standard error what is being done, once, if it takes longer than SILENT_S."""
     notice = threading.Timer(SILENT_S, to_stderr, [f"{text} ..."])
     notice.daemon = True
     notice.start()
@@ -41,7 +41,7 @@ def doing(text: str) -> Iterator[None]:
 
 
 def print_error(error: UserError, *, as_json: bool) -> None:
-    """Say what went wrong, in the handler of the exception that it is about. With --debug its traceback comes first."""
+    """Print the error; call it in the exception's handler. With --debug, the traceback comes first."""
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
     if as_json:

@@ -1,6 +1,6 @@
 """`vlmpipe status`, `cancel`, `logs` and `diagnose`, for runs on this machine and on Vertex AI.
 
-What is typed as RUN is looked for here first, then among what was submitted from this folder, then on Vertex AI.
+RUN is looked for on this machine, then among runs submitted from this folder, then on Vertex AI.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def status(
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,
 ) -> None:
-    """Show the runs of this folder, or how one of them stands."""
+    """Show the runs of this folder, or the status of one."""
     if not run:
         _list_runs(root, as_json)
         return
@@ -70,7 +70,7 @@ def status(
         leave(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json), fail_on_reject)
     if fail_on_reject:
         raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
-    with doing(f"asking {'Vertex AI' if on_vertex else 'its records'} how run {run} stands"):
+    with doing(f"asking {'Vertex AI' if on_vertex else 'its records'} for the status of run {run}"):
         found = read()
     show(found, as_json)
 
@@ -91,14 +91,14 @@ def _check_files(run: str, root: str, as_json: bool) -> None:
         raise DataError(
             f"{damaged[0].part}: {damaged[0].problem}",
             expected="the bytes that the run wrote",
-            fix="run the run file again: each step checks what it would reuse, and makes what is damaged anew",
+            fix="run the run file again: each step checks the files that it reuses, and replaces damaged ones",
         )
 
 
 def cancel(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
-    """Ask a run to stop. What its jobs have saved is kept; the same command or --run-id continues it."""
+    """Ask a run to stop. Saved checkpoints stay; the same command or --run-id continues it."""
     from pipelines.find import find
     from pipelines.tune.status import find_search
     from vlmpipe.runs.local import control as local_control
@@ -202,7 +202,7 @@ def leave(found: RunReport | SearchStatus | VertexStatus, fail_on_reject: bool) 
 
 
 def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:
-    """Print how a run stands."""
+    """Print the status of a run."""
     if as_json:
         print_json(found.as_json())
         return

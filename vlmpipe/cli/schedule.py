@@ -1,4 +1,4 @@
-"""`vlmpipe schedule`: recurring runs on Vertex AI, kept as the run file says."""
+"""`vlmpipe schedule`: recurring runs on Vertex AI, as the run file describes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, load, load
 from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
-    from pipelines.schedules.client import Live, Schedules
+    from pipelines.schedules.client import RunSchedule, Schedules
 
-app = typer.Typer(help="Recurring runs on Vertex AI, kept as the run file says.", no_args_is_help=True)
+app = typer.Typer(help="Recurring runs on Vertex AI, as the run file describes them.", no_args_is_help=True)
 
 
 @app.command("plan")
@@ -32,7 +32,7 @@ def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = 
 def apply_command(
     config: Source,
     overrides: Overrides = None,
-    force: Annotated[bool, typer.Option("--force", help="Do it without looking at buckets.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Do it without checking buckets.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -46,7 +46,7 @@ def apply_command(
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})
         return
-    done = {"create": "created", "update": "changed", "nothing": "is as the run file says already"}
+    done = {"create": "created", "update": "changed", "nothing": "is already as in the run file"}
     print_lines([*plan.lines(), f"schedule {plan.wanted.name} {done[plan.action]}: {live.schedule.name}"])
 
 
@@ -67,7 +67,7 @@ def list_command(config: RunFile, overrides: Overrides = None, as_json: AsJson =
 
 @app.command("pause")
 def pause_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Start no more runs until resume. Runs that have begun go on."""
+    """Start no more runs until resume. Runs that have begun continue."""
     schedules, live = _find(config, overrides)
     _say(schedules.pause(live) if live.state == "active" else live, as_json)
 
@@ -88,7 +88,7 @@ def resume_command(
 
 @app.command("delete")
 def delete_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Delete the schedule. Its runs stay, and those that have begun go on."""
+    """Delete the schedule. Its runs stay, and those that have begun continue."""
     schedules, live = _find(config, overrides)
     schedules.delete(live)
     if as_json:
@@ -97,7 +97,7 @@ def delete_command(config: RunFile, overrides: Overrides = None, as_json: AsJson
         print_lines([f"schedule {live.name} is deleted: {live.schedule.name}"])
 
 
-def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, Live]:
+def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, RunSchedule]:
     from pipelines.schedules.apply import schedules_of
 
     settings = load(config, overrides)
@@ -106,7 +106,7 @@ def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, Live]:
         return schedules, schedules.require(settings.name)
 
 
-def _say(live: Live, as_json: bool) -> None:
+def _say(live: RunSchedule, as_json: bool) -> None:
     print_json(live.as_json()) if as_json else print_lines(
         [f"schedule {live.name} is {live.state}: {live.schedule.name}"]
     )

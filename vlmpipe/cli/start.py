@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 WITH_VERTEX = "With --target vertex: "
-FORCE = ("--force", "Submit although memory is planned not to fit, and without looking at buckets.")
+FORCE = ("--force", "Submit although memory is planned not to fit, and without checking buckets.")
 YES = ("--yes", "Do not ask, whatever it costs.")
 DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
 DETACH = ("--detach", "Leave once it is started, and do not watch it.")

@@ -43,8 +43,9 @@ def tune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search over fields of train as the section tune says. On this machine the table of trials is printed."""
+    """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
     from pipelines.tune import search as tuning
+    from vlmpipe.config.target_requirements import require_vertex
 
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
@@ -55,7 +56,7 @@ def tune(
             to_stderr(f"note: tune.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(found)  # an algorithm that is not here is refused before anything is written
     else:
-        settings.require_vertex()
+        require_vertex(settings)
         if not dry_run:
             usd = _approval(settings, yes=yes)
     search = tuning.open_search(settings, from_run, search_id, settings.root_uri(target.value))
@@ -109,7 +110,7 @@ def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
 
 def _run(search: Search, *, as_json: bool) -> None:
     from pipelines.tune.search import run_search
-    from pipelines.tune.trials import TABLE, table_lines
+    from pipelines.tune.status import TABLE, table_lines
 
     trials = run_search(search)
     best = trials[0] if trials and trials[0].metric is not None else None

@@ -1,10 +1,10 @@
 """The model registry: numbered versions of a model, and which of them is in use (the champion).
 
-`Registry` is the seam; `vlmpipe.registry.vertex` keeps it in Vertex AI Model Registry, `FolderRegistry` in a folder or
+`Registry` is the interface; `vlmpipe.registry.vertex` uses Vertex AI Model Registry, `FolderRegistry` a folder or
 bucket, safe for several pipelines at once:
 
-    <root>/<model>/versions/000001/CLAIM     who takes this number; create-only, so a number is given out once
-    <root>/<model>/versions/000001/model/    a copy of the export: deleting the run leaves the registry whole
+    <root>/<model>/versions/000001/CLAIM     the run of this number; create-only, so that a number is given once
+    <root>/<model>/versions/000001/model/    a copy of the export: the registry stays complete when the run is deleted
     <root>/<model>/versions/000001.json      the entry, created last: a version exists when its entry does
     <root>/<model>/CHAMPION                  the version in use, moved only by compare-and-swap
 """
@@ -37,7 +37,7 @@ class ModelFile(Section):
 
 
 class Candidate(Section):
-    """A model that asks to be registered: where its export lies and what is known of it."""
+    """A model to register: its export and its metadata."""
 
     run_id: str
     export_uri: str
@@ -66,7 +66,7 @@ class Entry(Section):
     resource: str = Field("", description="Name of the version on Vertex AI, where the registry is there.")
 
     def as_champion(self) -> dict[str, Any]:
-        """What the gate compares with."""
+        """The values that the gate compares with."""
         return {
             "version": self.version,
             "run_id": self.run_id,
@@ -155,8 +155,8 @@ class FolderRegistry:
     def promote(self, model: str, version: int, *, instead_of: int | None) -> None:
         """Make `version` the champion if the champion still is `instead_of` (None: there is none yet).
 
-        The comparison protects a decision: a model that was compared with version 3 must not replace version 4 unseen.
-        Promoting the champion again changes nothing.
+        A model that was compared with version 3 must not replace version 4. Promoting the champion again changes
+        nothing.
         """
         folder = _folder(model)
         entry = self._entry(folder, version)
@@ -176,7 +176,7 @@ class FolderRegistry:
             raise overtaken(self._pointer.lower(), model, now, version, instead_of) from error
 
     def _claim(self, folder: str, candidate: Candidate) -> int:
-        """The version number of this run: the one it claimed before, or the next free one, which no other run gets."""
+        """The version number of this run: the one it claimed before, or the next free one."""
         claim = seal({"run_id": candidate.run_id, "checkpoint": candidate.checkpoint})
         while True:
             names = [info.name for info in self._store.list(f"{folder}/versions") if info.name.endswith("/CLAIM")]
@@ -189,7 +189,7 @@ class FolderRegistry:
             try:
                 self._store.create(f"{folder}/versions/{number:06d}/CLAIM", claim)
             except AlreadyExistsError:
-                continue  # another run was faster: look again. Each turn of the loop means that somebody got a number
+                continue  # another run was faster: try the next number
             return number
 
     def _entry(self, folder: str, version: int) -> Entry:

@@ -1,7 +1,7 @@
 """The gate: decides by recorded numbers whether a new model may replace the champion.
 
-Every requirement becomes one `Check` with its value, its threshold and a sentence, so that a rejection can be
-understood without opening a notebook. What the gate asks for and the evaluation lacks is a failed check, never a pass.
+Every requirement becomes one `Check` with its value, its threshold and a sentence that explains it. A required number
+that the evaluation lacks is a failed check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCORE_NAMES = {"vqa_accuracy": "VQA accuracy", "anls": "ANLS", "cider_d": "CIDEr
 
 
 class Check(Section):
-    """One requirement and how it went. `value` and `threshold` are None where there is no number to show."""
+    """One requirement and its result. `value` and `threshold` are None where there is no number."""
 
     name: str
     metric: str
@@ -67,15 +67,15 @@ def decide(
         evaluation: `evaluate.json` of the run, with `run_id` added.
         gate: the thresholds.
         champion: `version`, `run_id`, `exact_match` and `held_out_sha256` of the model in use; None if there is none.
-        shared: how both did on the questions that both were asked: what counts where the held-out questions are not
-            the same, and how sure the difference is.
+        shared: results of both on their common questions, which decide where the held-out questions differ, and the
+            interval of the difference.
     """
     exact_match = evaluation.get("exact_match")
-    checks = [_at_least("exact match", "exact_match", exact_match, gate.min_exact_match)]
+    checks = [_limit("exact match", "exact_match", exact_match, gate.min_exact_match)]
     if gate.max_loss is not None:
-        checks.append(_at_most("loss", "loss", evaluation.get("loss"), gate.max_loss))
+        checks.append(_limit("loss", "loss", evaluation.get("loss"), gate.max_loss, upper=True))
     for metric, floor in sorted(gate.min_scores.items()):
-        checks.append(_at_least(SCORE_NAMES[metric], metric, evaluation.get(metric), floor))
+        checks.append(_limit(SCORE_NAMES[metric], metric, evaluation.get(metric), floor))
     slices = evaluation.get("slices") or {}
     checks += [_slice_check(name, floor, slices) for name, floor in sorted(gate.per_slice.items())]
     if gate.min_margin_over_chance is not None:
@@ -106,36 +106,31 @@ def _missing(value: Any, what: str) -> str:
 
 
 def _apart(value: float, other: float) -> tuple[str, str]:
-    """Both numbers with as few digits as tell them apart: "0.95 is below the required 0.95" would help nobody."""
+    """Both numbers with enough digits to differ: never "0.95 is below the required 0.95"."""
     digits = next((n for n in (4, 6, 9) if f"{value:.{n}g}" != f"{other:.{n}g}"), 4)
     return f"{value:.{digits}g}", f"{other:.{digits}g}"
 
 
-def _at_least(name: str, metric: str, value: Any, threshold: float, slice_name: str | None = None) -> Check:
+def _limit(
+    name: str, metric: str, value: Any, threshold: float, *, upper: bool = False, slice_name: str | None = None
+) -> Check:
+    """Whether the value reaches a lower threshold, or with `upper` does not exceed it."""
     number = _finite(value)
     if number is None:
         why, passed = _missing(value, metric if slice_name is None else f"{metric} of slice {slice_name!r}"), False
     else:
-        passed = number >= threshold - ROUNDING
-        own, required = _apart(number, threshold)
-        why = f"{name} {own} {'reaches' if passed else 'is below'} the required {required}"
+        passed = number <= threshold + ROUNDING if upper else number >= threshold - ROUNDING
+        own, other = _apart(number, threshold)
+        verdict, bound = ("is within", "allowed") if upper else ("reaches", "required")
+        if not passed:
+            verdict = "exceeds" if upper else "is below"
+        why = f"{name} {own} {verdict} the {bound} {other}"
     return Check(name=name, metric=metric, slice=slice_name, value=number, threshold=threshold, passed=passed, why=why)
-
-
-def _at_most(name: str, metric: str, value: Any, threshold: float) -> Check:
-    number = _finite(value)
-    if number is None:
-        why, passed = _missing(value, metric), False
-    else:
-        passed = number <= threshold + ROUNDING
-        own, allowed = _apart(number, threshold)
-        why = f"{name} {own} {'is within' if passed else 'exceeds'} the allowed {allowed}"
-    return Check(name=name, metric=metric, value=number, threshold=threshold, passed=passed, why=why)
 
 
 def _slice_check(name: str, floor: float, slices: Mapping[str, Any]) -> Check:
     if name in slices:
-        return _at_least(f"exact match of {name}", "exact_match", slices[name].get("exact_match"), floor, name)
+        return _limit(f"exact match of {name}", "exact_match", slices[name].get("exact_match"), floor, slice_name=name)
     known = ", ".join(sorted(slices)) or "none"
     why = f"the evaluation has no slice {name!r}; its slices are: {known}"
     return Check(
@@ -150,13 +145,13 @@ def _margin(over: str, exact_match: Any, baseline: Any, threshold: float) -> Che
     if own is None or other is None:
         why = _missing(exact_match, "exact_match") if own is None else _missing(baseline, f"exact match of {over}")
         return Check(name=name, metric=metric, threshold=threshold, passed=False, why=why)
-    return _at_least(name, metric, own - other, threshold)
+    return _limit(name, metric, own - other, threshold)
 
 
 def _overlap(evaluation: Mapping[str, Any], threshold: float) -> Check:
     images, shared = (_finite(evaluation.get(name)) for name in ("images", "images_also_in_train"))
     share = shared / images if images and shared is not None else shared  # no images: none of them are shared
-    return _at_most("share of held-out images also in training", "images_also_in_train", share, threshold)
+    return _limit("share of held-out images also in training", "images_also_in_train", share, threshold, upper=True)
 
 
 def _against_champion(
@@ -174,7 +169,7 @@ def _against_champion(
         )  # fmt: skip
 
     if evaluation.get("run_id") == champion["run_id"]:
-        return check(False, f"{which} is this very run, and a comparison of a model with itself says nothing")
+        return check(False, f"{which} is this very run, and a model is not compared with itself")
     if gate.max_regression is None:
         return check(True, f"not compared with {which}: gate.max_regression is null")
     obstacle, where = _not_comparable(evaluation, champion), ""

@@ -13,7 +13,7 @@ from trainer.storage.base import Storage
 from trainer.storage.records import read_lines
 
 PREDICTIONS = "predictions.jsonl"
-LEAST_SHARE = 0.5  # of the champion's questions: on fewer, its record says little about the model that it is
+LEAST_SHARE = 0.5  # of the champion's questions: fewer are no fair comparison
 
 RESAMPLES, SEED = 2000, 0
 CONFIDENCE = 0.95

@@ -1,12 +1,12 @@
 """The registry in Vertex AI Model Registry: a version is a model version there, the champion is what an alias names.
 
-The service keeps numbers, aliases and labels; the files and what the gate compares lie beside them, so that deleting a
-run leaves the registry whole:
+The service has numbers, aliases and labels. The files and the values that the gate compares lie in the bucket, so that
+the registry stays complete when a run is deleted:
 
-    <root>/<MODEL_ID>/<run id>/model/         a copy of the export: the artifact_uri, by which a version is known again
-    <root>/<MODEL_ID>/<run id>/record.json    metrics, checkpoint and checksums, created once the copy is whole
-    <root>/<MODEL_ID>/<run id>/SENT           an upload was sent: whoever comes next looks before sending another
-    <root>/<MODEL_ID>/MOVING-<alias>          held while an alias is compared and moved, which the API cannot do at once
+    <root>/<MODEL_ID>/<run id>/model/         a copy of the export: the artifact_uri, which identifies a version
+    <root>/<MODEL_ID>/<run id>/record.json    metrics, checkpoint and checksums, created once the copy is complete
+    <root>/<MODEL_ID>/<run id>/SENT           an upload was sent: the next attempt looks for it before sending another
+    <root>/<MODEL_ID>/MOVING-<alias>          lock while an alias is compared and moved, which takes several API calls
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
 from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 SCHEME = "vertex://"
 RECORD, SENT = "record.json", "SENT"
-UPLOAD_S = 600.0  # longest wait for an upload that was accepted: the service looks at the files, it does not move them
+UPLOAD_S = 600.0  # longest wait for an accepted upload: the service reads the files, but does not move them
 SETTLE_S = 60.0  # how long an upload whose answer was lost may take to show among the versions
 LOOK_S = 2.0  # between two looks
 POLLING = DEFAULT_POLLING
 ATTEMPTS = 3
-LEASE_S = 120.0  # after which a mover that never ended is taken for dead: its three requests end sooner
+LEASE_S = 120.0  # after which a lock counts as left over: the three requests under it take less
 MOST_LABEL_CHARS = 63
 
 
@@ -82,13 +82,13 @@ class VertexRegistry:
 
     def champion(self, model: str) -> Entry | None:
         """The version that the alias names, or None. Raises ConfigError for one that vlmpipe did not register."""
-        with self._in_words():
+        with self._translated_errors():
             found = self._get(self._alias)
         return None if found is None else self._entry(found, model)
 
     def versions(self, model: str) -> list[Entry]:
         """All versions that vlmpipe registered, oldest first."""
-        with self._in_words():
+        with self._translated_errors():
             found = self._list()
         return [self._entry(one, model) for one in found if self._is_ours(one)]
 
@@ -98,17 +98,17 @@ class VertexRegistry:
         A run has one version: registering it again returns that version. Raises ConfigError when the run now offers
         another checkpoint, or has no export.
         """
-        record = self._keep(candidate, model_card)
-        with self._in_words():
+        record = self._copied(candidate, model_card)
+        with self._translated_errors():
             return self._entry(self._uploaded(model, candidate, record), model)
 
     def promote(self, model: str, version: int, *, instead_of: int | None) -> None:
         """Move the alias to `version` if it still names `instead_of` (None: it names none yet).
 
-        Promoting the champion again changes nothing. Between the look and the move other runs of vlmpipe are kept
-        out; a person who moves the alias at that moment is not.
+        Promoting the champion again changes nothing. A lock excludes other runs of vlmpipe between comparison and
+        move, but not a person who moves the alias at that moment.
         """
-        with self._in_words(), self._alone(version):
+        with self._translated_errors(), self._alone(version):
             current = self._get(self._alias)
             now = None if current is None else int(current.version_id)
             if now == version:
@@ -116,11 +116,11 @@ class VertexRegistry:
             if now != instead_of:
                 raise overtaken(self._alias, model, now, version, instead_of)
             request = api.MergeVersionAliasesRequest(name=f"{self._name}@{version}", version_aliases=[self._alias])
-            retrying([], lambda: self._client.merge_version_aliases(request, retry=None, timeout=REQUEST_TIMEOUT_S))
+            send_request(self._client.merge_version_aliases, request)
 
     # ---- files
 
-    def _keep(self, candidate: Candidate, model_card: str) -> dict[str, Any]:
+    def _copied(self, candidate: Candidate, model_card: str) -> dict[str, Any]:
         """The record of the run, made with the copy of its export where there is none yet."""
         name = f"{candidate.run_id}/{RECORD}"
         if self._store.stat(name) is None:
@@ -132,9 +132,9 @@ class VertexRegistry:
             }
             with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
                 self._store.create(name, json.dumps(record, indent=2).encode())
-        kept: dict[str, Any] = json.loads(self._store.read(name))
-        require_same_checkpoint(f"a candidate of {self._name}", kept["checkpoint"], candidate)
-        return kept
+        stored: dict[str, Any] = json.loads(self._store.read(name))
+        require_same_checkpoint(f"a candidate of {self._name}", stored["checkpoint"], candidate)
+        return stored
 
     def _entry(self, found: api.Model, model: str) -> Entry:
         if not self._is_ours(found):
@@ -160,7 +160,7 @@ class VertexRegistry:
     # ---- Vertex AI
 
     def _uploaded(self, model: str, candidate: Candidate, record: Mapping[str, Any]) -> api.Model:
-        """The run's version, uploaded unless it is there. An upload whose answer was lost is looked for first."""
+        """The run's version, uploaded if there is none. An upload whose answer was lost is looked for first."""
         uri, note = self._store.uri(f"{candidate.run_id}/model"), f"{candidate.run_id}/{SENT}"
         may_be_under_way = self._store.stat(note) is not None
         fault: Exception | None = None
@@ -181,7 +181,7 @@ class VertexRegistry:
         raise fault
 
     def _upload(self, request: api.UploadModelRequest) -> api.Model:
-        sent = self._client.upload_model(request, retry=None, timeout=REQUEST_TIMEOUT_S)
+        sent = send_once(self._client.upload_model, request)
         operations = operations_client(self._place.location)
         operation = from_gapic(sent.operation, operations, api.UploadModelResponse)
         try:
@@ -189,7 +189,7 @@ class VertexRegistry:
         except TimeoutError:
             raise UserError(
                 f"the upload to {self._name} has not ended after {UPLOAD_S:.0f} s: {operation.operation.name}",
-                fix="run the step again: it takes up that upload when it has ended",
+                fix="run the step again: it finds that upload when it has ended",
                 code=ExitCode.UNAVAILABLE,
             ) from None
         found = self._get(answer.model_version_id)
@@ -244,13 +244,9 @@ class VertexRegistry:
 
     def _list(self) -> list[api.Model]:
         """All versions, oldest first; none where there is no such model."""
-
-        def ask() -> list[api.Model]:
-            pages = self._client.list_model_versions(name=self._name, retry=None, timeout=REQUEST_TIMEOUT_S)
-            return list(pages)
-
         try:
-            return sorted(retrying([], ask), key=lambda one: int(one.version_id))
+            found = list_all(self._client.list_model_versions, name=self._name)
+            return sorted(found, key=lambda one: int(one.version_id))
         except exceptions.NotFound:
             return []
 
@@ -258,18 +254,18 @@ class VertexRegistry:
         """The version of that number or alias; an empty one is the model's default version."""
         name = f"{self._name}@{version}" if version else self._name
         try:
-            return retrying([], lambda: self._client.get_model(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+            return send_request(self._client.get_model, name=name)
         except exceptions.NotFound:
             return None
 
     @contextlib.contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         with translate_errors(self._place, what="model"):
             yield
 
     @contextlib.contextmanager
     def _alone(self, version: int) -> Iterator[None]:
-        """Keep other runs from moving the alias inside the block. A second attempt for `version` takes over."""
+        """Exclude other runs from moving the alias inside the block. A second attempt for `version` takes over."""
         name = f"MOVING-{self._alias}"
         lease = json.dumps({"version": version, "until_s": time.time() + LEASE_S}).encode()
         try:

@@ -20,12 +20,13 @@ from pipelines.check import EXAMPLE_PROJECT
 from vlmpipe.backends.vertex.bucket_checks import buckets_of
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.courses import DONE, TRAINING, Move, tasks_of
-from vlmpipe.rehearsal.vertex.server import FakeVertex
+from vlmpipe.config.target_requirements import require_vertex
+from vlmpipe.rehearsal.gcs_server import GcsServer
+from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of
+from vlmpipe.rehearsal.vertex.server import VertexServer
 
 
-class SelfMovingVertex(FakeVertex):
+class SelfMovingVertex(VertexServer):
     """A strict Vertex AI whose pipeline jobs run well."""
 
     def create(self, parent: str, job_id: str, body: bytes) -> PipelineJob:
@@ -38,7 +39,7 @@ class SelfMovingVertex(FakeVertex):
             moves.insert(1 + number, Move({**ended, name: "RUNNING"}))
             last.clear()
             last.update({name: "SUCCEEDED", "prepare-data": "RUNNING"})
-        self.courses.moves[job_id] = moves
+        self.runs.moves[job_id] = moves
         return job
 
 
@@ -47,7 +48,7 @@ class Rehearsal:
     """The two servers."""
 
     vertex: SelfMovingVertex
-    gcs: FakeGcs
+    gcs: GcsServer
 
     @property
     def environment(self) -> dict[str, str]:
@@ -58,10 +59,10 @@ class Rehearsal:
 @contextlib.contextmanager
 def rehearsal(config: RunConfig) -> Iterator[Rehearsal]:
     """For the run file's project, location and buckets. Raises ConfigError for one that cannot run on Vertex AI."""
-    config.require_vertex()
+    require_vertex(config)
     buckets = [named.bucket for named in buckets_of(config)]
     vertex = SelfMovingVertex(config.gcp.project, config.gcp.location)
-    with vertex, FakeGcs(buckets) as gcs:
+    with vertex, GcsServer(buckets) as gcs:
         gcs.places |= {name: {"location": config.gcp.location.upper(), "locationType": "region"} for name in buckets}
         yield Rehearsal(vertex, gcs)
 

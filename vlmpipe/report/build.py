@@ -25,8 +25,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
-from vlmpipe.report.format import count, duration, percent
-from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
+from vlmpipe.report.load import RunFiles, column, count, duration, flatten, number, percent, read_run
 from vlmpipe.report.plan_section import plan_view
 from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart

@@ -7,13 +7,12 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
-from vlmpipe.report.format import count
-from vlmpipe.report.load import RunFiles, mapping, number, sequence
+from vlmpipe.report.load import RunFiles, count, mapping, number, sequence
 from vlmpipe.report.samples import Picture, thumbnail
 
 
 def data_view(files: RunFiles) -> dict[str, Any]:
-    """What the template prints of the run's data; unknown parts are empty. Reads preparation's small pictures."""
+    """Values for the template from the run's data; unknown parts are empty. Reads preparation's small pictures."""
     uri = files.prepared.get("prepared_uri")
     repairs = mapping(files.rejects.get("repairs"))
     return {
@@ -27,7 +26,7 @@ def data_view(files: RunFiles) -> dict[str, Any]:
 
 
 def _changes(changes: dict[str, Any]) -> str:
-    """What is new in the data, where there was an earlier set to compare with."""
+    """Changes of the data since the set prepared before; "" without one."""
     if number(changes.get("same")) is None:
         return ""
     names = {"new": "new", "changed": "changed", "gone": "gone", "moved": "in the other split", "same": "as before"}

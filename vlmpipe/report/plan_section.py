@@ -5,11 +5,10 @@ The file may be from another version of the planner, so what it lacks is left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vlmpipe.report.format import count, percent
-from vlmpipe.report.load import RunFiles, mapping, number, sequence
+from vlmpipe.report.load import RunFiles, count, mapping, number, percent, sequence
 
 GIB = 2**30
 COLORS = 7  # of the style sheet, .part0 to .part6
@@ -21,7 +20,7 @@ UNKNOWN = "unknown"
 
 
 def plan_view(files: RunFiles) -> dict[str, Any] | None:
-    """What the template prints of the run's plan.json; None without one."""
+    """Values for the template from the run's plan.json; None without one."""
     plan = files.plan
     if not plan:
         return None
@@ -78,24 +77,35 @@ def _memory(memory: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def merged_parts(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The largest first; several parts of less than a hundredth become one."""
+    ordered = sorted(parts, key=lambda part: -part["bytes"])
+    total = sum(part["bytes"] for part in ordered)
+    small = [part for part in ordered if part["bytes"] < SMALL_SHARE * total]
+    if len(small) < 2:
+        return [dict(part) for part in ordered]
+    rest = {
+        "name": f"{len(small)} smaller parts",
+        "bytes": sum(part["bytes"] for part in small),
+        "why": ", ".join(str(part.get("name", "")) for part in small),
+    }
+    return [*(dict(part) for part in ordered if part not in small), rest]
+
+
 def _segments(parts: list[dict[str, Any]], total: float, scale: float) -> Iterator[dict[str, Any]]:
-    """The largest first, small ones as one; `left` and `width` are shares of the bar."""
-    ordered = sorted((part["bytes"], str(part.get("name", "")), str(part.get("why", ""))) for part in parts)[::-1]
-    small = [part for part in ordered if part[0] < SMALL_SHARE * total]
-    if len(small) > 1:
-        names = ", ".join(name for _, name, _ in small)
-        ordered = [*ordered[: -len(small)], (sum(size for size, _, _ in small), f"{len(small)} smaller parts", names)]
+    """The parts; `left` and `width` are shares of the bar."""
     left = 0.0
-    for place, (size, name, why) in enumerate(ordered):
+    for place, part in enumerate(merged_parts(parts)):
+        size = part["bytes"]
         yield {
-            "name": name, "gib": size / GIB, "share": size / total, "why": why, "kind": f"part{place % COLORS}",
-            "left": left, "width": size / scale,
+            "name": part.get("name", ""), "gib": size / GIB, "share": size / total, "why": part.get("why", ""),
+            "kind": f"part{place % COLORS}", "left": left, "width": size / scale,
         }  # fmt: skip
         left += size / scale
 
 
 def _steps(files: RunFiles, by_term: dict[str, dict[str, Any]], term: str) -> Iterator[dict[str, Any]]:
-    """Each job as planned and as it was; `share` is of the dollars of all jobs, on the run's own term."""
+    """Each job as planned and as measured; `share` is of the dollars of all jobs, on the run's own term."""
     took = {
         record["step"]: record["ended_s"] - record["started_s"]
         for record in files.steps

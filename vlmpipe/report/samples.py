@@ -41,7 +41,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class PredictionBrowser:
-    """What the list of predictions is made of: FIELDS and the number of a picture in each line."""
+    """Data of the list of predictions: FIELDS and the number of a picture in each line."""
 
     lines: list[list[Any]]
     pictures: list[tuple[str, int, int]]  # data URI, width, height
@@ -90,7 +90,7 @@ class EvaluationImages:
         self._numbers = {identity: number for number, identity in enumerate(self._split.ids)}
 
     def pictures(self, identity: Any, most: int, pixels: int) -> tuple[list[Picture], int]:
-        """Thumbnails of the first `most` images, or one that says why there are none; and how many images are left."""
+        """Thumbnails of the first `most` images, or one with the reason why there are none; and the number left out."""
         if self._problem:
             return [Picture(problem=self._problem)], 0
         number = self._numbers.get(str(identity))

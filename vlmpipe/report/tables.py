@@ -10,8 +10,7 @@ from typing import Any
 
 from trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from trainer.evaluation.metrics import normalise
-from vlmpipe.report.format import count, duration, percent
-from vlmpipe.report.load import RunFiles, column, number
+from vlmpipe.report.load import RunFiles, column, count, duration, number, percent
 
 MOST_CONFUSIONS = 6
 CONTROL_NAMES = {"shuffled_image": "Shuffled image", "no_image": "No image"}
@@ -162,7 +161,7 @@ def split_table(stats: dict[str, Any]) -> tuple[list[str], list[tuple[str, list[
 
 
 def reused(files: RunFiles) -> list[str]:
-    """What this run did not have to do again, in sentences."""
+    """Sentences on the steps that this run reused."""
     names = {"prepare-data": "Prepared data", "cache-features": "Vision features"}
     found = []
     for record in files.steps:

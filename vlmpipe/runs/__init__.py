@@ -1,1 +1,1 @@
-"""What is known of runs: state, status, logs, diagnosis."""
+"""State, status, logs and diagnosis of runs."""

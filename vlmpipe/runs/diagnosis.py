@@ -1,7 +1,7 @@
-"""Finds the cause of a failed run by weighing its evidence, and formats the diagnosis.
+"""Finds the cause of a failed run in its error messages and logs, and formats the diagnosis.
 
-A cause is believed before a consequence, an exit code only where no text says more; and where nothing is recognised,
-the last lines are shown instead of a guess.
+A cause counts before a consequence, and an exit code only where no text is recognised. Without either, the last lines
+are shown instead of a guess.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vlmpipe.runs.stack_dumps import Stall
 LAST_LINES = 15
 WIDTH = 120
 NOT_RECOGNISED = "not recognised"
-# Where the ranks stand explains these.
+# Patterns for which the ranks' stacks are read.
 STALL_IDS = ("stalled", "collective-timeout")
 _ENDED = re.compile(r"launcher: ranks ended in this order: (.*)")
 _END = re.compile(r"rank (\d+) \(([^,]+), ([\dT:.-]+)\)")
@@ -36,7 +36,7 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class Text:
-    """Something that the run said, and where."""
+    """An error message or a log of the run, and where it was found."""
 
     where: str
     text: str
@@ -45,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What ended a run. `pattern` is None where nothing is recognised, and where nothing went wrong."""
+    """What ended a run. `pattern` is None where nothing is recognised, and for a run that did not fail."""
 
     run: str
     outcome: str  # running | done | stopped | failed
@@ -58,7 +58,7 @@ class Diagnosis:
     stall: Stall | None
     notes: tuple[str, ...]
     last_lines: tuple[str, ...]
-    command: str  # that continues the run; a sentence where its run file is not known
+    command: str  # continues the run; a sentence where its run file is not known
 
     @property
     def cause(self) -> str:
@@ -66,7 +66,7 @@ class Diagnosis:
         if self.outcome == "done":
             return "nothing: the run is done"
         if self.outcome == "running":
-            return "nothing yet: the run is going on"
+            return "nothing yet: the run is still running"
         if self.pattern is None:
             return f"{NOT_RECOGNISED}: exit code {self.exit_code}" if self.exit_code else NOT_RECOGNISED
         detail = self.hit.detail if self.hit else ""
@@ -92,7 +92,7 @@ class Diagnosis:
                 self.pattern.remedy, WIDTH, initial_indent="  to do:     ", subsequent_indent=" " * 13
             )
         elif self.outcome in ("failed", "stopped"):
-            lines.append("  to do:     read the log above; VLMPIPE_DEBUG=1 makes errors show where they come from")
+            lines.append("  to do:     read the log above; VLMPIPE_DEBUG=1 adds tracebacks to errors")
         if self.command and self.outcome in ("failed", "stopped"):
             lines.append(f"  continue:  {self.command}")
         return lines
@@ -111,7 +111,7 @@ class Diagnosis:
             "remedy": self.pattern.remedy if self.pattern else None,
             "seen": {"where": hit.where, "line": hit.line or None, "text": hit.text} if hit else None,
             "ended": [asdict(end) for end in self.ends],
-            "stall": _stall_as_json(stall) if stall else None,
+            "stall": stall.as_json() if stall else None,
             "also": list(self.also),
             "notes": list(self.notes),
             "last_lines": list(self.last_lines),
@@ -147,7 +147,7 @@ def _others(found: Sequence[Hit], chosen: Pattern) -> list[str]:
 
 
 def rank_ends(texts: Sequence[Text]) -> list[RankEnd]:
-    """The ranks of the last attempt in the order in which they ended, by what each node's launcher noted."""
+    """The ranks of the last attempt in the order in which they ended, from the launchers' logs."""
     ends = {}
     for text in texts:
         noted = _ENDED.findall(text.text)
@@ -168,12 +168,3 @@ def _first_to_end(ends: Sequence[RankEnd]) -> str:
 def last_lines(texts: Sequence[Text]) -> tuple[str, ...]:
     logs = [text for text in texts if text.first_line] or list(texts)
     return tuple(line for line in logs[0].text.splitlines() if line.strip())[-LAST_LINES:] if logs else ()
-
-
-def _stall_as_json(stall: Stall) -> dict[str, Any]:
-    return {
-        "last_step": stall.last_step,
-        "deepest_common_call": stall.common.text() if stall.common else None,
-        "ranks": {str(rank): [frame.text() for frame in frames] for rank, frames in stall.ranks.items()},
-        "silent_ranks": list(stall.silent),
-    }

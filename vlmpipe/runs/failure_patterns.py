@@ -18,7 +18,7 @@ _FIELDS = re.compile(r"{(\w+)}")
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Pattern:
-    """One kind of failure. A consequence explains a failure only when nothing else does."""
+    """One kind of failure. A consequence counts only when no cause is found."""
 
     id: str
     any: tuple[str, ...]
@@ -31,12 +31,12 @@ class Pattern:
     source: str = Field(default="")
 
     def find(self, text: str) -> re.Match[str] | None:
-        """The first place in `text` that says it."""
+        """The first match in `text`."""
         found = [match for form in self.any if (match := _compiled(form).search(text))]
         return min(found, key=lambda match: match.start(), default=None)
 
     def detail_of(self, match: re.Match[str]) -> str:
-        """What the text names, in words; "" where it does not name all of it."""
+        """`detail` with the match's groups; "" if one of them is missing."""
         named = {name: value.strip() for name, value in match.groupdict().items() if value}
         return self.detail.format(**named) if set(_FIELDS.findall(self.detail)) <= set(named) else ""
 

@@ -1,4 +1,4 @@
-"""Compares every file of a run that is read again with the checksum written with it."""
+"""Compares every file of a run that programs read with its checksum."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from trainer.feature_cache.reader import FeatureShards
 from trainer.feature_cache.store import DESCRIPTION
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.file_sums import damaged_files
 from trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
 
-# For people only: no program reads these again. Neither are logs, TensorBoard's files and report.html read.
+# For people only: no program reads these, nor logs, TensorBoard's files and report.html.
 UNCHECKED = ("deepspeed.json", "communication.json")
 
 
@@ -42,14 +43,14 @@ class FileCheck:
 
 
 def check_files(run_uri: str) -> Iterator[FileCheck]:
-    """Records, prepared data, features, checkpoints and export of a run, those that there are."""
+    """Check the records, prepared data, features, checkpoints and export that the run has."""
     run = open_storage(run_uri)
     records = _checked("records", run_uri, _records)
     if records.files or records.problem:
         yield records
     try:
         pointers = DataPointers.model_validate(read_record(run, "prepared.json")) if run.stat("prepared.json") else None
-    except (UserError, ValueError):  # among the records, whose problem is known by now
+    except (UserError, ValueError):  # reported among the records
         pointers = None
     if pointers:
         yield _checked("prepared data", pointers.prepared_uri, _prepared)
@@ -85,7 +86,7 @@ def _is_record(name: str) -> bool:
 
 def _prepared(prepared: Storage) -> int:
     manifest = Manifest.read(prepared)
-    if damaged := manifest.damaged(prepared):
+    if damaged := damaged_files(prepared, manifest.files):
         more = f" and {len(damaged) - 1} more files" if damaged[1:] else ""
         raise UserError(f"damaged or missing: {damaged[0]}{more}")
     return len(manifest.files)

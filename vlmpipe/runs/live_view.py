@@ -44,7 +44,7 @@ def short_number(value: float) -> str:
 
 
 def progress_text(step: Step, state: RunState) -> str:
-    """How far a running step is, in one line: `step 120/300 · loss 0.412 · 5.1k tokens/s · ETA 0:32`."""
+    """Progress of a running step in one line: `step 120/300 · loss 0.412 · 5.1k tokens/s · ETA 0:32`."""
     parts = []
     if step.name == "train" and state.metrics:
         parts.append(f"step {step.done:.0f}/{step.total:.0f}" if step.total else f"step {step.done:.0f}")
@@ -79,7 +79,7 @@ def line_of(step: Step, state: RunState) -> str:
 
 
 class PlainView:
-    """Prints one line for each change of state, and every few seconds one for what is running."""
+    """Prints a line for each change of state, and every few seconds one for the running step."""
 
     def __init__(self, write: Callable[[str], None], *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock_s = write, clock_s
@@ -143,7 +143,7 @@ class LiveView:
 
 
 def view_for(*, plain: bool, say: Callable[[str], None]) -> View:
-    """A live table in a terminal, lines by `say` elsewhere or when asked for."""
+    """A live table in a terminal; lines by `say` elsewhere or for `plain`."""
     if plain or not sys.stdout.isatty():
         return PlainView(say)
     from rich.console import Console
@@ -152,7 +152,7 @@ def view_for(*, plain: bool, say: Callable[[str], None]) -> View:
 
 
 def render(state: RunState, *, elapsed_s: float | None = None, note: str = "", starts: bool = False) -> RenderableType:
-    """A run as a table: one line a step, with a bar under way. `starts`: also when each began, in local time."""
+    """A run as a table: one line a step, with a progress bar. `starts` adds the start times, in local time."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar

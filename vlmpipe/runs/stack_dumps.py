@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from trainer.storage.regular_files import NotRegularFileError, open_regular
 
 FOLDER = "logs/stacks"
 _FILE = re.compile(r"^rank-(\d+)\.txt$")
@@ -17,7 +21,7 @@ SHOWN_PARTS = 3  # of a file's path
 
 @dataclass(frozen=True)
 class Frame:
-    """One call. Frames of two ranks are the same when function and file are: lines differ within a loop."""
+    """One call. Two ranks are in the same call if function and file are equal: lines differ within a loop."""
 
     function: str
     file: str
@@ -34,7 +38,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stall:
-    """Where the ranks stood. Frames go from the outermost call to the innermost."""
+    """The calls in which the ranks were. Frames go from the outermost call to the innermost."""
 
     last_step: int | None
     ranks: dict[int, tuple[Frame, ...]]
@@ -59,6 +63,15 @@ class Stall:
                 found[frames[-1]].append(rank)
         return dict(found)
 
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "last_step": self.last_step,
+            "deepest_common_call": self.common.text() if self.common else None,
+            "ranks": {str(rank): [frame.text() for frame in frames] for rank, frames in self.ranks.items()},
+            "silent_ranks": list(self.silent),
+        }
+
     def lines(self) -> list[str]:
         """For people: one line for each place, the ranks apart from most others last."""
         lines = [f"deepest common call: {self.common.text()}"] if self.common and len(self.ranks) > 1 else []
@@ -78,8 +91,12 @@ def read_stall(folder: Path, *, world_size: int, since_s: float = 0.0) -> Stall 
     ranks, steps = {}, []
     for path in sorted((folder / FOLDER).glob("rank-*.txt")):
         name = _FILE.match(path.name)
-        if name and path.stat().st_mtime >= since_s:
-            text = path.read_text("utf-8", "replace")
+        try:
+            with open_regular(path) as file:
+                written_s, text = os.fstat(file.fileno()).st_mtime, file.read().decode("utf-8", "replace")
+        except (OSError, NotRegularFileError):
+            continue
+        if name and written_s >= since_s:
             ranks[int(name[1])] = main_frames(text)
             steps += [int(step) for step in _STEP.findall(text)]
     if not ranks:
@@ -89,7 +106,7 @@ def read_stall(folder: Path, *, world_size: int, since_s: float = 0.0) -> Stall 
 
 
 def main_frames(text: str) -> tuple[Frame, ...]:
-    """The main thread's calls from the outermost in; those of the last thread in the file if it is not named."""
+    """The main thread's calls, the outermost first; those of the file's last thread if no main thread is named."""
     threads = re.split(r"^(?=(?:Current thread|Thread) 0x)", text, flags=re.MULTILINE)[1:]
     main = _MAIN.search(text)
     chosen = [thread for thread in threads if main and f"hread {main[1]} " in thread.split("\n", 1)[0]] or threads[-1:]

@@ -28,10 +28,10 @@ Status = TypeVar("Status", bound=Seen)
 def watch(
     run: str, read: Callable[[], Status], view: View, *, every_s: float, sleep: Callable[[float], None] | None = None
 ) -> Status:
-    """Show the run's state again and again until it is over; the last state.
+    """Show the run's state until the run is over; returns the last state.
 
-    While the service does not answer, it is asked again: a run of days outlives a network. Raises what else `read`
-    raises, and UserError (exit 130) after Ctrl-C.
+    Polls on while the service does not answer: a run of days outlives a network. Raises other errors of `read`, and
+    UserError (exit 130) after Ctrl-C.
     """
     sleep = sleep or time.sleep
     silent = ""
@@ -44,7 +44,7 @@ def watch(
                     raise
                 if silent != error.found:
                     silent = error.found
-                    view.note(f"no answer, asking again every {every_s:g} s: {error.found}")
+                    view.note(f"no answer, trying again every {every_s:g} s: {error.found}")
             else:
                 silent = ""
                 view.update(found.state)
@@ -52,7 +52,7 @@ def watch(
                     return found
             sleep(every_s)
     except KeyboardInterrupt:
-        fix = f"vlmpipe status {run} --watch watches on, vlmpipe cancel {run} stops it"
-        raise UserError("stopped watching; the run goes on", fix=fix, code=ExitCode.INTERRUPTED) from None
+        fix = f"vlmpipe status {run} --watch watches it again, vlmpipe cancel {run} stops it"
+        raise UserError("stopped watching; the run continues", fix=fix, code=ExitCode.INTERRUPTED) from None
     finally:
         view.close()

@@ -5,7 +5,7 @@ know is answered 501, never guessed.
 
     with FakeKubernetes() as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
-        cluster.courses.append(Course([Scene(...)]))       # of the next TrainJob; without one its nodes run here
+        cluster.runs.append(Course([Scene(...)]))       # of the next TrainJob; without one its nodes run here
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FakeKubernetes:
         self.allowed = set(ALL_VERBS)
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, Life] = {}
-        self.courses: list[Life] = []
+        self.runs: list[Life] = []
         self.step_pods: dict[str, dict[str, Any]] = {}  # pods of pipeline steps, with their owner
         self.faults: list[tuple[str, int]] = []  # code of a method's next answer; 0: cut off after the work is done
         self.deletions_take = 0  # GETs for which a deleted TrainJob is still there
@@ -145,7 +145,7 @@ class FakeKubernetes:
         if name in self.jobs:
             raise Refused(409, f'{PLURAL}.{GROUP} "{name}" already exists', name=name)
         self.jobs[name] = job | {"metadata": job["metadata"] | {"namespace": self.namespace, "uid": f"uid-{name}"}}
-        self.lives[name] = self.courses.pop(0) if self.courses else Processes(job)
+        self.lives[name] = self.runs.pop(0) if self.runs else Processes(job)
         return self.jobs[name]
 
     def _get(self, name: str) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from kfp.dsl import PipelineTaskFinalStatus
 from components.notify import notify
 from components.runtime import vertex_experiments as experiments
 from components.runtime.vertex_experiments import LONGEST_ID_CHARS, log_run, run_name
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, RUN, put
 from tests.support.vertex.submit_runs import CONFIG, MINE
 from trainer.config.job import RunPaths
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 EXPERIMENT = "llava-trials"
@@ -117,7 +117,7 @@ def test_a_service_that_does_not_answer_is_not_waited_for(asked: FakeVertex, mon
     assert context(asked, f"{EXPERIMENT}-{JOB}").metadata["_state"] == "COMPLETE", "a slow answer is an answer"
 
 
-def test_nothing_is_logged_where_nobody_asked_and_of_a_run_on_this_machine(vertex: FakeVertex, bucket: FakeGcs) -> None:
+def test_local_runs_and_runs_without_an_experiment_are_not_logged(vertex: FakeVertex, bucket: FakeGcs) -> None:
     assert log_run(URI, "FAILED") == ""  # the run file was not accepted: there is no run.json
     write_run(bucket, "")
     assert (log_run(URI, "SUCCEEDED"), log_run("/runs/1", "SUCCEEDED"), vertex.requests) == ("", "", [])

@@ -10,8 +10,8 @@ import requests
 from google.api_core import exceptions as api
 from google.cloud import storage
 
-from vlmpipe.rehearsal.gcs.faults import Action, Fault
-from vlmpipe.rehearsal.gcs.server import FakeGcs
+from tests.fakes.gcs.faults import Action, Fault
+from tests.fakes.gcs.server import FakeGcs
 
 WRONG_CRC32C = "AAAAAA=="
 
@@ -144,7 +144,7 @@ def test_a_status_may_say_when_to_come_back(gcs_server: FakeGcs) -> None:
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "7")
 
 
-def test_a_chunk_that_does_not_continue_what_is_stored_is_400(gcs_server: FakeGcs) -> None:
+def test_a_chunk_with_a_gap_is_refused(gcs_server: FakeGcs) -> None:
     start = f"{gcs_server.endpoint}/upload/storage/v1/b/bucket/o?uploadType=resumable&name=a"
     session = requests.post(start, json={}, timeout=5).headers["Location"]
     later = {"Content-Range": f"bytes {256 << 10}-{(512 << 10) - 1}/*"}

@@ -41,7 +41,7 @@ class Caller:
 @pytest.fixture
 def server() -> Iterator[FakeKubernetes]:
     with FakeKubernetes() as running:
-        running.courses = [Course([Scene()])]
+        running.runs = [Course([Scene()])]
         yield running
 
 
@@ -116,9 +116,9 @@ def test_a_job_that_the_api_takes_is_taken_once(server: FakeKubernetes, call: Ca
         ("GET", "/api/v1/namespaces/team/secrets", 501),
     ],
 )
-def test_what_is_not_there_or_not_known_is_not_guessed(call: Caller, method: str, path: str, code: int) -> None:
+def test_missing_and_unknown_values_are_not_guessed(call: Caller, method: str, path: str, code: int) -> None:
     assert call(method, path)[0] == code
 
 
-def test_nobody_is_let_in_without_a_token(call: Caller) -> None:
+def test_a_request_without_a_token_is_refused(call: Caller) -> None:
     assert call("GET", f"{PATH}/x", token="another")[0] == 401

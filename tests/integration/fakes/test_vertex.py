@@ -13,8 +13,8 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from vlmpipe.rehearsal.vertex.courses import Move
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from tests.fakes.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.scripted_runs import Move
 
 PARENT = "projects/test-project/locations/us-central1"
 JOBS = f"/v1/{PARENT}/pipelineJobs"
@@ -169,7 +169,7 @@ def test_the_second_job_of_a_name_is_refused(ask: Ask, server: FakeVertex, body:
         ("POST", JOBS.replace("/v1/", "/v2/"), 501),
     ],
 )
-def test_what_is_not_there_has_its_own_answer(
+def test_missing_objects_and_kinds_have_different_answers(
     ask: Ask, body: dict[str, Any], method: str, path: str, code: int
 ) -> None:
     assert ask(method, path, body if method == "POST" else None)[0] == code
@@ -183,7 +183,7 @@ def test_a_fault_breaks_only_its_requests_and_then_ends(ask: Ask, server: FakeVe
 
 
 @pytest.mark.parametrize(("action", "jobs"), [("drop_before", 0), ("reset", 0), ("drop_after", 1)])
-def test_a_cut_connection_leaves_what_its_name_says(
+def test_a_cut_connection_leaves_the_named_effect(
     ask: Ask, server: FakeVertex, body: dict[str, Any], action: str, jobs: int
 ) -> None:
     server.faults.append(Fault(action))  # type: ignore[arg-type]
@@ -197,19 +197,19 @@ def test_a_cut_connection_leaves_what_its_name_says(
 
 def test_a_job_moves_only_as_the_service_moves_it(ask: Ask, server: FakeVertex, body: dict[str, Any]) -> None:
     ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
-    server.courses.moves["small-1"] = [Move({"echo": "RUNNING"}), Move({"echo": "SUCCEEDED"}, "SUCCEEDED")]
+    server.runs.moves["small-1"] = [Move({"echo": "RUNNING"}), Move({"echo": "SUCCEEDED"}, "SUCCEEDED")]
     states = [ask("GET", f"{JOBS}/small-1")[1] for _ in range(3)]
     assert [one["state"].removeprefix("PIPELINE_STATE_") for one in states] == ["RUNNING", "SUCCEEDED", "SUCCEEDED"]
     job = server.jobs[f"{PARENT}/pipelineJobs/small-1"]
     for move in (Move(), Move({"echo": "RUNNING"}), Move({"other": "RUNNING"})):
-        server.courses.moves["small-1"] = [move]
+        server.runs.moves["small-1"] = [move]
         with pytest.raises(AssertionError):
-            server.courses.advance(job)
+            server.runs.advance(job)
 
 
 def test_cancelling_is_asked_for_once_and_takes_a_while(ask: Ask, server: FakeVertex, body: dict[str, Any]) -> None:
     ask("POST", f"{JOBS}?pipelineJobId=small-1", body)
-    server.courses.moves["small-1"] = [Move({"echo": "RUNNING"})]
+    server.runs.moves["small-1"] = [Move({"echo": "RUNNING"})]
     ask("GET", f"{JOBS}/small-1")
     assert ask("POST", f"{JOBS}/small-1:cancel", {"force": True})[0] == 400
     assert ask("POST", f"{JOBS}/missing:cancel", {})[0] == 404
@@ -234,7 +234,7 @@ LOGS = {"resourceNames": ["projects/test-project"], "filter": 'resource.type="ml
         ({"filter": LOGS["filter"] + ' AND timestamp>="yesterday"'}, 501),
     ],
 )
-def test_the_log_is_read_by_the_one_filter(ask: Ask, changed: dict[str, Any], code: int) -> None:
+def test_the_log_takes_one_filter(ask: Ask, changed: dict[str, Any], code: int) -> None:
     assert ask("POST", "/v2/entries:list", LOGS | changed)[0] == code
 
 
@@ -277,7 +277,7 @@ def test_a_schedule_with_one_fault_is_refused_and_makes_nothing(
 ) -> None:
     path, value, said = SCHEDULE_REFUSALS[name]
     code, answer = ask("POST", SCHEDULES, _changed(schedule, path, value))
-    assert (code, said in answer["error"]["message"], server.book.schedules) == (400, True, {})
+    assert (code, said in answer["error"]["message"], server.schedules.schedules) == (400, True, {})
 
 
 def test_a_schedule_goes_through_its_states(ask: Ask, schedule: dict[str, Any]) -> None:

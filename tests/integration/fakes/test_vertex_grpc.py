@@ -11,12 +11,12 @@ from google.cloud.aiplatform_v1 import CancelPipelineJobRequest, JobServiceClien
 from google.protobuf import json_format
 
 from pipelines.compile import compile_pipeline
+from tests.fakes.vertex.grpc import grpc_front
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE
 from vlmpipe.backends.vertex.pipeline_job import Submission, prepare
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import job_spec
-from vlmpipe.rehearsal.vertex.grpc import grpc_door
-from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"
 
@@ -29,7 +29,7 @@ def vertex() -> Iterator[FakeVertex]:
 
 @pytest.fixture
 def channel(vertex: FakeVertex) -> Iterator[grpc.Channel]:
-    with grpc_door(vertex) as (address, _), grpc.insecure_channel(address) as open_channel:
+    with grpc_front(vertex) as (address, _), grpc.insecure_channel(address) as open_channel:
         yield open_channel
 
 
@@ -68,14 +68,12 @@ def test_a_pipeline_job_is_the_same_by_grpc_and_by_rest(
     assert vertex.jobs[made.name].state.name == "PIPELINE_STATE_CANCELLING"
 
 
-def test_what_is_refused_by_rest_is_refused_by_grpc(
-    vertex: FakeVertex, jobs: JobServiceClient, config: RunConfig
-) -> None:
+def test_grpc_refuses_the_same_requests_as_rest(vertex: FakeVertex, jobs: JobServiceClient, config: RunConfig) -> None:
     spec = job_spec(config, "train", RUN_URI)
     wrong = {**spec, "worker_pool_specs": [{**spec["worker_pool_specs"][0], "replica_count": 2}]}
     with pytest.raises(exceptions.InvalidArgument, match="worker pool 0 has exactly one replica"):
         jobs.create_custom_job(parent=vertex.parent, custom_job={"display_name": "wrong", "job_spec": wrong})
-    assert vertex.floor.jobs == {}
+    assert vertex.custom_jobs.jobs == {}
     with pytest.raises(exceptions.NotFound):
         jobs.get_custom_job(name=f"{vertex.parent}/customJobs/9001")
     with pytest.raises(exceptions.PermissionDenied):

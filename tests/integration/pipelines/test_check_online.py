@@ -14,12 +14,12 @@ from huggingface_hub import constants
 from pipelines import check_online as online
 from pipelines.check import Finding, exit_code
 from pipelines.check_online import check_online
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.fakes.hub import FakeHub, Repository, running_hub
 from tests.support.paths import ROOT
 from trainer.errors import ExitCode
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 TOKEN = "hf_" + 34 * "a"
 TOWER = {"model.tower": "{weights: org/tower, revision: v1}"}

@@ -96,7 +96,7 @@ def carry_out(root: Path, run_id: str, data: Path, **gate: Any) -> str:
     return job.run.run_uri
 
 
-def test_the_second_run_prepares_and_encodes_what_is_new_and_meets_the_champion(tmp_path: Path) -> None:
+def test_the_second_run_processes_new_samples_only_and_is_compared_with_the_champion(tmp_path: Path) -> None:
     root, data = tmp_path / "out", tmp_path / "data"
     first = carry_out(root, "monday", add_data(data, BEFORE))
     assert content(first, "decision.json")["accepted"] and content(first, "data_changes.json")["changes"] is None

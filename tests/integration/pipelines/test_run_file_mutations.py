@@ -20,6 +20,7 @@ from components.runtime.resolve import compiled_settings, resolve
 from components.runtime.step_logic import prepare_run
 from pipelines.check import check_run
 from pipelines.submit import Submitted, submit_run
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from tests.support.run_file_mutations import changes, mutated
 from tests.support.trainer.runs import ends_of_ranks
@@ -30,7 +31,6 @@ from trainer.progress import Progress
 from vlmpipe import api
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.planner.plan import plan_run, require_runnable
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
 EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 30))

@@ -12,9 +12,9 @@ from google.cloud.aiplatform_v1.types import Schedule
 from pipelines.compile import Compiled, compile_pipeline
 from pipelines.schedules import apply as schedule_plan
 from pipelines.schedules.client import Schedules
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 WEEKLY = "schedule.cron=0 3 * * 1"
 NAME = "llava-7b-zero2-spot"
@@ -54,7 +54,7 @@ def schedule(
 
 
 def only(vertex: FakeVertex) -> Schedule:
-    (found,) = vertex.book.schedules.values()
+    (found,) = vertex.schedules.schedules.values()
     return found
 
 
@@ -62,9 +62,9 @@ def writes(vertex: FakeVertex) -> list[str]:
     return [request for request in vertex.requests if not request.startswith("GET")]
 
 
-def test_it_is_made_once_and_says_what_a_month_is(vertex: FakeVertex, schedule: Submit) -> None:
+def test_a_schedule_is_created_once_and_shows_the_cost_of_a_month(vertex: FakeVertex, schedule: Submit) -> None:
     before = schedule("plan", WEEKLY, "--json")
-    assert (before.code, before.json["action"], vertex.book.schedules) == (0, "create", {})
+    assert (before.code, before.json["action"], vertex.schedules.schedules) == (0, "create", {})
     assert before.json["runs_per_month"] == pytest.approx(365.25 / 12 / 7)
     assert before.json["usd_per_month"] == pytest.approx(CHEAP.usd * 365.25 / 12 / 7)
     assert len(before.json["next_starts"]) == 3
@@ -112,13 +112,13 @@ def test_what_changes_in_the_run_file_and_nothing_else_is_changed(
     assert back.json["action"] == ("nothing" if fields == ["start_time"] else "update")
 
 
-def test_what_somebody_changed_in_the_console_is_found(vertex: FakeVertex, schedule: Submit) -> None:
+def test_a_change_made_in_the_console_is_found(vertex: FakeVertex, schedule: Submit) -> None:
     schedule("apply", WEEKLY)
     only(vertex).create_pipeline_job_request.pipeline_job.service_account = "other@x.iam.gserviceaccount.com"
     only(vertex).max_concurrent_active_run_count = 9
     said = schedule("plan", WEEKLY).out
     assert "max_concurrent_active_run_count: 9 -> 1" in said
-    assert "serviceAccount was changed by somebody" in said
+    assert "serviceAccount was changed" in said
     schedule("apply", WEEKLY)
     assert schedule("plan", WEEKLY, "--json").json["action"] == "nothing"
 
@@ -129,7 +129,7 @@ def test_pause_resume_delete_and_list(vertex: FakeVertex, schedule: Submit) -> N
     foreign = Schedule(only_of(vertex, "first"))
     foreign.name += "9"
     del foreign.create_pipeline_job_request.pipeline_job.labels["vlmpipe-schedule"]
-    vertex.book.schedules[foreign.name] = foreign
+    vertex.schedules.schedules[foreign.name] = foreign
     assert [one["run_file"] for one in schedule("list", "--json").json["schedules"]] == ["first", "second", "third"]
     for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "active"), ("resume", "active")):
         answer = schedule(verb, WEEKLY, "name=second")
@@ -137,7 +137,7 @@ def test_pause_resume_delete_and_list(vertex: FakeVertex, schedule: Submit) -> N
     schedule("pause", "name=second")
     assert schedule("resume", "name=second", "--catch-up", "--json").json["catchUp"] is True
     assert schedule("delete", "name=second").code == 0
-    assert sorted(one.display_name for one in vertex.book.schedules.values()) == ["first", "first", "third"]
+    assert sorted(one.display_name for one in vertex.schedules.schedules.values()) == ["first", "first", "third"]
     for verb in ("pause", "resume", "delete"):
         missing = schedule(verb, "name=second")
         assert (missing.code, "has no schedule of second" in missing.err) == (64, True)
@@ -146,7 +146,7 @@ def test_pause_resume_delete_and_list(vertex: FakeVertex, schedule: Submit) -> N
 
 
 def only_of(vertex: FakeVertex, name: str) -> Schedule:
-    return next(one for one in vertex.book.schedules.values() if one.display_name == name)
+    return next(one for one in vertex.schedules.schedules.values() if one.display_name == name)
 
 
 def test_one_that_is_over_is_followed_by_a_new_one(vertex: FakeVertex, schedule: Submit) -> None:
@@ -154,7 +154,7 @@ def test_one_that_is_over_is_followed_by_a_new_one(vertex: FakeVertex, schedule:
     only(vertex).state = Schedule.State.COMPLETED
     assert schedule("plan", WEEKLY, "--json").json["action"] == "create"
     schedule("apply", WEEKLY)
-    assert sorted(one.state.name for one in vertex.book.schedules.values()) == ["ACTIVE", "COMPLETED"]
+    assert sorted(one.state.name for one in vertex.schedules.schedules.values()) == ["ACTIVE", "COMPLETED"]
     assert schedule("pause").code == 0
 
 
@@ -162,7 +162,7 @@ def test_two_of_a_name_are_not_chosen_between(vertex: FakeVertex, schedule: Subm
     schedule("apply", WEEKLY)
     twin = Schedule(only(vertex))
     twin.name += "0"
-    vertex.book.schedules[twin.name] = twin
+    vertex.schedules.schedules[twin.name] = twin
     answer = schedule("apply", WEEKLY)
     assert (answer.code, f"2 schedules of {NAME}" in answer.err, len(writes(vertex))) == (69, True, 1)
 
@@ -174,7 +174,7 @@ def test_a_lost_answer_makes_no_second_schedule(vertex: FakeVertex, schedule: Su
     assert only(vertex).cron == "TZ=UTC 0 3 * * 1"
 
 
-def test_an_answer_that_never_comes_is_said_to_be_unknown(
+def test_without_any_answer_the_outcome_is_reported_as_unknown(
     vertex: FakeVertex, schedule: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vertex.faults += [Fault("drop_after"), Fault("status", method="GET", times=9999)]
@@ -184,24 +184,24 @@ def test_an_answer_that_never_comes_is_said_to_be_unknown(
     assert (answer.code, "whether the schedule was made is not known" in answer.err) == (69, True)
     vertex.faults.clear()
     assert schedule("apply", WEEKLY, "--json").json["action"] == "nothing"
-    assert len(vertex.book.schedules) == 1
+    assert len(vertex.schedules.schedules) == 1
 
 
 def test_a_deletion_whose_answer_is_lost_is_a_deletion(vertex: FakeVertex, schedule: Submit) -> None:
     schedule("apply", WEEKLY)
     vertex.faults.append(Fault("drop_after", method="DELETE"))
-    assert (schedule("delete").code, vertex.book.schedules) == (0, {})
+    assert (schedule("delete").code, vertex.schedules.schedules) == (0, {})
 
 
 def test_a_month_that_is_dear_needs_a_yes_and_a_red_plan_has_none(vertex: FakeVertex, schedule: Submit) -> None:
     dear = schedule("apply", WEEKLY, "plan.confirm_above_usd=50")  # one run costs 20 dollars
-    assert (dear.code, "a month of" in dear.err, vertex.book.schedules) == (64, True, {})
+    assert (dear.code, "a month of" in dear.err, vertex.schedules.schedules) == (64, True, {})
     assert schedule("apply", WEEKLY, plan=RED).code == 64
     assert "a month of" in schedule("plan", WEEKLY, "--json", plan=DEAR).json["needs_a_yes"]
     assert schedule("apply", WEEKLY, "plan.confirm_above_usd=50", "--yes").code == 0
 
 
-def test_a_run_file_without_a_schedule_says_how_to_write_one(vertex: FakeVertex, schedule: Submit) -> None:
+def test_without_a_schedule_section_the_error_shows_how_to_write_one(vertex: FakeVertex, schedule: Submit) -> None:
     answer = schedule("plan")
     assert (answer.code, "has no schedule section" in answer.err, "schedule.cron" in answer.err) == (64, True, True)
 

@@ -12,14 +12,14 @@ from google.api_core.retry import Retry
 from google.cloud.aiplatform_v1 import types as api
 
 from pipelines.tune.search import Search, run_search, submit_search
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import PRECISION, RATE, ROWS, config, opened
 from tests.support.vertex.submit_runs import Submit, commander
 from trainer.errors import UserError
 from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
 from vlmpipe.backends.local import job as local_job
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 from vlmpipe.runs.vertex.names import RunRecord
 
 
@@ -31,7 +31,7 @@ def search(tmp_path: Path) -> Search:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         yield running
@@ -62,7 +62,7 @@ def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
     name = submit_search(search).name
     RunRecord(name, search.uri, 1.0, 30.0).write(search.search_id)
     whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
-    server.searches.moves = [
+    server.tuning_jobs.moves = [
         ("RUNNING", []),
         ("RUNNING", [trial(1, "SUCCEEDED", 0.4), trial(2, "ACTIVE")]),
         ("SUCCEEDED", whole),

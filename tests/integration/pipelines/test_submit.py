@@ -16,6 +16,7 @@ from google.cloud.aiplatform.utils import gcs_utils
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.short_form import chosen
 from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
@@ -23,7 +24,6 @@ from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.rehearsal.serve import rehearsal
-from vlmpipe.rehearsal.vertex.server import FakeVertex
 from vlmpipe.runs import watch
 from vlmpipe.runs.vertex.names import run_records
 
@@ -55,7 +55,7 @@ def test_the_compiled_file_is_what_arrives(vertex: FakeVertex, vlmpipe_submit: S
     assert run_file["train"]["epochs"] == 2
 
 
-def test_everything_that_the_run_file_says_of_the_place_arrives(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_all_placement_settings_are_in_the_manifest(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     key = "projects/test-project/locations/us-central1/keyRings/ring/cryptoKeys/key"
     vlmpipe_submit(f"gcp.network={NETWORK}", "gcp.labels={team: vision}", f"gcp.encryption_spec_key_name={key}")
     job = _only_job(vertex)
@@ -87,7 +87,7 @@ def test_a_run_id_that_is_no_folders_name_is_refused(vertex: FakeVertex, vlmpipe
     assert (answer.code, "run_id is '../other'" in answer.err, vertex.requests) == (64, True, [])
 
 
-def test_it_says_where_to_look(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_the_diagnosis_links_the_console(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     answer = vlmpipe_submit("--json", "train.epochs=2").json
     (name,) = vertex.jobs
     job_id = name.rpartition("/")[2]
@@ -97,7 +97,7 @@ def test_it_says_where_to_look(vertex: FakeVertex, vlmpipe_submit: Submit) -> No
     assert answer["run_uri"] == f"gs://example-bucket/vlmpipe/runs/{job_id}"
 
 
-def test_it_says_so_to_people_too(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_text_output_has_the_same_diagnosis(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     said = vlmpipe_submit().out
     (name,) = vertex.jobs
     assert said.startswith(f"{name.rpartition('/')[2]} is started on Vertex AI\n")
@@ -249,7 +249,7 @@ def test_a_run_can_be_rehearsed_to_its_end(
     assert answer.code == 0, answer.err
     assert job.state.name == "PIPELINE_STATE_SUCCEEDED"
     sharing = {"plan-data", "prepare-chunks"} & {task.task_name for task in job.job_detail.task_details}
-    assert (len(sharing), "plan-data is going on" in answer.out) == ((2, True) if tasks > 1 else (0, False))
+    assert (len(sharing), "plan-data is running" in answer.out) == ((2, True) if tasks > 1 else (0, False))
 
 
 def test_a_dry_run_sends_nothing_and_prints_the_request(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
@@ -269,7 +269,7 @@ def test_a_dry_run_of_a_red_plan_is_refused_like_the_real_one(vertex: FakeVertex
     )
 
 
-def test_the_examples_project_is_nobodys(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
+def test_the_example_project_is_refused(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     answer = vlmpipe_submit(project="gcp.project=example-project")
     assert (answer.code, vertex.requests) == (64, [])
     assert "shipped example" in answer.err

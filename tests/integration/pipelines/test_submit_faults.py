@@ -13,9 +13,9 @@ from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError
 
 from pipelines import submit
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import MINE, Submit, running_vertex, submitter
 from vlmpipe.backends.vertex import client as vertex_api
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 
 @pytest.fixture
@@ -85,9 +85,7 @@ def test_a_lost_answer_makes_no_second_job(vertex: FakeVertex, vlmpipe_submit: S
     assert len({request for request in vertex.requests if request.startswith("POST")}) == 1
 
 
-def test_a_job_that_was_made_and_cannot_be_looked_up_is_not_said_to_be_missing(
-    vertex: FakeVertex, vlmpipe_submit: Submit
-) -> None:
+def test_a_job_that_cannot_be_looked_up_is_not_reported_as_missing(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     vertex.faults += [Fault("drop_after"), Fault("status", method="GET", times=9999)]
     answer = vlmpipe_submit()
     assert (answer.code, len(vertex.jobs), "not known" in answer.err) == (69, 1, True)
@@ -100,16 +98,16 @@ def test_a_refusal_after_a_lost_answer_does_not_deny_the_job(vertex: FakeVertex,
     assert "revoked; whether the run was started is not known" in answer.err
 
 
-def test_a_job_of_somebody_else_is_not_taken_for_ours(
+def test_another_job_of_the_same_name_is_an_error(
     vertex: FakeVertex, vlmpipe_submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submit, "job_id_at", lambda config, moment: "same-name")
     vlmpipe_submit()
     answer = vlmpipe_submit()
-    assert (answer.code, len(vertex.jobs), "is there already" in answer.err) == (69, 1, True)
+    assert (answer.code, len(vertex.jobs), "exists already" in answer.err) == (69, 1, True)
 
 
-def test_nobody_listening_is_said_at_once(
+def test_a_closed_port_is_reported_at_once(
     vertex: FakeVertex, vlmpipe_submit: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused

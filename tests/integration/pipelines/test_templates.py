@@ -1,4 +1,4 @@
-"""`vlmpipe publish`, and starting from what was published: kfp's and Google's real clients against a strict server."""
+"""`vlmpipe publish`, and starting from what was published: Google's real clients against a strict server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from google.auth.exceptions import DefaultCredentialsError
 from google.protobuf import json_format
+from kfp.registry import RegistryClient
 
 from pipelines import submit
 from pipelines.compile import Compiled, compile_pipeline
@@ -20,13 +21,14 @@ from pipelines.schedules import apply as schedule_plan
 from pipelines.templates import artifact_registry as template_registry
 from pipelines.templates.artifact_registry import Registry
 from pipelines.templates.publish import publish
+from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.fakes.vertex.templates import API, FILES, TOKEN, Token, redirect
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Answer, Submit, commander, running_vertex
 from trainer import __version__
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
-from vlmpipe.rehearsal.vertex.templates import API, FILES, TOKEN, Token, redirect
 
 HOST = f"https://{FILES}/test-project/templates"
 NAME = "llava-7b-zero2-spot"
@@ -75,7 +77,7 @@ def changed(compiled: Compiled) -> Compiled:
     return replace(compiled, path=path)
 
 
-def test_what_is_compiled_is_what_is_published(vertex: FakeVertex, vlmpipe: Submit, tmp_path: Path) -> None:
+def test_the_published_file_is_the_compiled_one(vertex: FakeVertex, vlmpipe: Submit, tmp_path: Path) -> None:
     answer: Answer = vlmpipe("publish", CONFIG, MINE, "--registry", HOST, "--tag", "reviewed", "--json")
     assert answer.code == 0, answer.out + answer.err
     (one,) = answer.json["published"]
@@ -85,6 +87,15 @@ def test_what_is_compiled_is_what_is_published(vertex: FakeVertex, vlmpipe: Subm
     own = f"content-{version.removeprefix('sha256:')[:16]}"
     assert one["tags"] == dict.fromkeys((own, f"v{__version__}", "reviewed", "latest"), "new")
     assert vertex.templates.tags == {(NAME, tag): version for tag in one["tags"]}
+
+
+def test_kfps_own_client_reads_the_registry_as_we_do(vertex: FakeVertex, compiled: Compiled, tmp_path: Path) -> None:
+    version = publish(Registry(HOST), compiled, []).address.rpartition("/")[2]
+    theirs = RegistryClient(HOST, auth=Token())
+    assert theirs.get_tag(NAME, "latest")["version"].endswith(f"/versions/{version}")
+    file = theirs.download_pipeline(NAME, tag="latest", file_name=str(tmp_path / "theirs.yaml"))
+    assert Path(file).read_bytes() == compiled.path.read_bytes()
+    assert theirs.upload_pipeline(str(compiled.path), tags=["x"]) == (NAME, Registry(HOST).version_of(NAME, "x"))
 
 
 def test_publishing_again_sends_nothing(vertex: FakeVertex, compiled: Compiled) -> None:
@@ -116,13 +127,12 @@ def test_equal_fingerprints_do_not_stand_for_equal_bytes(
 
 
 @pytest.mark.parametrize("point", range(1, 7))
-def test_what_is_cut_off_anywhere_is_finished_by_doing_it_again(
+def test_publishing_again_completes_an_interrupted_one(
     vertex: FakeVertex, compiled: Compiled, point: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take, asked = vertex.take_fault, iter(range(1, 99))
-    monkeypatch.setattr(
-        vertex, "take_fault", lambda method: Fault("status", code=403) if next(asked) == point else take(method)
-    )
+    refusal = Fault("status", code=403)
+    monkeypatch.setattr(vertex, "take_fault", lambda *request: refusal if next(asked) == point else take(*request))
     with pytest.raises(UserError, match="roles/artifactregistry"):
         publish(Registry(HOST), compiled, [])
     published = publish(Registry(HOST), compiled, [])
@@ -156,7 +166,7 @@ FAULTS = {
     "switched off": (Fault("status", "GET", code=403, reason="SERVICE_DISABLED"), 69, "gcloud services enable"),
     "login ran out": (Fault("status", "GET", code=401, message="expired"), 67, "gcloud auth application-default login"),
     "bad request": (Fault("status", "POST", code=400, message="bad field z"), 64, "bad field z"),
-    "taken just now": (Fault("status", "POST", code=409, times=9, message="conflict"), 69, "do it again"),
+    "taken just now": (Fault("status", "POST", code=409, times=9, message="conflict"), 69, "try again"),
     "quota": (Fault("status", "POST", code=429, message="quota of requests"), 69, "quota of requests"),
     "down": (Fault("status", "POST", code=503, times=999), 69, "does not answer"),
     "cut off": (Fault("drop_before", "GET", times=999), 69, "does not answer"),
@@ -212,7 +222,7 @@ def test_a_registry_that_takes_requests_and_never_answers_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, compiled: Compiled, call: Callable[[Registry, Path], object]
 ) -> None:
     monkeypatch.setattr(template_registry, "credentials_for", lambda host: Token())
-    monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.1).with_timeout(0.5))
+    monkeypatch.setattr(retries, "RETRY", retries.RETRY.with_delay(0.01, 0.1).with_timeout(0.5))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         redirect(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(UserError) as caught:
@@ -235,7 +245,7 @@ def test_a_run_and_a_schedule_start_from_a_tag_and_stay_with_its_version(
 
     assert vlmpipe("schedule", "apply", LATEST).code == 0
     assert vlmpipe("schedule", "plan", LATEST, "--json").json["action"] == "nothing"
-    (live,) = vertex.book.schedules.values()
+    (live,) = vertex.schedules.schedules.values()
     assert live.create_pipeline_job_request.pipeline_job.template_uri == published.address
 
 
@@ -251,7 +261,7 @@ def test_a_run_and_a_schedule_start_from_a_tag_and_stay_with_its_version(
         (("publish", CONFIG, "--registry", HOST, *(f"--tag=t{n}" for n in range(6))), "too many"),
     ],
 )
-def test_a_wrong_call_reaches_nobody(
+def test_invalid_arguments_send_no_request(
     vertex: FakeVertex, vlmpipe: Submit, arguments: tuple[str, ...], said: str
 ) -> None:
     answer = vlmpipe(*arguments)

@@ -25,6 +25,7 @@ from pipelines.tune.search import (
     tuning_job,
     value_at,
 )
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
 from trainer import launch
 from trainer import tune_trial as trial_module
@@ -33,12 +34,11 @@ from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, W
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.tune_trial import open_trial, parse_values
 from vlmpipe.backends.local import job as local_job
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 
 @pytest.fixture
@@ -52,15 +52,15 @@ def search(tmp_path: Path) -> Search:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         yield running
 
 
-def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, search: Search) -> None:
+def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, search: Search) -> None:
     submit_search(search)
-    (job,) = server.searches.jobs
+    (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study == {
         "metrics": [{"metricId": "exact_match", "goal": "MAXIMIZE"}],
@@ -85,7 +85,7 @@ def test_the_request_says_ranges_metric_and_trials_in_the_apis_terms(server: Fak
 @pytest.mark.parametrize(
     ("stopping", "field"), [("median", "medianAutomatedStoppingSpec"), ("decay_curve", "decayCurveStoppingSpec")]
 )
-def test_trials_are_stopped_early_by_what_training_measures(
+def test_trials_are_stopped_early_by_training_metrics(
     server: FakeVertex, tmp_path: Path, stopping: str, field: str
 ) -> None:
     wanted = config(metric="validation_loss", goal="MINIMIZE", stopping=stopping)
@@ -93,7 +93,7 @@ def test_trials_are_stopped_early_by_what_training_measures(
         opened(wanted, tmp_path)
     train = wanted.train.model_copy(update={"validate_every_steps": 5})
     submit_search(opened(wanted.model_copy(update={"train": train}), tmp_path))
-    (job,) = server.searches.jobs
+    (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study[field] == {} and study["metrics"] == [{"metricId": "validation_loss", "goal": "MINIMIZE"}]
 
@@ -106,7 +106,7 @@ def test_a_lost_answer_makes_no_second_search(server: FakeVertex, search: Search
     else:
         with pytest.raises(UserError, match="does not answer"):
             submit_search(search)
-    assert len(server.searches.jobs) == jobs
+    assert len(server.tuning_jobs.jobs) == jobs
 
 
 def test_the_server_refuses_a_search_that_the_api_would(server: FakeVertex, search: Search) -> None:
@@ -156,7 +156,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_section_that_cannot_work_is_refused_in_words(name: str) -> None:
+def test_an_invalid_section_is_refused(name: str) -> None:
     tuning, said = REFUSALS[name]
     with pytest.raises(RunFileError, match=said):
         config(**tuning)

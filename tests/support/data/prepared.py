@@ -12,8 +12,9 @@ from PIL import Image
 
 from trainer.config.job import JobConfig
 from trainer.data.prepare.pipeline import Prepared, prepare
-from trainer.data.shards.prepared_files import DONE, FileSum, Manifest
+from trainer.data.shards.prepared_files import DONE, Manifest
 from trainer.progress import Progress
+from trainer.storage.file_sums import FileSum
 
 
 def picture(seed: int = 0, side: int = 24, mode: str = "RGB") -> Image.Image:

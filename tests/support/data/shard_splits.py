@@ -1,4 +1,4 @@
-"""What a sequence of rows and a schedule of shards know of a split, for tests."""
+"""Stand-ins for a split, and samplers over them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config.data import DataConfig
 from trainer.data.sampler import PackedBatchSampler
 
 
 def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
-    """What a sequence and a schedule know of a split."""
+    """The part of a split that samplers and shard schedules use."""
 
     class Split(SimpleNamespace):
         def __len__(self) -> int:
@@ -31,5 +32,5 @@ def split_of(shard_numbers: list[int], shards: list[str]) -> Any:
 
 
 def sequence_of(split: Any, shuffle_shards: int, global_batch_size: int = 4) -> PackedBatchSampler:
-    budget = {"sequence_length": 100, "max_images_per_sequence": 4, "seed": 5, "global_batch_size": global_batch_size}
-    return PackedBatchSampler(split, shuffle_shards=shuffle_shards, **budget)
+    data = DataConfig(source="", sequence_length=100, max_images_per_sequence=4, shuffle_shards=shuffle_shards)
+    return PackedBatchSampler(split, data, seed=5, global_batch_size=global_batch_size)

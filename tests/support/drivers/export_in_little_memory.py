@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.commit import newest_good
+from tests.support.trainer.checkpoints import newest_good
 from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.config.job import JobConfig
 from trainer.data.tokenize import load_tokenizer

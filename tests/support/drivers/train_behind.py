@@ -1,6 +1,6 @@
-"""Trains runs as `train_many` does, with the host a step ahead of what it has read, as it is on a GPU.
+"""Trains runs as `train_many` does, with one step unread by the host, as on a GPU.
 
-With --stop-at a run is asked to stop in that step, and trained on after it has.
+With --stop-at a run gets a stop request in that step, and is then resumed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainer import loop
 from trainer.config.job import JobConfig
 from trainer.distributed.process import StopRequest, run_worker, start_worker
 from trainer.errors import ExitCode
-from trainer.monitoring import step_metrics as step_totals
+from trainer.monitoring import step_metrics
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     arguments = parser.parse_args()
     worker, stop = start_worker(), StopRequest()
     torch.use_deterministic_algorithms(True)
-    step_totals.steps_unread = lambda _device: 1
+    step_metrics.steps_unread = lambda _device: 1
     if arguments.stop_at:
         loop.AsyncStepMetrics = stopping_at(arguments.stop_at, loop.AsyncStepMetrics)  # type: ignore[assignment, misc]
     for config in arguments.configs:

@@ -1,10 +1,12 @@
-"""What a checkpoint of a test says of itself. Imports no torch."""
+"""Records and readers of checkpoints for tests. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trainer.checkpoint.commit import CommitRecord
+from trainer.checkpoint.commit import Checkpoint, CommitRecord
+from trainer.checkpoint.mirror import newest_good_of
+from trainer.storage.base import Storage
 
 NODES = 2
 
@@ -26,3 +28,9 @@ def record(attempt: int = 1, step: int = 1, **changes: Any) -> CommitRecord:
         "versions": {},
     }
     return CommitRecord(**{**fields, **changes})
+
+
+def newest_good(store: Storage, *, key: bytes = b"") -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint of one store that verifies, and why newer ones do not."""
+    _, checkpoint, passed_over = newest_good_of([store], key=key)
+    return checkpoint, [reason.removeprefix(f"in {store.root_uri}: ") for reason in passed_over]

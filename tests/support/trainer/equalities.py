@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint.commit import Checkpoint, fetch_folder, newest_good, read_record
+from tests.support.trainer.checkpoints import newest_good
+from trainer.checkpoint.commit import Checkpoint, fetch_folder, read_record
 from trainer.checkpoint.weight_reader import open_weights
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage

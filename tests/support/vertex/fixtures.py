@@ -13,12 +13,12 @@ from google.cloud.aiplatform_v1.types import PipelineJob
 from google.protobuf import json_format
 
 from pipelines.compile import compile_pipeline
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.runs import JOB, RUN
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit, commander, running_vertex
 from vlmpipe.backends.vertex.pipeline_job import prepare
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.server import FakeVertex
 from vlmpipe.runs import watch
 
 
@@ -59,5 +59,5 @@ def created(tmp_path_factory: pytest.TempPathFactory) -> PipelineJob:
 def started(vertex: FakeVertex, bucket: FakeGcs, created: PipelineJob) -> FakeVertex:
     """The run, just submitted."""
     vertex.jobs[RUN] = PipelineJob(created)
-    vertex.courses.begin(vertex.jobs[RUN])
+    vertex.runs.begin(vertex.jobs[RUN])
     return vertex

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex
 from trainer.progress import StepRecord
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.courses import Move
-from vlmpipe.rehearsal.vertex.server import FakeVertex
+from vlmpipe.rehearsal.vertex.scripted_runs import Move
 
 JOB = "llava-7b-zero2-spot-1"
 RUN = f"projects/test-project/locations/us-central1/pipelineJobs/{JOB}"
@@ -27,9 +27,9 @@ def put_record(bucket: FakeGcs, step: str, state: str = "running", **fields: Any
 
 def course(vertex: FakeVertex, *moves: Move, begun: int = 0) -> None:
     """The moves that lie ahead; the first `begun` of them are made already."""
-    vertex.courses.moves[JOB] = list(moves)
+    vertex.runs.moves[JOB] = list(moves)
     for _ in range(begun):
-        vertex.courses.advance(vertex.jobs[RUN])
+        vertex.runs.advance(vertex.jobs[RUN])
 
 
 def put_ladder(bucket: FakeGcs, *strategies: str, **last: Any) -> None:

@@ -16,14 +16,14 @@ import pytest
 
 from pipelines import submit
 from pipelines.schedules import apply as schedule_plan
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.paths import ROOT
 from vlmpipe.backends.vertex import client as vertex_api
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
 from vlmpipe.planner.cost.approval import Spending
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 CONFIG = str(ROOT / "configs" / "llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"
@@ -52,7 +52,7 @@ def running_vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         if "STORAGE_EMULATOR_HOST" not in os.environ:  # a test may have put its run into a bucket of its own
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", buckets.endpoint)
         monkeypatch.setenv(vertex_api.ENDPOINT_VARIABLE, running.endpoint)
-        monkeypatch.setattr(vertex_job, "RETRY", vertex_job.RETRY.with_delay(0.01, 0.3).with_timeout(1.2))
+        monkeypatch.setattr(retries, "RETRY", retries.RETRY.with_delay(0.01, 0.3).with_timeout(1.2))
         yield running
 
 
@@ -107,6 +107,7 @@ def _command(
 
 def _called(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: Sequence[str]) -> Answer:
     monkeypatch.setattr(sys, "argv", ["vlmpipe", *arguments])
+    monkeypatch.setattr(output, "SILENT_S", 3600.0)  # no notice of a long command on a slow machine
     with pytest.raises(SystemExit) as caught:
         cli.main()
     return Answer(int(caught.value.code or 0), *capfd.readouterr())

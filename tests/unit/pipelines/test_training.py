@@ -15,7 +15,7 @@ from kfp import compiler, components
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from pipelines.compile import check_file, compile_pipeline
-from pipelines.targets.base import TargetName
+from pipelines.targets import TargetName
 from pipelines.training import build
 from tests.support import golden_pipelines
 from tests.support.graphs import Spec, all_tasks, shape, steps
@@ -48,7 +48,7 @@ def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
 
 
 @pytest.mark.parametrize("target", ["vertex", "local"])
-def test_the_file_says_what_kfps_own_compiler_writes(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
+def test_the_file_equals_the_one_of_kfps_own_compiler(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
     compiler.Compiler().compile(build(digits, target), str(tmp_path / "kfp.yaml"))
     theirs = (tmp_path / "kfp.yaml").read_bytes()
     ours = compile_pipeline(digits, target, tmp_path / "ours.yaml").path.read_bytes()
@@ -220,7 +220,7 @@ def test_the_file_for_kubeflow_is_one_that_kfp_loads_and_its_bytes_stay_the_same
     assert loaded.name == "digits" and "learning_rate" in loaded.component_spec.inputs
 
 
-def test_what_has_no_effect_on_kubeflow_is_said(tmp_path: Path) -> None:
+def test_settings_without_effect_on_kubeflow_are_reported(tmp_path: Path) -> None:
     config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
     found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
     assert {one.field for one in found} == {

@@ -29,7 +29,7 @@ from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_error
         (errno.EIO, ExitCode.UNEXPECTED, "Input/output error while writing the index: a/b"),
     ],
 )
-def test_an_error_of_the_system_becomes_a_sentence_with_its_own_code(number: int, code: int, words: str) -> None:
+def test_os_error_gets_a_message_and_its_own_code(number: int, code: int, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)) as caught, os_errors("writing the index"):
         raise OSError(number, os.strerror(number), "a/b")
     assert caught.value.code == code
@@ -52,7 +52,7 @@ def test_a_file_is_named_once() -> None:
         "[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534",  # torch.save
     ],
 )
-def test_native_libraries_mean_a_full_disk_without_saying_so_by_type(text: str) -> None:
+def test_full_disk_in_native_errors_is_recognized(text: str) -> None:
     with pytest.raises(UserError, match="no space left while saving") as caught, os_errors("saving"):
         raise RuntimeError(text)
     assert caught.value.code == ExitCode.CANNOT_WRITE
@@ -82,12 +82,12 @@ def fail(error: Exception) -> Callable[[], int]:
     return main
 
 
-def test_a_job_says_an_error_for_people_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_prints_a_user_error_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(fail(ConfigError("no such field", fix="remove it"))) == ExitCode.CONFIG
     assert capsys.readouterr().err == "error: no such field\n  to do:    remove it\n"
 
 
-def test_a_job_shows_an_unexpected_error_with_its_traceback_and_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_prints_an_unexpected_error_with_its_traceback_and_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_main(fail(RuntimeError("shapes differ\nmore"))) == ExitCode.UNEXPECTED
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("Traceback") and lines[-1] == "unexpected error: RuntimeError: shapes differ"

@@ -44,7 +44,7 @@ def test_the_code_that_names_a_cause_wins(codes: list[int], ended: TorchrunEnd, 
 @pytest.mark.parametrize(
     ("number", "about_memory"), [(signal.SIGKILL, True), (signal.SIGSEGV, False), (signal.SIGBUS, False)]
 )
-def test_a_killed_rank_is_named_whatever_the_others_say_of_their_lost_peer(
+def test_killed_rank_is_named_despite_the_others_lost_connections(
     number: signal.Signals, about_memory: bool, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=f"rank 3 was ended by {number.name}") as caught:
@@ -117,7 +117,7 @@ def test_one_process_sees_the_variables_of_torchrun_and_its_code_is_the_jobs(cod
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_to_the_one_process(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_is_forwarded_to_the_only_process(number: signal.Signals, tmp_path: Path) -> None:
     program = f"""
 signal.signal({int(number)}, lambda *_: leave(75))
 print("ready", flush=True)
@@ -131,7 +131,7 @@ signal.pause()
     assert job.returncode == ExitCode.PREEMPTED, said
 
 
-def test_a_signal_that_comes_before_the_process_reaches_it(tmp_path: Path) -> None:
+def test_early_signal_reaches_the_process(tmp_path: Path) -> None:
     """Sent by the launcher to itself while it starts the process."""
     starting = """
 import os, signal, subprocess, sys

@@ -6,26 +6,24 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from trainer import preflight
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
+from trainer.distributed.cluster_env import REPORT_VARIABLE
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ExitCode, UserError
-from trainer.preflight import GIB, REPORT_VARIABLE, announce, check_node, check_ranks, require_room
+from trainer.preflight import GIB, announce, check_node, require_room
 from trainer.setup import TrainingSetup
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_record_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 MIB = 1 << 20
 
@@ -54,7 +52,7 @@ def worker(rank: int = 0, world_size: int = 1, local_world_size: int = 1) -> Pro
     return ProcessContext(rank, world_size, rank % local_world_size, local_world_size, torch.device("cpu"))
 
 
-def test_a_good_node_is_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_healthy_node_is_reported_in_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
     run = tmp_path / "run"
     started_s = time.monotonic()
     report = check_node(str(run), node=0)
@@ -68,7 +66,7 @@ def test_a_module_without_a_run_has_only_its_machine_checked() -> None:
     assert check_node("", node=1).output_s is None
 
 
-def test_what_was_found_is_handed_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_passed_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REPORT_VARIABLE, "")
     announce(check_node(str(tmp_path), node=3))
     assert json.loads(os.environ[REPORT_VARIABLE])["node"] == 3
@@ -113,14 +111,14 @@ def test_an_account_that_may_not_delete_is_a_warning(broken: Broken) -> None:
     assert warning.startswith("no permission to delete ") and "old checkpoints" in warning
 
 
-def test_other_bytes_than_were_written_fail(broken: Broken) -> None:
+def test_wrong_bytes_read_back_are_reported(broken: Broken) -> None:
     broken.garbled = True
     with pytest.raises(UserError, match="read back with other bytes") as caught:
         check_node("run", node=0)
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
-def test_a_bucket_is_written_read_and_cleaned_and_its_clock_agrees(gcs_run: FakeGcs) -> None:
+def test_bucket_access_and_clock_are_checked(gcs_run: FakeGcs) -> None:
     report = check_node("gs://bucket/runs/1", node=0)
     assert gcs_run.buckets["bucket"] == {}
     assert any(request.startswith("DELETE") for request in gcs_run.requests)
@@ -128,9 +126,7 @@ def test_a_bucket_is_written_read_and_cleaned_and_its_clock_agrees(gcs_run: Fake
 
 
 @pytest.mark.parametrize(("shift_s", "words"), [(600.0, "600 s ahead of"), (-90.0, "90 s behind")])
-def test_a_clock_that_is_off_is_a_warning(
-    gcs_run: FakeGcs, monkeypatch: pytest.MonkeyPatch, shift_s: float, words: str
-) -> None:
+def test_clock_skew_is_a_warning(gcs_run: FakeGcs, monkeypatch: pytest.MonkeyPatch, shift_s: float, words: str) -> None:
     real = time.time
     shifted = SimpleNamespace(time=lambda: real() + shift_s, monotonic=time.monotonic)
     monkeypatch.setattr(preflight, "time", shifted)
@@ -200,55 +196,12 @@ def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monke
         require_room(str(run), parts(1000), worker(world_size=4), SETTINGS)
 
 
-def test_what_a_run_keeps_beside_weights_and_moments_takes_its_room_too() -> None:
+def test_averages_and_compression_errors_count_in_the_checkpoint_size() -> None:
     more = {"ema_decay": 0.9, "gradient_compression": "powersgd"}
     settings = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3), **more)
     assert checkpoint_bytes(10, SETTINGS, 4) == 120
     assert checkpoint_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"
     assert checkpoint_bytes(10, settings, 1) == 120 + 40, "one rank compresses nothing"
-
-
-@pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[torch.Tensor], object]], None]:
-    """Stands in for a process group of two: an all-reduce of your own, and a gather that knows one rank."""
-
-    def install(all_reduce: Callable[[torch.Tensor], object]) -> None:
-        monkeypatch.setattr(dist, "all_reduce", all_reduce)
-        monkeypatch.setattr(dist, "all_gather_object", lambda found, value: found.__setitem__(0, value))
-
-    return install
-
-
-def test_the_ranks_bandwidth_and_the_nodes_findings_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Callable[..., None]
-) -> None:
-    group(lambda numbers: numbers.mul_(2))
-    monkeypatch.setenv(REPORT_VARIABLE, '{"node": 0}')
-    result = check_ranks(str(tmp_path), worker(world_size=2))
-    assert result == read_record_file(tmp_path / "preflight.json")
-    speed = result["all_reduce"]
-    assert result["nodes"] == [{"node": 0}]
-    assert speed["bus_gb_per_s"] == pytest.approx(speed["bytes"] / speed["seconds"] / 1e9), "2 (n-1) / n is 1 for two"
-
-
-def test_a_wrong_sum_is_a_broken_machine(tmp_path: Path, group: Callable[..., None]) -> None:
-    def flip_one(numbers: torch.Tensor) -> None:
-        numbers.mul_(2)[17] += 0.5
-
-    group(flip_one)
-    with pytest.raises(UserError, match=r"over 2 ranks came out as 2 to 2\.5") as caught:
-        check_ranks(str(tmp_path), worker(world_size=2))
-    assert caught.value.code == ExitCode.UNAVAILABLE
-
-
-def test_ranks_that_do_not_reach_each_other_are_a_sentence(tmp_path: Path, group: Callable[..., None]) -> None:
-    def fail(_numbers: torch.Tensor) -> None:
-        raise RuntimeError("Connection closed by peer\nmore")
-
-    group(fail)
-    with pytest.raises(UserError, match=r"the ranks cannot add up a tensor: Connection closed by peer\n") as caught:
-        check_ranks(str(tmp_path), worker(world_size=2))
-    assert caught.value.code == ExitCode.UNEXPECTED, "a rank that was killed has a cause, this is the consequence"
 
 
 def test_free_space_is_what_the_system_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

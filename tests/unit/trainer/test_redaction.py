@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError, ExitCode, run_main
+from trainer.errors import ConfigError, ExitCode, UserError, run_main
 from trainer.redaction import HIDDEN, Redactor, hiding_secrets, redact, redact_all
 from trainer.secret_detection import GITLEAKS_RULES_FILE, Form, forms
 from trainer.storage.local import LocalStorage
-from vlmpipe.backends.step_record import close_record, open_record
+from vlmpipe.backends.step_record import recorded_job
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQ==\n-----END PRIVATE KEY-----\n"
@@ -308,7 +308,8 @@ def _hostile(form: Form) -> set[str]:
 
 def test_error_in_a_step_record_is_redacted(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
-    started_s = open_record(store, "train")
-    close_record(store, "train", "failed", f"refused {TOKEN}", started_s, {"error": f"refused {TOKEN}"})
+    with pytest.raises(UserError), recorded_job(store, "train") as record:
+        record.open()
+        raise UserError(f"refused {TOKEN}")
     text = store.read("steps/train.json").decode()
     assert TOKEN not in text and text.count(f"refused {HIDDEN}") == 2

@@ -1,1 +1,1 @@
-"""Data preparation: samples are read, validated, and written as indexed shards."""
+"""Data preparation: reads and validates samples and writes them as indexed shards."""

@@ -1,4 +1,4 @@
-"""What a sample must hold to be used. Each check raises RejectedError with its code, or passes."""
+"""Checks of a sample's images and texts. Each raises RejectedError with its code, or passes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainer.config.data import DataConfig
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.prepare.strip_exif import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair
-from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Turn
+from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Turn, png_bytes
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-# Formats whose bytes are stored as they came. MPO is a JPEG with more pictures behind the first.
+# Formats that are stored unconverted. MPO is a JPEG with further images behind the first.
 KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png"}
 ORIENTATION_TAG = 0x0112
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)  # what Pillow's codecs raise
@@ -27,7 +27,7 @@ DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.
 
 @dataclass(frozen=True, slots=True)
 class CheckedImage:
-    """An image that decodes, turned upright, in mode L or RGB with 8 bits a channel."""
+    """An image that decodes, upright, in mode L or RGB with 8 bits per channel."""
 
     data: bytes
     extension: str  # jpg | png
@@ -38,9 +38,9 @@ class CheckedImage:
 
 
 def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedImage:
-    """Decode the image once and keep its pixels as they came when nothing needs repair, else store it anew as PNG.
+    """Decode the image; keep its encoded pixels if nothing needs repair, else re-encode it as PNG.
 
-    `name` is where the bytes come from; only its extension is looked at. Raises RejectedError.
+    `name`: the file's name, whose extension is compared with the format. Raises RejectedError.
     """
     image = _open(data)
     _check_size(image, config)
@@ -69,7 +69,7 @@ def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedIm
         changed.append(repair)
     extension = KEPT_EXTENSION.get(file_format, "png")
     if changed:
-        data, extension = _png(image), "png"
+        data, extension = png_bytes(image), "png"
     elif (stripped := without_metadata(data)) != data:
         data = stripped
         changed.append(Repair.METADATA_STRIPPED)
@@ -78,7 +78,7 @@ def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedIm
 
 
 def _open(data: bytes) -> Image.Image:
-    """Read the header only: the size is known before a single pixel is decoded."""
+    """Read the header only, which has the size."""
     if not data:
         raise RejectedError(RejectCode.IMAGE_EMPTY, "the image has zero bytes")
     try:
@@ -109,7 +109,7 @@ def _check_size(image: Image.Image, config: DataConfig) -> None:
 
 def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:
     if image.mode.startswith("I;16"):
-        # convert("RGB") would clip at 255 instead of scaling: nearly every pixel would turn white.
+        # convert("RGB") would clip at 255 instead of scaling.
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)), Repair.BIT_DEPTH_SCALED
     if image.mode in ("I", "F"):
         raise RejectedError(RejectCode.IMAGE_MODE, f"mode {image.mode} has no known range; save it as 8 or 16 bit")
@@ -119,14 +119,8 @@ def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:
     return image.convert("RGB"), Repair.MODE_CONVERTED
 
 
-def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def check_turns(turns: tuple[Turn, ...], num_images: int, special_tokens: Iterable[str]) -> None:
-    """Texts are there and hold no control tokens; there are as many `<image>` marks as images, all in questions."""
+    """Texts are not empty and have no control tokens; questions have as many `<image>` marks as there are images."""
     if not turns:
         raise RejectedError(RejectCode.TEXT_EMPTY, "the conversation has no turns")
     for number, turn in enumerate(turns, 1):

@@ -21,18 +21,19 @@ from trainer.storage.records import read_record, write_record
 
 LATEST = "latest"  # folder under `<root>/chunks` with the fingerprint last prepared, by the run file's name
 BATCH_LINES = 4096
+CHANGES_FILE = "data_changes.json"
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Samples by id. Before there were `same + changed + gone`, now there are `same + changed + new`."""
+    """Samples by id: `same + changed + gone` in the earlier set, `same + changed + new` in this one."""
 
-    before: str  # fingerprint of the prepared set that is compared with
+    before: str  # fingerprint of the earlier set
     new: int = 0
     changed: int = 0  # other images or another text under the same id
     gone: int = 0
     same: int = 0
-    moved: int = 0  # of those that are there before and now: in the other split
+    moved: int = 0  # to the other split, among `same` and `changed`
 
     def sentence(self) -> str:
         parts = [f"{count} {name}" for name, count in asdict(self).items() if name != "before" and count]
@@ -40,9 +41,9 @@ class Changes:
 
 
 def changes_since_last(config: JobConfig, fingerprint: str) -> Changes | None:
-    """Compare with what was last prepared under this name and root, and note this set as the last.
+    """Compare with the set last prepared under this name and root, and record this one as the last.
 
-    None when there was none, or it is no longer there.
+    None when there is no earlier set, or it was deleted.
     """
     notes, name = open_storage(config.run.chunks_root), f"{LATEST}/{key_of(config.name)}.json"
     before = read_record(notes, name)["fingerprint"] if notes.stat(name) else ""
@@ -54,7 +55,7 @@ def changes_since_last(config: JobConfig, fingerprint: str) -> Changes | None:
 
 
 def compare(prepared_root: str, before: str, now: str) -> Changes:
-    """The changes from one prepared set to another, by their fingerprints. Memory does not grow with them."""
+    """The changes from one prepared set to another, by their fingerprints, in bounded memory."""
     counts = dict.fromkeys(("new", "changed", "gone", "same", "moved"), 0)
     streams = [_lines(prepared_root, fingerprint, split) for fingerprint in (before, now) for split in SPLITS]
     lines = heapq.merge(*streams, key=lambda line: line["id"])  # of equal ids the one from before comes first
@@ -75,6 +76,3 @@ def _lines(prepared_root: str, fingerprint: str, split: str) -> Iterator[dict[st
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH_LINES, columns=["id", "split", "content"]):
             yield from (line | {"set": fingerprint} for line in batch.to_pylist() if line["split"] == split)
-
-
-CHANGES_FILE = "data_changes.json"

@@ -1,4 +1,4 @@
-"""Ids, content hashes and answers seen so far, on disk, so that memory does not grow with the data."""
+"""Ids, content hashes and answers seen so far, in tables on disk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from trainer.data.sqlite_table import disk_table, short_digest
 LONGEST_COUNTED_ANSWER = 64  # characters; a longer answer is never the most frequent one
 
 
-Met = Literal["new", "same", "other"]  # an id: never, with the same content, or only with other content
+Met = Literal["new", "same", "other"]  # an id that is new, or was met with the same or only with other content
 
 
 class SeenIds:
-    """Which ids were used, and for what content."""
+    """The ids met so far, with digests of their content."""
 
     def __init__(self) -> None:
         self._table = disk_table("CREATE TABLE ids (id BLOB, content BLOB, PRIMARY KEY (id, content)) WITHOUT ROWID")
@@ -31,7 +31,7 @@ class SeenIds:
 
 
 class ContentIndex:
-    """How often each of some things, known by a digest, comes in each split."""
+    """How often each digest occurs in each split."""
 
     def __init__(self) -> None:
         self._table = disk_table(
@@ -49,15 +49,15 @@ class ContentIndex:
         )
 
     def distinct(self, split: Split) -> int:
-        """Things that come in the split, each counted once."""
+        """Number of distinct digests in the split."""
         return self._count(f"{split} > 0")
 
     def repeats(self) -> int:
-        """How many there are more than distinct ones, over both splits."""
+        """Number of repetitions over both splits."""
         return int(self._table.execute("SELECT coalesce(sum(train + eval - 1), 0) FROM seen").fetchone()[0])
 
     def in_both_splits(self) -> int:
-        """Distinct things that come in both splits."""
+        """Number of distinct digests in both splits."""
         return self._count("train > 0 AND eval > 0")
 
     def _count(self, condition: str) -> int:
@@ -77,7 +77,7 @@ class AnswerCounts:
         )
 
     def add(self, split: Split, turns: Iterable[Turn]) -> None:
-        # Long answers are counted as questions of their slice, under one empty answer, which no sample can give.
+        # Long answers are counted under the empty answer, which no sample has.
         rows = (
             (turn.slice, turn.answer if len(turn.answer) <= LONGEST_COUNTED_ANSWER else "", *counts)
             for counts in [(split == "train", split == "eval")]
@@ -86,11 +86,11 @@ class AnswerCounts:
         self.add_counted(rows)
 
     def rows(self) -> list[AnswerRow]:
-        """All that was counted, sorted: what `add_counted` takes."""
+        """All counts, sorted."""
         return self._table.execute("SELECT slice, answer, train, eval FROM answers ORDER BY slice, answer").fetchall()
 
     def add_counted(self, rows: Iterable[AnswerRow]) -> None:
-        """Answers that were counted elsewhere."""
+        """Add another table's `rows`."""
         self._table.executemany(
             "INSERT INTO answers VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "train = train + excluded.train, eval = eval + excluded.eval",
@@ -98,11 +98,11 @@ class AnswerCounts:
         )
 
     def slices(self) -> dict[str, Any]:
-        """For each slice: questions, the most frequent training answer, and the held-out share it is right for."""
+        """Of each slice: number of questions, the most frequent training answer, and its accuracy on the eval split."""
         found = {}
         questions = "SELECT slice, sum(train), sum(eval) FROM answers GROUP BY slice ORDER BY slice"
         for name, trained, held_out in self._table.execute(questions).fetchall():
-            # Of equally frequent answers the first in the alphabet, so that the order of samples does not matter.
+            # Ties by alphabet, so that the order of samples does not matter.
             majority = self._table.execute(
                 "SELECT answer, eval FROM answers WHERE slice = ? AND train > 0 AND answer != '' "
                 "ORDER BY train DESC, answer LIMIT 1",

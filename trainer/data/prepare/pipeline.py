@@ -1,7 +1,7 @@
-"""Data preparation: a source becomes checked, tokenized, sharded data, addressed by its content.
+"""Data preparation: turns a source into checked, tokenized, sharded data, addressed by its content.
 
-A large source is prepared in chunks, by several processes and machines, and a chunk that is done is never done again.
-The tables that grow with the data are kept on disk. DONE comes last, so what lacks it does not exist.
+A large source is prepared in chunks by several processes and machines; finished chunks are reused. Tables that grow
+with the data are kept on disk. DONE, written last, makes the prepared data exist.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -21,35 +20,37 @@ from typing import Any
 from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from trainer.data.prepare.chunks.chunk import build_chunk
 from trainer.data.prepare.chunks.merge import Part, Shard, merge
-from trainer.data.prepare.chunks.plan import Chunk, Places, is_one_chunk, read_plan
-from trainer.data.prepare.chunks.prepare import TOKENIZER, ChunkedPreparation, find_plan, make_plan, store_plan
-from trainer.data.prepare.chunks.store import UPLOADS, files_in, upload_folder
+from trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
+from trainer.data.prepare.chunks.prepare import ChunkedPreparation, find_plan, make_plan, store_plan
+from trainer.data.prepare.chunks.worker_pool import threads_for
 from trainer.data.prepare.dataset_diff import Changes, changes_since_last
-from trainer.data.prepare.thread_map import threads_for
-from trainer.data.prepare.thumbnails import FOLDER as PICTURES
+from trainer.data.prepare.previews import REJECTS_FOLDER
 from trainer.data.prepare.validate_sample import SampleValidator
 from trainer.data.rejects import KEPT, REJECTS, SUMMARY
 from trainer.data.sample import Sample, Turn
-from trainer.data.shards.prepared_files import DONE, FileSum, Manifest
+from trainer.data.shards.prepared_files import DONE, Manifest
 from trainer.data.sources import Source, open_source
+from trainer.data.tokenize import FOLDER as TOKENIZER
 from trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, load_tokenizer, make_tokenizer, training_texts
 from trainer.errors import DataError, os_errors
 from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, Storage, join_uri
+from trainer.storage.file_sums import UPLOADS, FileSum, damaged_files, files_below, upload_folder
 from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import read_regular
+from trainer.storage.transfer import in_parallel
 
 FORMAT_VERSION = 5  # raise it when the same input gives other bytes
-TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first of them: its trainer holds every distinct word
-# The source describes itself by content, not by its path; the others say how the data is read, and who prepares it.
+TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
+# Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "workers", "tasks"}
 
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """Of how many chunks a set is made, and how many were prepared for it now. A small set is one, prepared at once."""
+    """Chunks of a prepared set, and how many of them were prepared now. A small set is a single chunk."""
 
     total: int = 1
     prepared: int = 1
@@ -57,29 +58,28 @@ class ChunkCounts:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Where prepared data lies and what it holds."""
+    """Location and content of prepared data."""
 
     uri: str
     fingerprint: str
     reused: bool
     counts: dict[str, int]  # read, accepted, rejected, repaired, and samples of each split
-    chunks: ChunkCounts | None = None  # None: all was there
-    changes: Changes | None = None  # against the last set of this name and root; None: there is none
+    chunks: ChunkCounts | None = None  # None: the set was reused
+    changes: Changes | None = None  # against the last set of this name and root, if any
 
 
 @dataclass(frozen=True)
 class _Built:
     counts: dict[str, int]
-    shards: list[Shard]  # which are not in the folder with the rest
+    shards: list[Shard]  # still in their chunks' folders
     chunks: ChunkCounts
 
 
 def prepare(config: JobConfig, progress: Progress) -> Prepared:
-    """Prepare the run's data under `<root>/prepared/<fingerprint>`, or find it there.
+    """Prepare the run's data under `<root>/prepared/<fingerprint>`, or reuse it.
 
     Raises DataError (exit 65) when more samples than `data.max_reject_fraction` are bad or a split is empty, and what
-    `open_source` raises. Then nothing is stored but the chunks that are done, for the next attempt, and what was
-    rejected, in the run's folder.
+    `open_source` raises. A failed preparation leaves only finished chunks and, in the run's folder, its rejects.
     """
     source = open_source(config.data)
     identity = _fingerprint(config, source)
@@ -101,7 +101,7 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
 
 
 def plan_chunks(config: JobConfig, progress: Progress) -> int:
-    """Cut the source into chunks for `prepare_share`. Returns how many there are: 0 where there is nothing to share."""
+    """Plan the source's chunks for `prepare_share`. Returns their number; 0 where there is nothing to share."""
     source = open_source(config.data)
     identity = _fingerprint(config, source)
     if _done_counts(open_storage(join_uri(config.run.prepared_root, identity))) is not None:
@@ -112,7 +112,7 @@ def plan_chunks(config: JobConfig, progress: Progress) -> int:
 
 
 def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
-    """Prepare every chunk whose number is `task` modulo `tasks`. Returns how many were not done yet."""
+    """Prepare every chunk whose number is `task` modulo `tasks`. Returns how many were missing."""
     source = open_source(config.data)
     with _scratch() as folder:
         if not find_plan(config, _fingerprint(config, source), folder):
@@ -122,7 +122,7 @@ def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) 
 
 
 def fingerprint(config: JobConfig) -> str:
-    """Name of the prepared data of this run: 32 hexadecimal digits that change when its bytes would."""
+    """Name of this run's prepared data, 32 hexadecimal digits, derived from all that decides its bytes."""
     return _fingerprint(config, open_source(config.data))
 
 
@@ -141,12 +141,12 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
 
 
 def _done_counts(storage: Storage) -> dict[str, int] | None:
-    """Counts of prepared data that is there and whole. A DONE whose files are not is removed: they are made anew."""
+    """Counts of existing undamaged prepared data. Removes DONE of damaged data, which is then prepared again."""
     if storage.stat(DONE) is None:
         return None
     with suppress(DataError):
         manifest = Manifest.read(storage)
-        if not manifest.damaged(storage):
+        if not damaged_files(storage, manifest.files):
             return manifest.counts
     storage.delete(DONE)
     return None
@@ -177,26 +177,28 @@ def _build(config: JobConfig, source: Source, identity: str, scratch: Path, prog
 def _planned(
     config: JobConfig, source: Source, identity: str, folder: Path, progress: Progress
 ) -> ChunkedPreparation | Chunk:
-    """The source as chunks, or the one chunk that a small source is. Afterwards the tokenizer is in `folder`."""
-    if not find_plan(config, identity, _made(folder)):
+    """The source's chunks, or the single chunk of a small source. Writes the tokenizer into `folder`."""
+    folder.mkdir(exist_ok=True)
+    if not find_plan(config, identity, folder):
         records = make_plan(config, source, folder, progress)
         _tokenizer(config, source, folder, records, progress).save_pretrained(folder / TOKENIZER)
-        if is_one_chunk(records, config.data.chunk_samples):
+        if records <= SMALLEST * config.data.chunk_samples:  # never cut
             return next(read_plan(folder))
         store_plan(config, identity, folder)
     return ChunkedPreparation(config, source, folder, FORMAT_VERSION)
 
 
 def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Chunk, progress: Progress) -> _Built:
-    """A source of one chunk is not kept as a chunk: there is nothing to share and little to save."""
-    folder, chunk = scratch / "set", _made(scratch / "chunk")
+    """Prepare a source of one chunk without the chunk store."""
+    folder, chunk = scratch / "set", scratch / "chunk"
+    chunk.mkdir()
 
     def report(read: int, rejected: int) -> None:
         progress.update(read, planned.records, unit="samples", message=f"{rejected} rejected")
 
-    examine = SampleValidator(config, load_tokenizer(open_storage(str(folder)), TOKENIZER))
+    validator = SampleValidator(config, load_tokenizer(LocalStorage(folder)))
     entries = planned.entries(iter(source), config.data.source)
-    build_chunk(entries, chunk, config.data, examine, threads=threads_for(1), report=report)
+    build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
     tile_tokens = image_form_of(config.model).tile_tokens
     part = Part("", LocalStorage(chunk), Places(scratch / "plan").of(planned))
     counts, shards = merge([part], folder, config.data, tile_tokens)
@@ -205,13 +207,8 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Ch
     return _Built(counts, [], ChunkCounts())
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, progress: Progress) -> Any:
-    """The tokenizer that the run file names, or one that is trained on the texts of the training split."""
+    """The tokenizer that the run file names, or a new one trained on the texts of the training split."""
     form = image_form_of(config.model)
 
     def turns() -> Iterator[Turn]:
@@ -235,29 +232,27 @@ def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, prog
 
 
 def _keep_rejects(config: JobConfig, folder: Path) -> None:
-    """Put what is known of a failed preparation's rejects into the run's folder, for people."""
+    """Copy the rejects of a failed preparation into the run's folder, for people."""
     run = open_storage(config.run.run_uri)
-    for name, path in files_in(folder).items():
-        if name in (REJECTS, SUMMARY) or name.startswith(PICTURES):
+    for name, path in files_below(folder).items():
+        if name in (REJECTS, SUMMARY) or name.startswith(REJECTS_FOLDER):
             run.upload(path, f"{KEPT}/{name}")
 
 
 def _publish(config: JobConfig, identity: str, folder: Path, built: _Built) -> None:
-    """Upload what was built, add the chunks' shards, remove what an interrupted build has left, and create DONE."""
-    storage = open_storage(join_uri(config.run.prepared_root, identity))
-    files = {name: FileSum.of(path) for name, path in files_in(folder).items()}
-    upload_folder(storage, folder, {name: (sums.bytes, sums.crc32c) for name, sums in files.items()})
-    files |= {shard.new_name: FileSum(shard.bytes, shard.crc32c) for shard in built.shards}
-    root = open_storage(config.run.root_uri)
-    with ThreadPoolExecutor(UPLOADS, "copy") as pool:
-        old = [f"{CHUNKS_FOLDER}/{shard.chunk}/{shard.name}" for shard in built.shards]
-        new = [f"{PREPARED_FOLDER}/{identity}/{shard.new_name}" for shard in built.shards]
-        for _ in pool.map(root.copy, old, new):
-            pass
+    """Upload the built files, copy the chunks' shards, remove leftovers of an interrupted build, and create DONE."""
+    storage, root = open_storage(join_uri(config.run.prepared_root, identity)), open_storage(config.run.root_uri)
+    files = upload_folder(storage, folder)
+
+    def copy(shard: Shard) -> tuple[str, FileSum]:
+        root.copy(f"{CHUNKS_FOLDER}/{shard.chunk}/{shard.name}", f"{PREPARED_FOLDER}/{identity}/{shard.new_name}")
+        return shard.new_name, FileSum(shard.bytes, shard.crc32c)
+
+    files |= in_parallel(copy, built.shards, threads=UPLOADS)
     for info in storage.list():
         if info.name not in files and info.name != DONE:
             storage.delete(info.name)
     manifest = Manifest(FORMAT_VERSION, identity, built.counts, files)
-    # Another run may have prepared the same data meanwhile; equal input gives equal bytes, so its DONE is as good.
+    # Another run may have prepared the same data meanwhile: equal input gives equal bytes.
     with suppress(AlreadyExistsError):
         storage.create(DONE, manifest.to_bytes())

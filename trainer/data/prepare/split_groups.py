@@ -1,4 +1,4 @@
-"""Decides each sample's split: samples that share a picture, or a field of the record, are never on both sides."""
+"""Groups samples that must be in the same split: those that share an image or a field of the record."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from trainer.data.sqlite_table import disk_table
 
 
 class ImageGroups:
-    """Pictures that records join, directly or through others: connected components, as a forest on disk.
+    """Connected components of images that occur in the same record, as a union-find forest on disk.
 
-    A component is known by the least of its pictures, so that the order of the records does not matter.
+    A component is identified by its smallest image, so that the order of records does not matter.
     """
 
     def __init__(self) -> None:
         self._table = disk_table("CREATE TABLE parents (image TEXT PRIMARY KEY, parent TEXT) WITHOUT ROWID")
 
     def join(self, images: Sequence[str]) -> None:
-        """These pictures belong together."""
+        """Join the components of these images."""
         roots = {self.root(image) for image in images}
         first = min(roots)
         rows = ((root, first) for root in roots if root != first)
         self._table.executemany("INSERT OR REPLACE INTO parents VALUES (?, ?)", rows)
 
     def root(self, image: str) -> str:
-        """The least picture of the component. A picture that was never joined is its own."""
+        """The smallest image of the component."""
         path = [image]
         while found := self._table.execute("SELECT parent FROM parents WHERE image = ?", (path[-1],)).fetchone():
             path.append(found[0])
@@ -37,11 +37,11 @@ class ImageGroups:
 
 
 def group_of(sample: Sample, images: Sequence[str], split_by: str) -> tuple[str, ...]:
-    """What decides the sample's split: pictures, or one name that is no picture's.
+    """The images, or the one name, that decide the sample's split.
 
     Args:
-        sample: with the id that its source gave it.
-        images: what tells the bytes of its pictures apart from others.
+        sample: with its original id.
+        images: identities of its images' bytes.
         split_by: `data.split_by`.
     """
     if split_by == BY_IMAGE and images:

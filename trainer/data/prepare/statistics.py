@@ -29,7 +29,7 @@ MOST_IMAGES_COUNTED = 16  # samples with more images share the last bar
 
 @dataclass
 class Counts:
-    """Everything that is counted over all samples."""
+    """Counts over all samples."""
 
     answers: AnswerCounts = field(default_factory=AnswerCounts)
     images: ContentIndex = field(default_factory=ContentIndex)  # by their bytes
@@ -37,21 +37,21 @@ class Counts:
     dropped: int = 0  # samples left out because data.duplicates is drop
 
     def add(self, split: Split, image_sha256: list[str], content: str) -> None:
-        """One accepted sample, with its `sample_digest`. Its answers are counted where they are read."""
+        """Count one accepted sample by its `sample_digest`. `answers` are counted elsewhere."""
         self.samples.add(bytes.fromhex(content), split)
         for sha256 in image_sha256:
             self.images.add(bytes.fromhex(sha256)[:16], split)
 
 
 def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
-    """Equal for samples that say the same about pictures with the same bytes, whatever their ids. Hexadecimal."""
+    """Equal for samples with the same texts and image bytes, whatever their ids. Hexadecimal."""
     return short_digest([(turn.question, turn.answer) for turn in turns], image_sha256).hex()
 
 
 def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:
-    """The content of `stats.json`, from the index in `folder`, read piece by piece, and what was counted.
+    """The content of `stats.json`, from the index in `folder` and the counts.
 
-    `tile_tokens`: of each tile of images that are cut.
+    `tile_tokens`: tokens of a tile, for families that cut images into tiles.
     """
     splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
     with pq.ParquetFile(folder / NAME) as index:
@@ -66,14 +66,14 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
             "samples": counts.samples.repeats() + counts.dropped,  # with the images and the text of one before
             "samples_dropped": counts.dropped,
         },
-        # Not a fault by itself, but a held-out score on pictures that were trained on means less.
+        # An evaluation score on images that were trained on means less.
         "eval_images_also_in_train": counts.images.in_both_splits(),
         "eval_samples_also_in_train": counts.samples.in_both_splits(),
     }
 
 
 class _SplitNumbers:
-    """Lengths of a split's samples. Memory grows with the longest sample, not with their number."""
+    """Lengths of a split's samples, in memory that does not grow with their number."""
 
     def __init__(self, config: DataConfig, tile_tokens: int) -> None:
         self._config, self._tile_tokens = config, tile_tokens
@@ -83,7 +83,7 @@ class _SplitNumbers:
         self._unpacked: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # tokens and tiles of samples
 
     def add(self, lines: pa.RecordBatch) -> None:
-        """Lines of the index."""
+        """Add lines of the index."""
         tokens = lines.column("tokens").to_numpy().astype(np.int64)
         images = pc.list_value_length(lines.column("image_widths")).to_numpy().astype(np.int64)
         self._lengths += np.bincount(tokens, minlength=len(self._lengths))
@@ -98,7 +98,7 @@ class _SplitNumbers:
             self._pack()
 
     def describe(self, unique_images: int) -> dict[str, Any]:
-        """What `stats.json` says of the split."""
+        """The split's part of `stats.json`."""
         self._pack()
         samples = int(self._lengths.sum())
         values = np.arange(len(self._lengths))
@@ -125,19 +125,14 @@ class _SplitNumbers:
         }
 
     def _pack(self) -> None:
-        """Count the rows of what was added. A set of more than PACKED_AT_ONCE is packed in parts, of which each ends
-        with a row or two that are not full."""
+        """Pack the added samples and count the sequences; a large set is packed in parts of PACKED_AT_ONCE."""
         if self._unpacked:
             tokens, tiles = (np.concatenate(arrays) for arrays in zip(*self._unpacked, strict=True))
-            sequence_length, max_images_per_sequence = (
-                self._config.sequence_length,
-                self._config.max_images_per_sequence,
-            )
             rows = plan_packing(
                 tokens,
                 tiles,
-                sequence_length=sequence_length,
-                max_images_per_sequence=max_images_per_sequence,
+                sequence_length=self._config.sequence_length,
+                max_images_per_sequence=self._config.max_images_per_sequence,
                 seed=0,
                 epoch=0,
             )
@@ -146,7 +141,7 @@ class _SplitNumbers:
 
 
 def _percentile(counts: NDArray[np.int64], percent: int) -> float:
-    """The same as numpy's (linear) of the values 0, 1, 2 and so on, of which there are so many."""
+    """numpy's linear percentile of the values 0, 1, 2, ... with these counts."""
     if not counts.sum():
         return 0.0
     place = (int(counts.sum()) - 1) * percent / 100
@@ -155,6 +150,6 @@ def _percentile(counts: NDArray[np.int64], percent: int) -> float:
 
 
 def _up_to_the_last(counts: NDArray[np.int64], most: int) -> list[int]:
-    """Without the zeros behind the last count; counts of more than `most` share the last place."""
+    """Without trailing zeros; counts of more than `most` share the last place."""
     together = np.append(counts[:most], counts[most:].sum())
     return together[: int(np.flatnonzero(together).max(initial=-1)) + 1].tolist()

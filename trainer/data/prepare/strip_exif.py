@@ -1,7 +1,7 @@
 """Removes metadata from JPEG and PNG files without touching the compressed pixels.
 
-Photographs name the place where they were taken (GPS, in EXIF and XMP), the camera and its owner; a model needs none of
-it, and shards are handed on. Colour profiles, and what a decoder needs, stay.
+EXIF and XMP contain the place (GPS), the camera and its owner, which must not be passed on with shards. Colour profiles
+and everything a decoder needs are kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 # JPEG (ITU-T T.81, Annex B): APP1 is EXIF and XMP, APP13 Photoshop and IPTC, and COM a comment.
 JPEG_DROPPED = {0xE1, 0xED, 0xFE}
 JPEG_WITHOUT_LENGTH = {0x00, 0x01, 0xFF, *range(0xD0, 0xDA)}
-PICTURE_INDEX = b"MPF\0"  # in APP2: the places of further pictures behind the first, wrong once a segment is gone
+PICTURE_INDEX = b"MPF\0"  # in APP2: offsets of further images, wrong once a segment is removed
 JPEG_START, JPEG_SCAN = 0xD8, 0xDA
 # PNG (W3C, third edition, 11.3): text, time and EXIF.
 PNG_DROPPED = {b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"tIME"}
@@ -19,14 +19,14 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def without_metadata(data: bytes) -> bytes:
-    """The same picture. Bytes whose structure is unusual come back as they are: they did decode."""
+    """The same image without metadata; unchanged if its structure is unusual."""
     if data.startswith(PNG_SIGNATURE):
         return _png(data)
     return _jpeg(data) if data.startswith(bytes([0xFF, JPEG_START])) else data
 
 
 def _jpeg(data: bytes) -> bytes:
-    """Segments up to the first scan; behind it come pixels."""
+    """Filter the segments before the first scan, after which the pixels come."""
     kept, at = [data[:2]], 2
     while True:
         if data[at : at + 1] != b"\xff" or at + 4 > len(data) or data[at + 1] in JPEG_WITHOUT_LENGTH:

@@ -1,4 +1,4 @@
-"""Validates one sample: id, split, images, tokens. The result is an accepted sample or a reject."""
+"""Validates samples: id, images, tokens. The result is an accepted sample or a reject."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Accepted:
 
 
 def image_bytes(record: Entry | Sample | Reject) -> int:
-    """What the images of a record take in memory."""
+    """Memory that a record's images take."""
     if isinstance(record, Reject):
         return 0
     return (record.sample if isinstance(record, Entry) else record).image_bytes()
 
 
 def with_met_ids(source: Iterable[Sample | Reject]) -> Iterator[tuple[Sample | Reject, Met]]:
-    """The records of a source, and whether each one's id was met before."""
+    """The records of a source, each with whether its id was met before."""
     seen = SeenIds()
     for sample in source:
         met: Met = "new"
@@ -62,23 +62,25 @@ def with_met_ids(source: Iterable[Sample | Reject]) -> Iterator[tuple[Sample | R
 
 
 def final_entry(sample: Sample | Reject, met: Met, split: Split) -> Entry | Reject:
-    """Reject a repeated sample. Give other content under a used id a suffix: LLaVA's own sets repeat ids."""
+    """Reject a repeated sample; add a suffix to a used id with other content, because LLaVA's sets repeat ids."""
     if isinstance(sample, Reject):
         return sample
-    image = sample.images[0] if sample.images else None
     if problem := _unsafe(sample.id):
-        return Reject(sample.where, sample.id, RejectCode.ID_UNSAFE, problem, image)
+        return _reject(sample, RejectCode.ID_UNSAFE, problem)
     if met == "same":
-        message = "the same id with the same content came before"
-        return Reject(sample.where, sample.id, RejectCode.ID_DUPLICATE, message, image)
+        return _reject(sample, RejectCode.ID_DUPLICATE, "the same id with the same content came before")
     if met == "other":
         renamed = replace(sample, id=f"{sample.id}~{sample.content_digest()[:12]}")
         return Entry(renamed, (Repair.ID_SUFFIXED,), split)
     return Entry(sample, (), split)
 
 
+def _reject(sample: Sample, code: RejectCode, message: str) -> Reject:
+    return Reject(sample.where, sample.id, code, message, sample.images[0] if sample.images else None)
+
+
 def _unsafe(identity: str) -> str:
-    """Why an id is not taken; empty for one that is. No path is made of ids here, but whoever reads shards may."""
+    """Why an id is rejected, or "". Readers of shards may make paths of ids."""
     if not identity or len(identity) > LONGEST_ID_CHARS:
         return f"an id of {len(identity)} characters, not 1 to {LONGEST_ID_CHARS}"
     if not identity.isprintable():
@@ -103,18 +105,12 @@ class SampleValidator:
         try:
             return self._accept(entry)
         except RejectedError as error:
-            image = entry.sample.images[0] if entry.sample.images else None
-            return Reject(entry.sample.where, entry.sample.id, error.code, str(error), image)
+            return _reject(entry.sample, error.code, str(error))
 
     def _accept(self, entry: Entry) -> Accepted:
         sample, repairs = entry.sample, list(entry.repairs)
         check_turns(sample.turns, len(sample.images), self._special_tokens)
-        if len(sample.images) > self._data.max_images_per_sequence:
-            message = (
-                f"{len(sample.images)} images, more than data.max_images_per_sequence "
-                f"{self._data.max_images_per_sequence}"
-            )
-            raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
+        self._require_few(len(sample.images), f"{len(sample.images)} images")
         images = []
         for reference in sample.images:
             image = check_image(reference.read(), self._data, name=reference.name)
@@ -122,12 +118,8 @@ class SampleValidator:
             repairs += image.repairs
         sizes = [(image.width, image.height) for image in images]
         counts, marks = [self._image_tokens(*size) for size in sizes], self._form.marks(sizes)
-        if (tiles := self._form.num_tiles(counts)) > self._data.max_images_per_sequence:
-            message = (
-                f"{len(images)} images in {tiles} tiles, more than data.max_images_per_sequence "
-                f"{self._data.max_images_per_sequence}"
-            )
-            raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)
+        tiles = self._form.num_tiles(counts)
+        self._require_few(tiles, f"{len(images)} images in {tiles} tiles")
         turns = sample.turns
         encoded = encode_sample(turns, counts, self._tokenizer, marks)
         while len(encoded.input_ids) > self._data.sequence_length:
@@ -144,3 +136,9 @@ class SampleValidator:
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
+
+    def _require_few(self, count: int, images: str) -> None:
+        most = self._data.max_images_per_sequence
+        if count > most:
+            message = f"{images}, more than data.max_images_per_sequence {most}"
+            raise RejectedError(RejectCode.CONV_TOO_MANY_IMAGES, message)

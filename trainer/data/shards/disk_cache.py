@@ -1,17 +1,17 @@
-"""Remote shards on a machine's disk: fetched once for all of its processes, within a bound in bytes.
+"""Cache of remote shards on a machine's disk, of bounded size, shared by its processes.
 
-The folder is all the state there is, so processes may come, go and be killed at any time. `<digest>-<bytes>.whole` is a
-shard, and `.part` one that is being fetched, which counts as if it were whole. Locks are the kernel's (flock) and
-end with their process:
+The folder is the whole state, so processes may start and be killed at any time. `<digest>-<bytes>.whole` is a shard;
+`.part` is one being fetched, which counts at full size. Locks are the kernel's (flock) and end with their process:
 
-- `<digest>.lock`, alone: one process fetches a shard; others that need it wait.
-- `room.lock`, alone: making room and taking it are one step, and so is turning a part into a whole shard.
-- the shard itself, shared while its bytes are read, alone to evict it: what is in use stays.
+- `<digest>.lock`, exclusive: one process fetches a shard while others wait.
+- `room.lock`, exclusive: makes freeing and taking room one step, and so turning a part into a whole shard.
+- the shard itself, shared to read it, exclusive to evict it: shards in use are not evicted.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -24,34 +24,34 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, Sidecar, mismatch
+from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, mismatch
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.base import cache_folder
 from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import open_lock
 
-CACHE_FOLDER = ".shards"  # no bucket can have this name: what `Storage.fetch` keeps lies beside it
+CACHE_FOLDER = ".shards"  # beside the folders of `Storage.fetch`, which are named after buckets
 GIB = 1 << 30
 SHARE_OF_FREE_DISK = 0.8
 ROOM_LOCK = "room.lock"
-FETCHES = 2  # of a shard that arrives damaged
+FETCHES = 2  # attempts, if a shard arrives damaged
 WAIT_FOR_ROOM_S = 0.05
 NOW, NEVER = -1, 1 << 62  # next uses
 FILE = re.compile(r"([0-9a-f]{16})-(\d+)\.(whole|part)")
 
 
 class PrefetchResult(Enum):
-    """What came of fetching a shard ahead of its use."""
+    """Result of fetching a shard before its use."""
 
     THERE = "there"
     FETCHED = "fetched"
     BUSY = "busy"  # another thread or process is fetching it
-    NO_ROOM = "no room"  # all that is kept is needed sooner, or in use
+    NO_ROOM = "no room"  # all cached shards are needed sooner, or in use
 
 
 @dataclass(frozen=True)
 class CachedFile:
-    """A shard in the folder, whole or on its way."""
+    """A shard in the folder, whole or being fetched."""
 
     path: Path
     digest: str  # of the shard's URI
@@ -61,15 +61,15 @@ class CachedFile:
 
 
 class ShardCache:
-    """Shards of a remote store as local files. Evicts what is needed last, as far as `expect` has told it."""
+    """Shards of a remote store as local files. Evicts the shards that are needed last, if `expect` was called."""
 
     def __init__(self, shards: ShardSet, folder: Path, limit_bytes: int) -> None:
         """Raises ConfigError when a shard is larger than the cache."""
         self.shards, self._storage, self._folder, self._limit_bytes = shards, shards.storage, folder, limit_bytes
-        self._sidecars: dict[str, Sidecar] = {}
-        self._digests: dict[str, str] = {}
-        self._whole_paths: dict[str, Path] = {}
-        self._found_whole: dict[str, tuple[int, int]] = {}  # by shard: inode and time of the file that was checked
+        # Remembered, because every read needs them.
+        self._sidecar = functools.cache(shards.sidecar)
+        self._digest, self._whole = functools.cache(self._digest_of), functools.cache(self._path_of)
+        self._found_whole: dict[str, tuple[int, int]] = {}  # inode and time of verified files, by shard
         self._next_uses: Callable[[], Mapping[str, int]] = dict
         largest, largest_bytes = max(shards.sizes().items(), key=lambda named: named[1], default=("", 0))
         if largest_bytes > limit_bytes:
@@ -77,20 +77,20 @@ class ShardCache:
         self.num_fitting = limit_bytes // max(1, largest_bytes)  # shards, at least
 
     def expect(self, next_uses: Callable[[], Mapping[str, int]]) -> None:
-        """Who knows, when room must be made, which step needs each shard next. What it does not name goes first."""
+        """Set the function that gives the next step that needs each shard. Shards that it omits are evicted first."""
         self._next_uses = next_uses
 
     @contextmanager
     def opened(self, shard: str) -> Iterator[int]:
-        """A descriptor of the whole shard, which is fetched if it is not there, and not evicted during the block."""
+        """A descriptor of the verified shard, fetched if necessary and not evicted during the block."""
         with os_errors(f"keeping {shard} in {self._folder}"):
             handle = self._open(shard)
             if handle is None:
                 with _alone(self._lock(shard)):
-                    handle = self._open(shard)  # whoever held the lock may have fetched it
+                    handle = self._open(shard)  # another process may have fetched it meanwhile
                     if handle is None:
                         while not self._take_room(shard, NOW):
-                            time.sleep(WAIT_FOR_ROOM_S)  # for others' reads, which are short, and fetches
+                            time.sleep(WAIT_FOR_ROOM_S)  # until other processes end a read or a fetch
                         handle = self._fetch(shard)
         try:
             yield handle
@@ -98,9 +98,9 @@ class ShardCache:
             _release(handle)
 
     def fetch_ahead(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> PrefetchResult:
-        """Fetch a shard that a later step needs. Raises what `opened` does.
+        """Fetch a shard for step `needed_at`. Evicts only shards that are needed later, and none of `keep`.
 
-        Evicts only what is needed later still, and nothing of `keep`.
+        Raises as `opened` does.
         """
         if self._is_there(shard):
             return PrefetchResult.THERE
@@ -116,7 +116,7 @@ class ShardCache:
             return PrefetchResult.FETCHED
 
     def _is_there(self, shard: str) -> bool:
-        """Whether the shard lies in the folder and this process has found it whole."""
+        """Whether the shard is in the folder and this process has verified it."""
         found = self._found_whole.get(shard)
         try:
             return found is not None and found == _identity(self._whole(shard).stat())
@@ -124,7 +124,7 @@ class ShardCache:
             return False
 
     def _open(self, shard: str) -> int | None:
-        """A descriptor of the shard if it is in the folder and whole; a file that is damaged is deleted."""
+        """A descriptor of the shard, or None if it is not in the folder. A damaged file is deleted."""
         path = self._whole(shard)
         try:
             handle = os.open(path, os.O_RDONLY)
@@ -133,7 +133,7 @@ class ShardCache:
         fcntl.flock(handle, fcntl.LOCK_SH)
         identity = _identity(os.fstat(handle))
         if self._found_whole.get(shard) != identity:
-            # By descriptor: the name may by now belong to another file, or to none.
+            # By descriptor: another process may have replaced or deleted the file.
             if mismatch(Path(f"/dev/fd/{handle}"), self._sidecar(shard)):
                 path.unlink(missing_ok=True)
                 _release(handle)
@@ -142,7 +142,7 @@ class ShardCache:
         return handle
 
     def _fetch(self, shard: str) -> int:
-        """Fetch a shard for which room was taken, under its lock. Returns its descriptor."""
+        """Fetch a shard that has room and is locked by this process. Returns its descriptor."""
         part = self._part(shard)
         try:
             for _ in range(FETCHES):
@@ -150,8 +150,8 @@ class ShardCache:
                 problem = mismatch(part, self._sidecar(shard))
                 if not problem:
                     handle = os.open(part, os.O_RDONLY)
-                    fcntl.flock(handle, fcntl.LOCK_SH)  # before anyone can see the name, and evict it unread
-                    with _alone(self._folder / ROOM_LOCK):  # else a listing may show both names, or neither
+                    fcntl.flock(handle, fcntl.LOCK_SH)  # before others see the name and may evict it
+                    with _alone(self._folder / ROOM_LOCK):  # or a listing may show both names, or neither
                         part.replace(self._whole(shard))
                     self._found_whole[shard] = _identity(os.fstat(handle))
                     return handle
@@ -160,9 +160,9 @@ class ShardCache:
             part.unlink(missing_ok=True)
 
     def _take_room(self, shard: str, needed_at: int, keep: Collection[str] = ()) -> bool:
-        """Evict what is needed later than `needed_at` until the shard fits; then its empty `.part` holds the room."""
+        """Evict shards needed later than `needed_at` until the shard fits; its empty `.part` then reserves the room."""
         part, size_bytes = self._part(shard), self._sidecar(shard).bytes
-        part.unlink(missing_ok=True)  # of a process that was killed: the shard's lock is ours
+        part.unlink(missing_ok=True)  # left by a killed process: this one holds the shard's lock
         next_uses = {self._digest(shard): step for shard, step in self._next_uses().items()}
         kept = {self._digest(shard) for shard in keep}
         with _alone(self._folder / ROOM_LOCK):
@@ -183,26 +183,18 @@ class ShardCache:
             return True
 
     def _evict(self, file: CachedFile) -> bool:
-        """Delete a shard that nobody reads, or what a killed process left of one. False when it is in use."""
+        """Delete a shard, or a killed process's part. False when it is in use."""
         lock = file.path if file.whole else self._folder / f"{file.digest}.lock"
         try:
             with _alone(lock, wait=False, create=not file.whole) as held:
                 if held:
                     file.path.unlink()
                 return held
-        except FileNotFoundError:  # found damaged by another process, or whole by now
+        except FileNotFoundError:  # deleted or completed by another process
             return False
 
-    def _sidecar(self, shard: str) -> Sidecar:
-        if shard not in self._sidecars:
-            self._sidecars[shard] = self.shards.sidecar(shard)
-        return self._sidecars[shard]
-
-    def _whole(self, shard: str) -> Path:
-        """Where the whole shard lies or will lie. Kept, as the digests are: they are needed at every read."""
-        if shard not in self._whole_paths:
-            self._whole_paths[shard] = self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.whole"
-        return self._whole_paths[shard]
+    def _path_of(self, shard: str) -> Path:
+        return self._folder / f"{self._digest(shard)}-{self._sidecar(shard).bytes}.whole"
 
     def _part(self, shard: str) -> Path:
         return self._whole(shard).with_suffix(".part")
@@ -210,28 +202,22 @@ class ShardCache:
     def _lock(self, shard: str) -> Path:
         return self._folder / f"{self._digest(shard)}.lock"
 
-    def _digest(self, shard: str) -> str:
-        if shard not in self._digests:
-            self._digests[shard] = hashlib.sha256(self._storage.uri(shard).encode()).hexdigest()[:16]
-        return self._digests[shard]
+    def _digest_of(self, shard: str) -> str:
+        return hashlib.sha256(self._storage.uri(shard).encode()).hexdigest()[:16]
 
 
 def open_shards(
-    shards: ShardSet, cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
-) -> ShardFiles:
-    """Shards of a local folder where they lie; others through this machine's cache of at most `cache_gib`.
-
-    0 takes four fifths of the disk space that is free, counting what is in the cache already, but not `set_aside_bytes`
-    that temporary files will need. `share`: the part of all this that is for these shards, where others need a cache,
-    too. Raises ConfigError when the disk has no room for `cache_gib`.
-    """
-    return open_together([shards], cache_gib, set_aside_bytes=set_aside_bytes, share=share)[0]
-
-
-def open_together(
-    sets: Sequence[ShardSet], cache_gib: float = 0.0, *, set_aside_bytes: int = 0, share: float = 1.0
+    *sets: ShardSet, cache_gib: float = 0.0, set_aside_bytes: int = 0, share: float = 1.0
 ) -> list[ShardFiles]:
-    """The same for several sets that are read at once: those that need a cache divide the room, see `divide`."""
+    """Shards of local folders in place; others through this machine's cache, which the sets `divide`.
+
+    Raises ConfigError when the disk has no room for `cache_gib`.
+
+    Args:
+        cache_gib: size of the cache; 0 takes four fifths of the free disk space, including what is already cached.
+        set_aside_bytes: free space that temporary files will need.
+        share: part of the cache that these shards may take, where others need some, too.
+    """
     remote = [shards for shards in sets if not isinstance(shards.storage, LocalStorage)]
     if not remote:
         return [ShardsInPlace(shards) for shards in sets]
@@ -253,11 +239,10 @@ def open_together(
 
 
 def divide(room: int, sets: Sequence[Sequence[int]]) -> list[int]:
-    """Divide `room` among sets of shards, told by their sizes, all in bytes.
+    """Divide `room` among sets of shards, given by their sizes, all in bytes.
 
-    Each gets what its largest shard needs, without which it could not be read, and the rest goes by what their other
-    shards take, so that none gets less than all of its own where there is room for all. A room too small for that is
-    divided by the largest shards.
+    Each set gets room for its largest shard, without which it could not be read, and a part of the rest in proportion
+    to its other shards. A room too small for that is divided in proportion to the largest shards.
     """
     largest, totals = [max(sizes, default=0) for sizes in sets], [sum(sizes) for sizes in sets]
     rest = room - sum(largest)
@@ -274,14 +259,14 @@ def files_in(folder: Path) -> Iterator[CachedFile]:
         if named := FILE.fullmatch(path.name):
             try:
                 fetched_ns = path.stat().st_mtime_ns
-            except FileNotFoundError:  # evicted, or whole, since the folder was listed
+            except FileNotFoundError:  # evicted or completed since the listing
                 continue
             yield CachedFile(path, named[1], int(named[2]), named[3] == "whole", fetched_ns)
 
 
 @contextmanager
 def _alone(path: Path, *, wait: bool = True, create: bool = True) -> Iterator[bool]:
-    """Hold the exclusive lock of a file during the block. Without `wait`, False says that another holds a lock."""
+    """Hold the exclusive lock of a file during the block. Without `wait`, yields False if the file is locked."""
     handle = open_lock(path, create=create)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -295,7 +280,7 @@ def _alone(path: Path, *, wait: bool = True, create: bool = True) -> Iterator[bo
 
 
 def _release(handle: int) -> None:
-    fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile keeps the descriptor, and would keep the lock
+    fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor, too
     os.close(handle)
 
 

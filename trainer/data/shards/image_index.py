@@ -1,4 +1,4 @@
-"""Images by content hash, a few tens of bytes for each: tables of a million images stay small in every process."""
+"""Compact tables of images by content hash, a few tens of bytes per image."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HASHES = "S64"  # hexadecimal digits of SHA-256
 
 
 class ImageTable:
-    """The places of content hashes in a list."""
+    """Finds content hashes in a list."""
 
     def __init__(self, images: Iterable[str] | NDArray[np.bytes_]) -> None:
-        """`images`: (images,) hashes; of equal ones the first counts."""
+        """`images`: (images,) hashes; the first of equal ones is found."""
         self.images: NDArray[np.bytes_] = _hashes(images)
         self._order = np.argsort(self.images, kind="stable")
         self._sorted = self.images[self._order]
@@ -26,7 +26,7 @@ class ImageTable:
         return len(self.images)
 
     def find(self, wanted: Iterable[str] | NDArray[np.bytes_]) -> Int64Array:
-        """(wanted,) place of each in the list, -1 where it is not there."""
+        """(wanted,) position of each in the list, -1 if missing."""
         hashes = _hashes(wanted)
         if not len(self):
             return np.full(len(hashes), -1)
@@ -36,7 +36,7 @@ class ImageTable:
 
 @dataclass(frozen=True, slots=True)
 class ImageLocation:
-    """Where the encoded bytes of one image lie."""
+    """Location of an image's encoded bytes."""
 
     shard: str
     offset: int
@@ -44,10 +44,10 @@ class ImageLocation:
 
 
 class UniqueImages(Mapping[str, ImageLocation]):
-    """One location of each distinct image, in the order of the locations: read like that, shards come one by one."""
+    """One location of each distinct image, ordered by location, so that each shard is read once."""
 
     def __init__(self, images: NDArray[np.bytes_], shards: list[str], places: Int64Array) -> None:
-        """`places`: (images, 3) number of the shard, offset, bytes. Of equal images the first by place is taken."""
+        """`places`: (images, 3) number of the shard, offset, bytes. The first of equal images is used."""
         in_order = np.lexsort((places[:, 1], places[:, 0]))
         _, first = np.unique(images[in_order], return_index=True)
         kept = in_order[np.sort(first)]

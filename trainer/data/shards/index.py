@@ -1,11 +1,8 @@
-"""The index of prepared data: one line a sample, with its lengths and the place of its bytes."""
+"""The index of prepared data: one line per sample, with its lengths and the location of its bytes."""
 
 from __future__ import annotations
 
-import heapq
-import tempfile
-from collections.abc import Iterator
-from itertools import islice
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.data.malloc_trim import trim_memory
 from trainer.data.packing import Int64Array
 from trainer.data.sample import SPLITS, Split
 from trainer.data.shards.image_index import HASHES, UniqueImages
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import Members
+from trainer.data.sqlite_table import disk_table
 from trainer.errors import DataError
 from trainer.storage.base import Storage
 
@@ -44,97 +41,40 @@ SCHEMA = pa.schema(
         ("label_tokens", pa.int32()),
         ("turns", pa.int32()),
         ("slices", pa.list_(pa.string())),  # of each turn
-        ("content", pa.string()),  # equal for samples with the same images and the same text
+        ("content", pa.string()),  # equal for samples with the same images and texts
     ]
 )
 
-
-ORDER = ("split", "id")
-RUN_LINES = 8192  # lines in memory before they are sorted and put on disk, and lines of a row group
-MERGED_LINES = 256  # of each run in memory at once while runs are merged
-MERGED_RUNS = 16  # at once
-# Runs are streams of Arrow's own format: unlike Parquet they have no table of their pieces, which grows with the data.
-RUN_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+ROW_GROUP_LINES = 8192
 
 
 class IndexWriter:
-    """Collects lines and writes them sorted by split and id, with a bounded number of them in memory.
-
-    Full buffers are sorted and put on disk as runs, which are merged in the end (external merge sort; Knuth, volume 3).
-    """
+    """Collects lines and writes them sorted by split and id. They wait on disk, where SQLite sorts them."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-        self._runs: list[Path] = []
-        self._made = 0  # runs so far, merged ones included
-        self._scratch = tempfile.TemporaryDirectory(prefix="vlmpipe-index-")
+        self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
 
     def add(self, **line: Any) -> None:
         """One sample; exactly the columns of SCHEMA."""
-        assert line.keys() == self._columns.keys()
-        for name, value in line.items():
-            self._columns[name].append(value)
-        if len(self._columns["id"]) == RUN_LINES:
-            self._end_run()
+        assert line.keys() == set(SCHEMA.names)
+        self._table.execute("INSERT INTO lines VALUES (?, ?, ?)", (line["split"], line["id"], json.dumps(line)))
 
-    def add_sorted(self, lines: pa.Table) -> None:
-        """Many samples, already in the order of the index."""
-        self._add_run(lines.select(SCHEMA.names))
+    def add_table(self, lines: pa.Table) -> None:
+        """Many samples."""
+        for batch in lines.to_batches(ROW_GROUP_LINES):
+            for line in batch.to_pylist():
+                self.add(**line)
 
     def write(self, folder: Path) -> None:
-        """Write the index. Nothing can be added afterwards."""
-        self._end_run()
-        while len(self._runs) > MERGED_RUNS:
-            some, self._runs = self._runs[:MERGED_RUNS], self._runs[MERGED_RUNS:]
-            self._runs.append(self._new_run())
-            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
-                for lines in _merged(some, MERGED_LINES):
-                    run.write_table(lines)
-            for done in some:
-                done.unlink()
-            trim_memory()
+        """Write the index."""
+        lines = self._table.execute("SELECT line FROM lines ORDER BY split, id")
         with pq.ParquetWriter(folder / NAME, SCHEMA) as index:
-            for lines in _merged(self._runs, RUN_LINES):
-                index.write_table(lines)
-        self._scratch.cleanup()
-
-    def _end_run(self) -> None:
-        table = pa.table(self._columns, schema=SCHEMA).sort_by([(name, "ascending") for name in ORDER])
-        self._columns = {name: [] for name in SCHEMA.names}
-        self._add_run(table)
-
-    def _add_run(self, table: pa.Table) -> None:
-        if len(table):
-            self._runs.append(self._new_run())
-            with pa.ipc.new_stream(self._runs[-1], SCHEMA, options=RUN_OPTIONS) as run:
-                run.write_table(table, max_chunksize=MERGED_LINES)
-
-    def _new_run(self) -> Path:
-        self._made += 1
-        return Path(self._scratch.name, f"{self._made}.arrows")
-
-
-def _merged(runs: list[Path], lines_at_once: int) -> Iterator[pa.Table]:
-    """The lines of sorted runs, in order."""
-    if len(runs) == 1:  # is sorted, and no longer than one chunk: nothing to merge
-        with pa.OSFile(str(runs[0])) as file, pa.ipc.open_stream(file) as run:
-            table = run.read_all()
-        for start in range(0, len(table), lines_at_once):
-            yield table.slice(start, lines_at_once).combine_chunks()
-        return
-    lines = heapq.merge(*map(_lines, runs), key=lambda line: tuple(line[name] for name in ORDER))
-    while some := list(islice(lines, lines_at_once)):
-        yield pa.Table.from_pylist(some, SCHEMA)
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as run:
-        for batch in run:
-            yield from batch.to_pylist()
+            while group := lines.fetchmany(ROW_GROUP_LINES):
+                index.write_table(pa.Table.from_pylist([json.loads(line) for (line,) in group], SCHEMA))
 
 
 class SplitIndex:
-    """The samples of one split, in order of their ids. Sample numbers in row plans are positions in it."""
+    """The samples of one split, ordered by id. Sample numbers are positions in it."""
 
     def __init__(self, name: Split, table: pa.Table) -> None:
         self.name = name
@@ -151,17 +91,17 @@ class SplitIndex:
         return len(self.ids)
 
     def sample_location(self, number: int) -> Members:
-        """Where the sample's bytes lie."""
+        """Location of the sample's bytes."""
         names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
         return Members(*(self._value(name, number) for name in names))
 
     @property
     def pairs(self) -> int:
-        """Of two tokens of one sample, in either order or the same one twice: what attention is proportional to."""
+        """Sum of squared sample lengths, which the cost of attention is proportional to."""
         return int(np.square(self.tokens, dtype=np.int64).sum())
 
     def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
-        """(samples,) tiles of each sample's images, which have `tile_tokens` tokens each; 0: no image is cut."""
+        """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut."""
         return self.image_tokens // tile_tokens if tile_tokens else self.image_count
 
     def image_sha256(self, number: int) -> list[str]:
@@ -181,7 +121,7 @@ class SplitIndex:
         return list(self._value("slices", number))
 
     def images(self) -> NDArray[np.bytes_]:
-        """(images,) content hashes of all samples' images, sample after sample; `image_count` tells whose they are."""
+        """(images,) content hashes of all samples' images, `image_count` of each sample."""
         return np.array(pc.list_flatten(self._columns["image_sha256"]).to_pylist(), HASHES)
 
     def image_places(self) -> Int64Array:
@@ -197,12 +137,10 @@ class SplitIndex:
 
 
 def _numbered(names: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
-    """The distinct names in order, and the place of each name among them."""
+    """The sorted distinct names, and each name's position among them."""
     encoded = names.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
-    order = np.array(sorted(range(len(distinct)), key=lambda number: distinct[number]), np.int64)
-    place = np.argsort(order)
-    return [distinct[number] for number in order], place[encoded.indices.to_numpy().astype(np.int64)]
+    distinct, place = np.unique(np.array(encoded.dictionary.to_pylist(), np.str_), return_inverse=True)
+    return distinct.tolist(), place[encoded.indices.to_numpy().astype(np.int64)]
 
 
 class Index:
@@ -214,7 +152,7 @@ class Index:
 
     @classmethod
     def load(cls, prepared_uri: str, storage: Storage | None = None) -> Index:
-        """Read the index at `prepared_uri`. Raises DataError when it is damaged, or not an index of this version."""
+        """Read the index at `prepared_uri`. Raises DataError when it is damaged or of another version."""
         path = (storage or open_prepared(prepared_uri)).fetch(NAME)
         try:
             table = pq.read_table(path)
@@ -228,7 +166,7 @@ class Index:
         return self._splits[name]
 
     def unique_images(self) -> UniqueImages:
-        """One location of every distinct image of all splits."""
+        """A location of every distinct image of all splits."""
         splits, places = list(self._splits.values()), []
         shards: list[str] = []
         for split in splits:
@@ -241,5 +179,5 @@ def _unusable(path: Path, found: str) -> DataError:
     return DataError(
         f"{path} is not an index of this version of the trainer: {found}",
         expected="the columns " + ", ".join(SCHEMA.names),
-        fix="delete the DONE file beside it and run again: the data is then prepared anew",
+        fix="delete the DONE file beside it and run again: the data is then prepared again",
     )

@@ -1,36 +1,23 @@
-"""Prepared data as a store: the manifest that completes it, and a check of every file against it at every use."""
+"""Prepared data as a store: the manifest that completes it, and a check of every file that is read."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from trainer.data.shards.verified_files import FOLDER, damaged_file
 from trainer.storage import open_storage
-from trainer.storage.base import ObjectInfo, Storage, crc32c_of, crc32c_of_file
+from trainer.storage.base import ObjectInfo, Storage, crc32c_of
+from trainer.storage.file_sums import FileSum
 from trainer.storage.records import seal, unseal
 
-DONE = "DONE"  # the manifest, written last: what lacks it is not prepared data
-READERS = 4  # files that are checked at the same time
-
-
-@dataclass(frozen=True)
-class FileSum:
-    """What a whole file looks like."""
-
-    bytes: int
-    crc32c: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileSum:
-        return cls(path.stat().st_size, crc32c_of_file(path))
+DONE = "DONE"  # the manifest, written last; a folder without it is not prepared data
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Every file of prepared data but the manifest itself, and the counts of its preparation."""
+    """Every other file of prepared data, and the counts of its preparation."""
 
     format: int
     fingerprint: str
@@ -49,22 +36,9 @@ class Manifest:
             raise damaged_file(storage.uri(DONE), str(error)) from error
         return cls(**values | {"files": {name: FileSum(**sums) for name, sums in values["files"].items()}})
 
-    def damaged(self, storage: Storage) -> list[str]:
-        """Files that are not there with their bytes. A bucket tells; of a folder everything is read."""
-        there = {info.name: info for info in storage.list()}
-
-        def holds(name: str) -> bool:
-            info, sums = there.get(name), self.files[name]
-            if info is None or info.size_bytes != sums.bytes:
-                return False
-            return sums.crc32c == (crc32c_of_file(storage.fetch(name)) if info.crc32c is None else info.crc32c)
-
-        with ThreadPoolExecutor(READERS, "check") as pool:
-            return [name for name, whole in zip(self.files, pool.map(holds, self.files), strict=True) if not whole]
-
 
 class PreparedFiles:
-    """Reads prepared data; each file is checked on its way. Shards are not: their readers do that, by the sidecars."""
+    """Reads prepared data and checks each file but the shards, which their readers check against the sidecars."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage, self._files = storage, Manifest.read(storage).files
@@ -73,7 +47,7 @@ class PreparedFiles:
         return getattr(self._storage, name)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """What the manifest knows. Raises DataError when one of these files is missing."""
+        """The files in the manifest. Raises DataError when one of them is missing."""
         there = {info.name: info for info in self._storage.list(prefix)}
         for name in self._files:
             if name.startswith(f"{prefix}/" if prefix else "") and name not in there:

@@ -1,4 +1,4 @@
-"""Shards: WebDataset tars whose members can be read one by one, each with a sidecar that proves it whole."""
+"""Writes and reads shards: WebDataset tars with random access to members and a sidecar with the checksum."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Where the members of one sample lie: byte offsets into the tar file, and lengths."""
+    """Location of a sample's members: byte offsets into the tar file, and lengths."""
 
     shard: str
     json_offset: int
@@ -35,7 +35,7 @@ class Members:
 def key_of(identity: str) -> str:
     """A WebDataset key for an id: the id itself if it is plain, else a readable part and a hash.
 
-    A dot would end the key early and merge samples; a slash would make folders.
+    A dot would end the key early, a slash would make folders.
     """
     if KEY.fullmatch(identity):
         return identity
@@ -64,14 +64,14 @@ class ShardWriter:
         self._tar: tarfile.TarFile | None = None
         self._shard = ""
         self._samples = 0
-        self.shards = 0  # that are whole
+        self.shards = 0  # completed
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
 
     def add(self, key: str, sample: bytes, images: Sequence[tuple[str, bytes]]) -> Members:
         """Append a sample: its JSON, and (extension, bytes) of each image."""
         if self._tar is None:
             self._shard = shard_name(self._split, self.shards)
-            # GNU format keeps names over 100 characters; no times or owners, so equal data gives equal bytes.
+            # GNU format has names over 100 characters. Without times and owners, equal data gives equal bytes.
             self._tar = tarfile.open(self._folder / self._shard, "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
         json_offset = self._member(f"{key}.json", sample)
         image_offsets = [self._member(f"{key}.{n}.{extension}", data) for n, (extension, data) in enumerate(images)]
@@ -102,18 +102,18 @@ class ShardWriter:
 
 
 class ShardReader:
-    """Random access to members of shards that were found whole. Safe to use from several threads."""
+    """Random access to members of verified shards. Safe to use from several threads."""
 
     def __init__(self, files: ShardFiles) -> None:
         self._files = files
 
     @classmethod
     def open(cls, storage: Storage, cache_gib: float = 0.0) -> ShardReader:
-        """A reader of prepared data, remote shards through a cache of at most `cache_gib`; see `open_shards`."""
-        return cls(open_shards(DataShards(storage), cache_gib))
+        """A reader of prepared data; see `open_shards`."""
+        return cls(*open_shards(DataShards(storage), cache_gib=cache_gib))
 
     def read(self, shard: str, offset: int, size_bytes: int) -> bytes:
-        """Bytes of one member. Raises DataError when the shard is missing or is not what was written."""
+        """Bytes of one member. Raises DataError when the shard is missing or damaged."""
         with self._files.opened(shard) as handle, os_errors(f"reading {shard}"):
             data = os.pread(handle, size_bytes, offset)
         if len(data) != size_bytes:

@@ -1,4 +1,4 @@
-"""Shards as local files, each verified against its sidecar before its first byte is used."""
+"""Shards as local files, each verified against its sidecar before its first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDER = "shards"
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """What a whole shard looks like."""
+    """Size and checksum of a whole shard."""
 
     shard: str
     samples: int
@@ -28,21 +28,21 @@ class Sidecar:
 
 
 class ShardSet(Protocol):
-    """The shards of one store, and what proves each of them whole."""
+    """The shards of one store, with their sizes and checksums."""
 
-    kind: str  # in words, for people and the cache's folder
+    kind: str  # for messages, and the cache's folder
     storage: Storage
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each shard by its name."""
+        """Bytes of each shard by name."""
         ...
 
     def sidecar(self, shard: str) -> Sidecar:
-        """Raises DataError when the shard or its sidecar is not there."""
+        """Raises DataError when the shard or its sidecar is missing."""
         ...
 
     def damaged(self, shard: str, how: str) -> DataError:
-        """The error of a shard whose original cannot be used."""
+        """The error of a shard that is damaged in the store."""
         ...
 
 
@@ -71,24 +71,21 @@ class DataShards:
 
 
 class ShardFiles(Protocol):
-    """Where a reader gets its shards from. Safe to use from several threads."""
+    """Opens shards for a reader. Safe to use from several threads."""
 
     shards: ShardSet
 
     def opened(self, shard: str) -> AbstractContextManager[int]:
-        """A descriptor of the whole shard for the block. Raises DataError when it is missing or damaged."""
+        """A descriptor of the verified shard for the block. Raises DataError when it is missing or damaged."""
         ...
 
 
 class ShardsInPlace:
-    """Shards in a local folder, read where they lie.
-
-    Files are opened per read: thousands of shards must not hold as many descriptors.
-    """
+    """Shards in a local folder. Files are opened for each read, because there may be thousands."""
 
     def __init__(self, shards: ShardSet) -> None:
         self.shards = shards
-        self._paths: dict[str, Path] = {}  # of the shards that were found whole
+        self._paths: dict[str, Path] = {}  # of verified shards
         self._lock = threading.Lock()
 
     @contextmanager
@@ -112,11 +109,11 @@ class ShardsInPlace:
 
 
 def damaged_file(name: str, how: str) -> DataError:
-    """The error of a file of prepared data whose bytes are not those that were written."""
+    """The error of a damaged file of prepared data."""
     return DataError(
         f"{name} is damaged: {how}",
         expected="the bytes that prepare_data wrote",
-        fix="run the same command again: prepare_data checks all files and prepares what is damaged anew",
+        fix="run the same command again: prepare_data checks all files and prepares damaged data again",
     )
 
 
@@ -125,7 +122,7 @@ def sidecar_name(shard: str) -> str:
 
 
 def mismatch(path: Path, sidecar: Sidecar) -> str:
-    """How a file differs from what its sidecar says; empty when it is the whole shard."""
+    """How a file differs from its sidecar; "" when it is whole."""
     with os_errors(f"reading {path}"):
         size_bytes = path.stat().st_size
         if size_bytes != sidecar.bytes:

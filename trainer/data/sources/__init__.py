@@ -1,46 +1,28 @@
-"""Where samples come from: one small protocol, one table of names, one rule by which a path tells its format."""
+"""Where samples come from: opens the source that the run file names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject
-from trainer.data.sample import Sample
+from trainer.data.sources.base import Source
 from trainer.data.sources.builtin import BUILTIN_PREFIX
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
     from trainer.data.sources.file_patterns import Files
-    from trainer.data.sources.parts import Records
 
-FOLDER_SUFFIXES = (".tar", ".parquet")  # what a folder is known by
+FOLDER_SUFFIXES = (".tar", ".parquet")  # that identify a folder's format
 FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".csv")
 
 
-class Source(Protocol):
-    """An ordered set of samples. Iterating again gives the same samples in the same order."""
-
-    def fingerprint(self) -> str:
-        """Changes when any sample or image of the source changes."""
-        ...
-
-    def parts(self) -> Sequence[Records]:
-        """The same in pieces that can be read alone, such as files: together, in order, they are the source."""
-        ...
-
-    def __iter__(self) -> Iterator[Sample | Reject]:
-        """Samples, and a Reject in place of each record that could not be read as one."""
-        ...
-
-
 def open_source(config: DataConfig) -> Source:
-    """The source that `data.source` names: a built-in set, or by its suffix or what is in the folder, a format.
+    """The source that `data.source` names: a built-in set, or files, whose suffixes identify the format.
 
-    Raises ConfigError for a name or path that is not there, DataError for a file that does not hold samples, and
-    UserError (exit 69) for a Python package that is not installed.
+    Raises ConfigError for an unknown name or path, DataError for a file that does not hold samples, and UserError (exit
+    69) for a Python package that is not installed.
     """
     if not config.source.startswith(BUILTIN_PREFIX):
         return _open_files(config)
@@ -64,26 +46,25 @@ def _open_files(config: DataConfig) -> Source:
     files = find_files(config.source, config.shard_cache_gib)
     suffix = _suffix(files, METADATA)
     if suffix == ".tar":
-        return WebDatasetSource(files.ending(suffix), config.caption_question, config.split_by, config.max_image_bytes)
-    settings = (config.image_folder, config.caption_question, config.split_by, config.max_image_bytes)
+        return WebDatasetSource(files.ending(suffix), config)
     if suffix == ".parquet":
         from trainer.data.sources.parquet import ParquetSource
 
-        return ParquetSource(files.ending(suffix), *settings)
+        return ParquetSource(files.ending(suffix), config)
     if suffix == ".csv":
-        return ImageFolderSource(files.named(METADATA) if files.is_folder else files, *settings)
+        return ImageFolderSource(files.named(METADATA) if files.is_folder else files, config)
     if len(files.infos) > 1:
         raise ConfigError(
             f"data.source {config.source!r} names {len(files.infos)} {suffix} files",
             expected="one file: only tars and Parquet files may be many",
         )
     if suffix == ".json" and _begins_object(files):
-        return CocoSource(files, *settings)
-    return LlavaSource(files, *settings)
+        return CocoSource(files, config)
+    return LlavaSource(files, config)
 
 
 def _suffix(files: Files, metadata: str) -> str:
-    """The one suffix that says what the files are. Raises ConfigError when there is none, or more than one."""
+    """The suffix that identifies the files' format. Raises ConfigError when there is none, or more than one."""
     names = files.names
     if files.is_folder:
         found = [suffix for suffix in FOLDER_SUFFIXES if any(name.endswith(suffix) for name in names)]

@@ -10,8 +10,6 @@ from typing import Any
 from trainer.errors import ExitCode, UserError
 
 BUILTIN_PREFIX = "builtin:"
-
-
 BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
     "digits": ("sklearn", "scikit-learn"),
     "easy-vqa": ("easy_vqa", "easy-vqa"),
@@ -20,14 +18,14 @@ BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pict
 
 
 def require_builtin(source: str) -> None:
-    """Raise as `open_source` and the source itself would for a built-in set, without loading its pictures."""
+    """Raise UserError (exit 69) when a built-in set's package is not installed, without importing it."""
     module, package = BUILTIN_PACKAGES[source.removeprefix(BUILTIN_PREFIX)]
     if importlib.util.find_spec(module) is None:
         raise _not_installed(module, package)
 
 
 def require(module: str, package: str) -> Any:
-    """Import a module that only one source needs. Raises UserError (exit 69) that says what to install."""
+    """Import a module of a built-in set. Raises UserError (exit 69) when it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -35,7 +33,7 @@ def require(module: str, package: str) -> Any:
 
 
 def installed_version(module: str, package: str) -> str:
-    """Without importing it, which can take seconds. Raises as `require` does."""
+    """A package's version, without importing it. Raises as `require` does."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError as error:

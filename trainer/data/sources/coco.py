@@ -6,96 +6,80 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import Sample
+from trainer.data.sources.base import FileSource
 from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.image_files import open_image_files
-from trainer.data.sources.json_stream import BadJsonError, JsonReader
-from trainer.data.sources.parts import OnePart
-from trainer.data.sources.records import group_named, identity_of, split_named, text, turns_of
+from trainer.data.sources.json_stream import open_json
+from trainer.data.sources.records import identity_of, text
 from trainer.data.sqlite_table import disk_table
-from trainer.errors import DataError, os_errors
-from trainer.storage.regular_files import open_regular
+from trainer.errors import DataError
 
 EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
  "annotations": [{"id": 7, "image_id": 1, "caption": "A cat on a mat."}]}"""
 
 
-class CocoSource(OnePart):
-    """One sample a caption."""
+class CocoSource(FileSource):
+    """One sample per caption."""
 
-    def __init__(
-        self, files: Files, image_folder: str, caption_question: str, split_by: str, max_image_bytes: int
-    ) -> None:
-        self._files, self._caption_question = files, caption_question
-        self._split_by = split_by
-        self._name = files.names[0]
-        self._path = files.path(self._name)
-        self._images = open_image_files(image_folder, files.storage, max_image_bytes)
+    format = "coco"
+    shapes = ("caption",)
+
+    def __init__(self, files: Files, config: DataConfig) -> None:
+        super().__init__(files, config)
         if next(iter(self), None) is None:
-            raise DataError(f"{self._path} holds no captions", expected=f"COCO captions, like\n{EXAMPLE}")
+            path = files.path(files.names[0])
+            raise DataError(f"{path} holds no captions", expected=f"COCO captions, like\n{EXAMPLE}")
 
-    def fingerprint(self) -> str:
-        """Covers the file's bytes, and name, size and time of change of every image that has a caption."""
-        names = (image.name for sample in self if isinstance(sample, Sample) for image in sample.images)
-        return f"coco {self._files.fingerprint()} {self._images.fingerprint(names)}"
-
-    def __iter__(self) -> Iterator[Sample | Reject]:
-        files = disk_table("CREATE TABLE files (image TEXT PRIMARY KEY, name TEXT) WITHOUT ROWID")
-        for record in self._members("images"):
+    def read(self, name: str) -> Iterator[Sample | Reject]:
+        file_names = disk_table("CREATE TABLE files (image TEXT PRIMARY KEY, name TEXT) WITHOUT ROWID")
+        for record in self._members(name, "images"):
             if isinstance(record, dict) and isinstance(record.get("file_name"), str) and _is_id(record.get("id")):
-                name = record["file_name"].encode("utf-8", "replace").decode()
-                files.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (str(record["id"]), name))
-        for number, record in enumerate(self._members("annotations"), 1):
-            where = f"{self._name} annotation {number}"
-            try:
-                yield self._sample(record, files, where)
-            except RejectedError as error:
-                identity = str(record.get("id", "")) if isinstance(record, dict) else ""
-                yield Reject(where, identity, error.code, str(error))
+                file_name = record["file_name"].encode("utf-8", "replace").decode()
+                file_names.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (str(record["id"]), file_name))
+        for number, record in enumerate(self._members(name, "annotations"), 1):
+            yield self.checked(f"{name} annotation {number}", (record, file_names))
 
-    def _sample(self, record: Any, files: sqlite3.Connection, where: str) -> Sample:
-        if not isinstance(record, dict):
-            raise RejectedError(RejectCode.RECORD_FORM, f"a {type(record).__name__} where an annotation should be")
-        image_id = record.get("image_id")
+    def record_id(self, record: tuple[Any, sqlite3.Connection]) -> str:
+        return super().record_id(record[0])
+
+    def sample(self, where: str, record: tuple[Any, sqlite3.Connection]) -> Sample:
+        """`record`: an annotation, and the images' file names by id."""
+        annotation, file_names = record
+        if not isinstance(annotation, dict):
+            raise RejectedError(RejectCode.RECORD_FORM, f"a {type(annotation).__name__} where an annotation should be")
+        image_id = annotation.get("image_id")
         if not _is_id(image_id):
             raise RejectedError(
                 RejectCode.RECORD_FORM, f"'image_id' must be a text or a whole number, not {image_id!r}"
             )
         image_id = text(str(image_id))
-        found = files.execute("SELECT name FROM files WHERE image = ?", (image_id,)).fetchone()
+        found = file_names.execute("SELECT name FROM files WHERE image = ?", (image_id,)).fetchone()
         if found is None:
             raise RejectedError(RejectCode.REF_MISSING, f"no image with the id {image_id!r} in the file")
-        image = self._images.reference(found[0])
-        turns = turns_of(record, 1, self._caption_question, ("caption",))
-        identity, group = identity_of(record, f"coco-{where.rpartition(' ')[2]}"), group_named(record, self._split_by)
-        return Sample(identity, turns, (image,), where, split_named(record), group)
+        image = self.image_files.reference(found[0])
+        return self.build(annotation, (image,), where, identity_of(annotation, f"coco-{where.rpartition(' ')[2]}"))
 
-    def _members(self, wanted: str) -> Iterator[Any]:
-        """The items of one of the object's lists. A damaged file is refused as a whole."""
-        met = []
-        try:
-            with os_errors(f"reading {self._path}"), open_regular(self._path) as file:
-                reader = JsonReader(file)
-                for key in reader.keys():  # noqa: SIM118 (a reader is not a dictionary)
-                    met.append(key)
-                    if key == wanted and reader.peek() == "[":
-                        yield from reader.items()
-                    else:
-                        reader.skip()
-                if reader.peek() == "{":
-                    raise DataError(
-                        f"{self._path} holds several JSON objects", fix="if each line is a record, name the file .jsonl"
-                    )
-                reader.end()
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self._path} is not UTF-8 text: {error}", expected="JSON in UTF-8") from error
-        except BadJsonError as error:
-            raise DataError(f"{self._path} is not JSON: {error}", expected=f"COCO captions, like\n{EXAMPLE}") from error
-        if wanted not in met:
+    def _members(self, name: str, wanted: str) -> Iterator[Any]:
+        """The items of one of the object's lists."""
+        path, keys = self.files.path(name), []
+        with open_json(path, f"COCO captions, like\n{EXAMPLE}") as reader:
+            for key in reader.keys():  # noqa: SIM118 (a reader is not a dictionary)
+                keys.append(key)
+                if key == wanted and reader.peek() == "[":
+                    yield from reader.items()
+                else:
+                    reader.skip()
+            if reader.peek() == "{":
+                raise DataError(
+                    f"{path} holds several JSON objects", fix="if each line is a record, name the file .jsonl"
+                )
+            reader.end()
+        if wanted not in keys:
             raise DataError(
-                f"{self._path} is neither LLaVA's format nor COCO captions: found an object with the keys "
-                + (", ".join(map(repr, met[:8])) or "none"),
+                f"{path} is neither LLaVA's format nor COCO captions: found an object with the keys "
+                + (", ".join(map(repr, keys[:8])) or "none"),
                 expected=f"a list of LLaVA records, or COCO captions, like\n{EXAMPLE}",
                 fix="convert the file; docs/reference/data-formats.md describes each key",
             )

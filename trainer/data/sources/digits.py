@@ -7,17 +7,15 @@ Handwritten Digits", UCI repository.)
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from functools import cached_property, partial
 
 import numpy as np
 from PIL import Image
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.sample import SPLITS, ImageRef, Sample, Split, Turn, split_of, stable_shuffle
+from trainer.data.sample import SPLITS, ImageRef, Sample, Split, png_bytes, shuffled_turns, split_of, stable_shuffle
+from trainer.data.sources.base import Source
 from trainer.data.sources.builtin import installed_version, require
-from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1  # raise it when pictures or questions change
 SCAN_SCALE = 4  # an 8 x 8 scan becomes 32 x 32
@@ -27,8 +25,8 @@ CANVASES_PER_SCAN = 2  # two-digit canvases that a scan begins
 SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 
 
-class DigitsSource(OnePart):
-    """Three records a scan: the scan alone, and as the left digit of two canvases."""
+class DigitsSource(Source):
+    """Three records per scan: the scan alone, and as the left digit of two canvases."""
 
     def __init__(self, validation_fraction: float) -> None:
         self._validation_fraction = validation_fraction
@@ -85,11 +83,9 @@ class DigitsSource(OnePart):
         return self._sample(f"digits-{first}-{second}", [first, second], questions)
 
     def _sample(self, name: str, scans: list[int], questions: list[tuple[str, str, str]]) -> Sample:
-        # Shuffled, so that a question is asked sometimes before and sometimes after those that give its answer away.
-        turns = [Turn(*question) for question in stable_shuffle(questions, name)]
-        turns[0] = Turn(f"{IMAGE_TOKEN}\n{turns[0].question}", turns[0].answer, turns[0].slice)
         image = ImageRef(name, partial(self._png, name, scans), lambda: f"{self.fingerprint()} {name}")
-        return Sample(name, tuple(turns), (image,), f"builtin:digits {name}", self.split_of_scan(scans[0]))
+        turns = shuffled_turns(questions, name)
+        return Sample(name, turns, (image,), f"builtin:digits {name}", self.split_of_scan(scans[0]))
 
     def _png(self, name: str, scans: list[int]) -> bytes:
         canvas = np.zeros((2 * CELL_SIDE, 2 * CELL_SIDE), np.uint8)
@@ -97,9 +93,7 @@ class DigitsSource(OnePart):
             grey = (self._dataset[0][scan] * (255 / SCAN_MAX)).astype(np.uint8)
             top, left = row * CELL_SIDE, column * CELL_SIDE
             canvas[top : top + CELL_SIDE, left : left + CELL_SIDE] = grey.repeat(SCAN_SCALE, 0).repeat(SCAN_SCALE, 1)
-        buffer = io.BytesIO()
-        Image.fromarray(canvas).save(buffer, "PNG")
-        return buffer.getvalue()
+        return png_bytes(Image.fromarray(canvas))
 
 
 def _yes_no(value: bool) -> str:

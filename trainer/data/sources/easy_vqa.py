@@ -12,18 +12,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.sample import ImageRef, Sample, Split, Turn, stable_shuffle
+from trainer.data.sample import ImageRef, Sample, Split, shuffled_turns
+from trainer.data.sources.base import Source
 from trainer.data.sources.builtin import require
-from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1
 TRAIN_PER_TEST = 4  # the package has four train pictures for each test picture
 SHAPES = {"circle", "rectangle", "triangle"}
 
 
-class EasyVqaSource(OnePart):
-    """Train and test pictures in turn, so that the first N records hold both."""
+class EasyVqaSource(Source):
+    """Interleaves train and test pictures, so that the first N records have both."""
 
     def __init__(self) -> None:
         self._package = require("easy_vqa", "easy-vqa")
@@ -44,10 +43,8 @@ class EasyVqaSource(OnePart):
             by_picture[picture].append((text, answer, _slice(answer)))
         for picture in sorted(by_picture):
             name = f"easy-vqa-{split}-{picture}"
-            turns = [Turn(*question) for question in stable_shuffle(by_picture[picture], name)]
-            turns[0] = Turn(f"{IMAGE_TOKEN}\n{turns[0].question}", turns[0].answer, turns[0].slice)
-            path = Path(paths[picture])
-            yield Sample(name, tuple(turns), (ImageRef(name, path.read_bytes),), f"builtin:easy-vqa {name}", split)
+            turns, path = shuffled_turns(by_picture[picture], name), Path(paths[picture])
+            yield Sample(name, turns, (ImageRef(name, path.read_bytes),), f"builtin:easy-vqa {name}", split)
 
 
 def _slice(answer: str) -> str:

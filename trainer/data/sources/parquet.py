@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import ImageRef, Sample, stable_digest
+from trainer.data.sources.base import FileSource
 from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.image_files import ImageFiles, open_image_files, require_size
-from trainer.data.sources.parts import ManyParts, Part, Records
-from trainer.data.sources.records import SHAPES, group_named, identity_of, split_named, turns_of
+from trainer.data.sources.image_files import ImageFiles, require_size
+from trainer.data.sources.records import SHAPES, identity_of
 from trainer.errors import DataError, os_errors
 
 BATCH_ROWS = 32  # rows in memory at once, with their images
@@ -25,45 +25,29 @@ READ_COLUMNS = (*IMAGE_COLUMNS, *SHAPES, "answer", "id", "slice", "split")
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-class ParquetSource(ManyParts):
+class ParquetSource(FileSource):
     """Rows of one or many files, in the order of their names. An image is a struct {bytes, path}, or plain bytes."""
 
-    def __init__(
-        self, files: Files, image_folder: str, caption_question: str, split_by: str, max_image_bytes: int
-    ) -> None:
-        self._files, self._caption_question, self._split_by = files, caption_question, split_by
-        # Rows may name pictures instead of holding them.
-        self._images = open_image_files(image_folder, files.storage, max_image_bytes)
-        self._names_pictures = bool(image_folder)
+    format = "parquet"
 
-    def fingerprint(self) -> str:
-        """Covers name, size and checksum (in a folder: time of change) of every file, and of the pictures named."""
-        named: Iterator[str] = iter(())
-        if self._names_pictures:
-            named = (image.name for sample in self if isinstance(sample, Sample) for image in sample.images)
-        return f"parquet {self._files.fingerprint()} {self._images.fingerprint(named) if self._names_pictures else ''}"
+    def __init__(self, files: Files, config: DataConfig) -> None:
+        self.names_images = bool(config.image_folder)
+        super().__init__(files, config)
 
-    def parts(self) -> Sequence[Records]:
-        return [Part(partial(self._samples, name)) for name in self._files.names]
+    def read(self, name: str) -> Iterator[Sample | Reject]:
+        with self.files.opened(name) as path:
+            for number, row in enumerate(_rows(path, self.files.storage.uri(name), self.config.split_by), 1):
+                yield self.checked(f"{name} row {number}", row)
 
-    def _samples(self, name: str) -> Iterator[Sample | Reject]:
-        with self._files.opened(name) as path:
-            for number, row in enumerate(_rows(path, self._files.storage.uri(name), self._split_by), 1):
-                where = f"{name} row {number}"
-                try:
-                    yield self._sample(row, where)
-                except RejectedError as error:
-                    yield Reject(where, str(row.get("id") or ""), error.code, str(error))
+    def record_id(self, record: dict[str, Any]) -> str:
+        return str(record.get("id") or "")
 
-    def _sample(self, row: Mapping[str, Any], where: str) -> Sample:
-        found: Any = next((row[name] for name in IMAGE_COLUMNS if row.get(name) is not None), [])
-        images = tuple(_image(value, self._images) for value in (found if isinstance(found, list) else [found]))
-        turns = turns_of(row, len(images), self._caption_question)
-        identity = identity_of(row, "")
-        if not identity:
-            texts = {name: value for name, value in row.items() if name not in IMAGE_COLUMNS}
-            identity = stable_digest(texts, *(image.name for image in images))[:16]
-        return Sample(identity, turns, images, where, split_named(row), group_named(row, self._split_by))
+    def sample(self, where: str, record: dict[str, Any]) -> Sample:
+        found: Any = next((record[name] for name in IMAGE_COLUMNS if record.get(name) is not None), [])
+        images = tuple(_image(value, self.image_files) for value in (found if isinstance(found, list) else [found]))
+        texts = {name: value for name, value in record.items() if name not in IMAGE_COLUMNS}
+        digest = stable_digest(texts, *(image.name for image in images))[:16]
+        return self.build(record, images, where, identity_of(record) or digest)
 
 
 def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
@@ -91,7 +75,7 @@ def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
 
 def _damaged(uri: str, rows: int, how: str) -> DataError:
     return DataError(
-        f"{uri} cannot be read behind row {rows}: {how}",
+        f"{uri} cannot be read after row {rows}: {how}",
         expected="a whole Parquet file",
         fix="fetch or write the file again, or leave it out of data.source",
     )
@@ -108,6 +92,6 @@ def _image(value: Any, files: ImageFiles) -> ImageRef:
             RejectCode.RECORD_FORM, f"an image is a {type(value).__name__}, not bytes or {{bytes, path}}"
         )
     require_size(len(value), files.max_image_bytes)
-    # Equal names must mean equal pictures, and a path inside a row need not be the only one of its name.
+    # Equal names must mean equal images, and the paths in different rows may be the same.
     sha256 = hashlib.sha256(value).hexdigest()
-    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, lambda: sha256, lambda: len(value))
+    return ImageRef(sha256 + PurePosixPath(path).suffix, lambda: value, size_bytes=lambda: len(value))

@@ -17,14 +17,13 @@ Texts = list[tuple[str, str]]  # question and answer
 
 
 def turns_of(
-    record: Mapping[str, Any], num_images: int, caption_question: str, keys: Sequence[str] = ()
+    record: Mapping[str, Any], num_images: int, caption_question: str, keys: Sequence[str]
 ) -> tuple[Turn, ...]:
-    """The record's conversation, by the first of `keys` (default: all of SHAPES) that it has.
+    """The record's conversation, by the first of `keys` that it has.
 
-    The shapes that know no `<image>` marks (question and answer, caption, the Cauldron's `texts`) get one for each
-    image in front of the first question. Raises RejectedError.
+    Shapes without `<image>` marks (question and answer, caption, the Cauldron's `texts`) get one for each image before
+    the first question. Raises RejectedError.
     """
-    keys = keys or tuple(SHAPES)
     key = next((key for key in keys if record.get(key) is not None), None)
     if key is None:
         raise RejectedError(RejectCode.RECORD_FORM, f"nothing under {' or '.join(map(repr, keys))}")
@@ -35,7 +34,7 @@ def turns_of(
     return tuple(Turn(q.strip(), a.strip(), name) for (q, a), name in zip(texts, names, strict=True))
 
 
-def identity_of(record: Mapping[str, Any], default: str) -> str:
+def identity_of(record: Mapping[str, Any], default: str = "") -> str:
     """The record's id as text; `default` where it has none."""
     identity = record.get("id")
     if identity is None:
@@ -46,7 +45,7 @@ def identity_of(record: Mapping[str, Any], default: str) -> str:
 
 
 def split_named(record: Mapping[str, Any]) -> Split | None:
-    """The split that the record asks for, if any."""
+    """The split that the record names, if any."""
     split = record.get("split")
     if split is not None and split not in get_args(Split):
         raise RejectedError(RejectCode.RECORD_FORM, f"'split' must be train or eval, not {split!r}")
@@ -64,7 +63,7 @@ def group_named(record: Mapping[str, Any], split_by: str) -> str:
 
 
 def text(value: Any) -> str:
-    """A text of whole characters: JSON can spell half a surrogate pair, which no tokenizer takes."""
+    """The value, if it is a text without lone surrogates, which JSON can spell and no tokenizer accepts."""
     if not isinstance(value, str):
         raise RejectedError(RejectCode.RECORD_FORM, f"a {type(value).__name__} where a text should be")
     try:
@@ -83,16 +82,8 @@ def _slices(record: Mapping[str, Any], key: str, turns: int) -> list[str]:
     return [text(name) for name in names]
 
 
-def _llava(messages: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
-    return _in_turn(messages, "from", "value")
-
-
-def _chat(messages: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
-    return _in_turn(messages, "role", "content")
-
-
-def _in_turn(messages: Any, role_key: str, text_key: str) -> Texts:
-    """Question and answer in turn. A system message first becomes the start of the first question."""
+def _alternating(messages: Any, role_key: str, text_key: str) -> Texts:
+    """Alternating questions and answers. A leading system message becomes the start of the first question."""
     roles, texts = [], []
     for message in _objects(messages):
         roles.append(message.get(role_key))
@@ -118,20 +109,8 @@ def _content(content: Any) -> str:
     return "".join(parts)
 
 
-def _cauldron(texts: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
-    return [(text(turn.get("user")), text(turn.get("assistant"))) for turn in _objects(texts)]
-
-
-def _own(turns: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
-    return [(text(turn.get("question")), text(turn.get("answer"))) for turn in _objects(turns)]
-
-
-def _question(question: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
-    return [(text(question), text(record.get("answer")))]
-
-
-def _caption(caption: Any, record: Mapping[str, Any], caption_question: str) -> Texts:
-    return [(caption_question, text(caption))]
+def _pairs(turns: Any, question: str, answer: str) -> Texts:
+    return [(text(turn.get(question)), text(turn.get(answer))) for turn in _objects(turns)]
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -140,13 +119,14 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return value
 
 
+# Key of a conversation -> its texts, from the value, the record and data.caption_question.
 SHAPES: dict[str, Callable[[Any, Mapping[str, Any], str], Texts]] = {
-    "conversations": _llava,
-    "messages": _chat,
-    "texts": _cauldron,
-    "turns": _own,
-    "question": _question,
-    "caption": _caption,
-    "text": _caption,
+    "conversations": lambda messages, *_: _alternating(messages, "from", "value"),
+    "messages": lambda messages, *_: _alternating(messages, "role", "content"),
+    "texts": lambda turns, *_: _pairs(turns, "user", "assistant"),
+    "turns": lambda turns, *_: _pairs(turns, "question", "answer"),
+    "question": lambda question, record, _: [(text(question), text(record.get("answer")))],
+    "caption": lambda caption, _, asked: [(asked, text(caption))],
+    "text": lambda caption, _, asked: [(asked, text(caption))],
 }
 UNMARKED = ("texts", "question", "caption", "text")

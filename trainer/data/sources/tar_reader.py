@@ -1,8 +1,8 @@
 """Reads the members of a tar file in order, with their offsets, and validates every header.
 
-Python's own reader takes a damaged header, and the end of a file that was cut between two members, for the end of the
-archive: the samples behind it would be lost in silence. It also follows sizes below zero into an endless loop (Python
-before 3.11.14, CVE-2025-8194). Only the decoding of a single header is taken from it.
+Python's tarfile treats a damaged header, and the end of a file truncated between members, as the end of the archive,
+which would silently lose samples; negative sizes make it loop forever (before 3.11.14, CVE-2025-8194). Only its decoder
+of single headers is used.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 class DamagedTarError(Exception):
-    """The archive is not whole; says at which byte."""
+    """The archive is damaged; names the byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member that is not a folder. `kind` is empty for a plain file, else what it is instead, such as `a link`."""
+    """A member that is not a folder. `kind` is "" for a plain file, else for example `a link`."""
 
     name: str
     offset: int  # of its bytes in the archive
@@ -38,7 +38,7 @@ class Member:
 
 
 def members(path: Path) -> Iterator[Member]:
-    """All members in order. Raises DamagedTarError at the place where the archive is not whole."""
+    """All members in order. Raises DamagedTarError where the archive is damaged."""
     with open_regular(path) as file:
         end = os.fstat(file.fileno()).st_size
         offset, long_name, pax = 0, b"", {}  # type: int, bytes, dict[str, str]
@@ -106,8 +106,8 @@ def _pax_records(payload: bytes, start: int) -> dict[str, str]:
 
 
 def _only_zeros(file: BinaryIO, offset: int) -> None:
-    """Behind the end mark there is nothing: else a part of the file was blanked, or a second archive follows."""
+    """Check that only zeros follow the end mark: otherwise part of the file was blanked, or another archive follows."""
     file.seek(offset)
     while chunk := file.read(CHUNK_BYTES):
         if chunk.strip(b"\0"):
-            raise DamagedTarError(f"an end mark at byte {offset}, but more bytes behind it")
+            raise DamagedTarError(f"an end mark at byte {offset}, but more bytes after it")

@@ -1,12 +1,12 @@
 """WebDataset tars: neighbouring members that share a key are one sample, its text in json or txt.
 
-A key is the member's name up to the first dot of its last part. Members are never written to disk: an image is read
-from its place in the tar when it is needed.
+A key is the member's name up to the first dot of its last part. Images are read from the tar when they are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -14,11 +14,10 @@ from typing import Any
 
 from trainer.data.rejects import Reject, RejectCode, RejectedError
 from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample
-from trainer.data.sources.file_patterns import Files
+from trainer.data.sources.base import FileSource
 from trainer.data.sources.image_files import require_size
 from trainer.data.sources.json_stream import BadJsonError, parse_json
-from trainer.data.sources.parts import ManyParts, Part, Records
-from trainer.data.sources.records import SHAPES, group_named, identity_of, split_named, turns_of
+from trainer.data.sources.records import SHAPES, identity_of
 from trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
 from trainer.errors import DataError
 
@@ -27,56 +26,59 @@ LONGEST_TEXT_BYTES = 64 << 20
 MOST_MEMBERS = 1000  # of one sample
 
 
-class WebDatasetSource(ManyParts):
+@dataclass(frozen=True)
+class _Group:
+    """The members of a tar that share a key."""
+
+    key: str
+    members: Iterator[Member]
+    tar: str
+    path: Path  # the tar on this machine
+
+
+class WebDatasetSource(FileSource):
     """Samples of one or many tars, in the order of their names."""
 
-    def __init__(self, files: Files, caption_question: str, split_by: str, max_image_bytes: int) -> None:
-        self._files, self._caption_question, self._split_by = files, caption_question, split_by
-        self._max_image_bytes = max_image_bytes
+    names_images = False
 
     def fingerprint(self) -> str:
-        """Covers name, size and checksum (in a folder: time of change) of every tar."""
-        return f"webdataset {self._files.fingerprint()}"
+        """Covers name, size and checksum (in a folder: modification time) of every tar."""
+        return f"webdataset {self.files.fingerprint()}"
 
-    def parts(self) -> Sequence[Records]:
-        return [Part(partial(self._samples, name)) for name in self._files.names]
-
-    def _samples(self, tar: str) -> Iterator[Sample | Reject]:
+    def read(self, name: str) -> Iterator[Sample | Reject]:
         count = 0
         try:
-            with self._files.opened(tar) as path:
+            with self.files.opened(name) as path:
                 for key, group in groupby(members(path), key=lambda member: _key(member.name)):
-                    where = f"{tar} {key}"
-                    try:
-                        yield self._sample(key, _parts(group), where, path, tar)
-                    except RejectedError as error:
-                        yield Reject(where, key, error.code, str(error))
+                    yield self.checked(f"{name} {key}", _Group(key, group, name, path))
                     count += 1
         except DamagedTarError as error:
             raise DataError(
-                f"{self._files.storage.uri(tar)} is damaged: {error}; {count} samples come before",
-                expected="a whole, uncompressed tar: nobody can say how many samples are lost behind the damage",
+                f"{self.files.storage.uri(name)} is damaged: {error}; {count} samples come before",
+                expected="a whole, uncompressed tar: how many samples come after the damage is unknown",
                 fix="fetch or write the file again, or leave it out of data.source",
             ) from error
 
-    def _sample(self, key: str, parts: list[Member], where: str, path: Path, tar: str) -> Sample:
-        record = _record(parts, path)
-        pictures = [part for part in parts if PurePosixPath(part.name).suffix.lower() in IMAGE_SUFFIXES]
+    def record_id(self, record: _Group) -> str:
+        return record.key
+
+    def sample(self, where: str, record: _Group) -> Sample:
+        parts = _safe_members(record.members)
+        content = _content(parts, record.path)
         images = tuple(
             ImageRef(
-                f"{tar}/{part.offset}/{part.name}",
-                partial(self._read, tar, part),
+                f"{record.tar}/{part.offset}/{part.name}",
+                partial(self._read_image, record.tar, part),
                 size_bytes=partial(getattr, part, "size_bytes"),
             )
-            for part in pictures
+            for part in parts
+            if PurePosixPath(part.name).suffix.lower() in IMAGE_SUFFIXES
         )
-        turns = turns_of(record, len(images), self._caption_question)
-        group = group_named(record, self._split_by)
-        return Sample(identity_of(record, key), turns, images, where, split_named(record), group)
+        return self.build(content, images, where, identity_of(content, record.key))
 
-    def _read(self, tar: str, member: Member) -> bytes:
-        require_size(member.size_bytes, self._max_image_bytes)
-        with self._files.opened(tar) as path:
+    def _read_image(self, tar: str, member: Member) -> bytes:
+        require_size(member.size_bytes, self.config.max_image_bytes)
+        with self.files.opened(tar) as path:
             return read_member(path, member)
 
 
@@ -85,11 +87,11 @@ def _key(name: str) -> str:
     return folder + slash + last.partition(".")[0]
 
 
-def _parts(group: Iterator[Member]) -> list[Member]:
-    """The members of one sample, once they are found safe: plain files, named inside the archive, each name once."""
+def _safe_members(group: Iterator[Member]) -> list[Member]:
+    """The members of one sample: plain files with distinct names inside the archive. Raises RejectedError."""
     parts: list[Member] = []
     problem: RejectedError | None = None
-    for member in group:  # to the end, also behind a problem: what follows belongs to this sample
+    for member in group:  # to the end, even after a problem: the rest belongs to this sample
         if problem is None:
             problem = _problem(member, parts)
             parts.append(member)
@@ -110,13 +112,13 @@ def _problem(member: Member, before: list[Member]) -> RejectedError | None:
         return RejectedError(RejectCode.TAR_INCOMPLETE, f"the member {name!r} comes twice")
     suffix = PurePosixPath(name).suffix
     if suffix in TEXT_SUFFIXES and any(PurePosixPath(part.name).suffix == suffix for part in before):
-        message = f"two {suffix} members share this key: the part of a name behind its first dot is no part of the key"
+        message = f"two {suffix} members share this key: a key ends at the first dot of a name"
         return RejectedError(RejectCode.TAR_INCOMPLETE, message)
     return None
 
 
-def _record(parts: list[Member], path: Path) -> dict[str, Any]:
-    """What json says, with txt as the caption where json says nothing of the kind."""
+def _content(parts: list[Member], path: Path) -> dict[str, Any]:
+    """The record in json; txt is its caption if json has no conversation."""
     texts = {PurePosixPath(part.name).suffix: part for part in parts}
     record: dict[str, Any] = {}
     if ".json" in texts:

@@ -19,7 +19,7 @@ from vlmpipe.backends.kubeflow.manifest import GROUP, NODE, PLURAL, VERSION
 from vlmpipe.backends.kubeflow.status import AlreadyThere, NoSuchObject, Unreachable
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-REQUEST_TIMEOUT_S = (10, 60)  # to connect, to read
+LIMIT: dict[str, Any] = {"_request_timeout": (10, 60)}  # seconds to connect, to read
 POD_VARIABLE = "KFP_POD_NAME"
 PASSING = (408, 429, 500, 502, 503, 504)
 ROLE = "role vlmpipe-jobs of docs/how-to/run-on-kubeflow.md"
@@ -28,7 +28,7 @@ ROLE = "role vlmpipe-jobs of docs/how-to/run-on-kubeflow.md"
 class Jobs:
     """TrainJobs, their pods and logs in this pod's namespace, as its service account.
 
-    Outside of a cluster the kubeconfig says which cluster and namespace. Raises UserError (64) when there is neither.
+    Outside of a cluster, cluster and namespace are those of the kubeconfig. Raises UserError (64) without either.
     """
 
     def __init__(self) -> None:
@@ -37,58 +37,48 @@ class Jobs:
         self._place = {"group": GROUP, "version": VERSION, "plural": PLURAL, "namespace": self.namespace}
 
     def owner(self) -> dict[str, str] | None:
-        """The workflow of this very step, as a reference of ownership: when it is deleted, so is what it owns.
+        """Owner reference to this step's workflow, so that deleting the workflow deletes the TrainJob.
 
         None outside of Kubeflow Pipelines, which names a step's pod in KFP_POD_NAME.
         """
         pod = os.environ.get(POD_VARIABLE)
         if not pod:
             return None
-        with _in_words("read the pod of the step that makes"):
-            answer = self._core.read_namespaced_pod(
-                pod, self.namespace, _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
-            )
+        with _translated_errors("read the pod of the step that makes"):
+            answer = self._core.read_namespaced_pod(pod, self.namespace, _preload_content=False, **LIMIT)
         owners = json.loads(answer.data)["metadata"].get("ownerReferences", ())
-        kept = ("apiVersion", "kind", "name", "uid")
-        return next(({key: one[key] for key in kept} for one in owners if one["kind"] == "Workflow"), None)
+        fields = ("apiVersion", "kind", "name", "uid")
+        return next(({key: one[key] for key in fields} for one in owners if one["kind"] == "Workflow"), None)
 
     def create(self, body: dict[str, Any]) -> None:
-        """Create a TrainJob. Strictly: an API server would otherwise drop fields that its version does not know."""
-        with _in_words("create"):
-            self._custom.create_namespaced_custom_object(
-                **self._place, body=body, field_validation="Strict", _request_timeout=REQUEST_TIMEOUT_S
-            )
+        """Create a TrainJob, with strict validation: otherwise an API server drops fields unknown to its version."""
+        with _translated_errors("create"):
+            self._custom.create_namespaced_custom_object(**self._place, body=body, field_validation="Strict", **LIMIT)
 
     def get(self, name: str) -> dict[str, Any]:
         """The TrainJob. Raises NoSuchObject."""
-        with _in_words("get"):
-            found: dict[str, Any] = self._custom.get_namespaced_custom_object(
-                **self._place, name=name, _request_timeout=REQUEST_TIMEOUT_S
-            )
+        with _translated_errors("get"):
+            found: dict[str, Any] = self._custom.get_namespaced_custom_object(**self._place, name=name, **LIMIT)
         return found
 
     def delete(self, name: str) -> None:
-        """Ask for the TrainJob's deletion, its pods' first. One that is gone is fine."""
-        with _in_words("delete"), contextlib.suppress(NoSuchObject):
-            try:
-                self._custom.delete_namespaced_custom_object(
-                    **self._place, name=name, propagation_policy="Foreground", _request_timeout=REQUEST_TIMEOUT_S
-                )
-            except ApiException as error:
-                if error.status != 404:
-                    raise
+        """Request the deletion of the TrainJob, pods first. Does nothing where there is none."""
+        with contextlib.suppress(NoSuchObject), _translated_errors("delete"):
+            self._custom.delete_namespaced_custom_object(
+                **self._place, name=name, propagation_policy="Foreground", **LIMIT
+            )
 
     def pods(self, name: str) -> list[dict[str, Any]]:
         """The pods of the TrainJob's nodes, as the API's JSON."""
         selector = f"jobset.sigs.k8s.io/jobset-name={name},jobset.sigs.k8s.io/replicatedjob-name={NODE}"
-        with _in_words("list the pods of"):
+        with _translated_errors("list the pods of"):
             answer = self._core.list_namespaced_pod(
-                self.namespace, label_selector=selector, _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
+                self.namespace, label_selector=selector, _preload_content=False, **LIMIT
             )
         return list(json.loads(answer.data)["items"])
 
     def log(self, pod: str, *, since: str = "", previous: bool = False) -> list[str]:
-        """The node's lines, each behind its time (RFC 3339), from the second of `since` on. Raises NoSuchObject.
+        """The node's lines, each after its time (RFC 3339), from the second of `since` on. Raises NoSuchObject.
 
         Args:
             since: time of a line; empty for all lines.
@@ -97,7 +87,7 @@ class Jobs:
         query = [("container", NODE), ("timestamps", "true"), ("previous", "true" if previous else "false")]
         if since:
             query.append(("sinceTime", since))
-        with _in_words("read the log of"):
+        with _translated_errors("read the log of"):
             # Not read_namespaced_pod_log: the generated method knows no sinceTime, only sinceSeconds.
             try:
                 answer = self._client.call_api(
@@ -109,7 +99,7 @@ class Jobs:
                     auth_settings=["BearerToken"],
                     _preload_content=False,
                     _return_http_data_only=True,
-                    _request_timeout=REQUEST_TIMEOUT_S,
+                    **LIMIT,
                 )
             except ApiException as error:
                 if error.status == 400:  # the container has not started, or the one before it was cleared away
@@ -135,12 +125,12 @@ def _connection() -> tuple[client.ApiClient, str]:
                 fix="run a pipeline that is compiled with --target kubeflow on Kubeflow Pipelines",
             ) from error
         namespace = context.get("namespace") or "default"
-    settings.retries = False  # who calls decides
+    settings.retries = False  # callers decide
     return client.ApiClient(settings), namespace
 
 
 @contextlib.contextmanager
-def _in_words(doing: str) -> Iterator[None]:
+def _translated_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except HTTPError as error:
@@ -155,7 +145,7 @@ def _refusal(error: ApiException, doing: str) -> Exception:
         return Unreachable(f"the Kubernetes API answers {error.status}: {said}")
     if error.status == 409:
         return AlreadyThere(said)
-    if error.status == 404 and _is_status(error):
+    if error.status == 404 and _status(error).get("details", {}).get("name"):  # about an object, not about the path
         return NoSuchObject(said)
     if error.status == 404:  # a path that the server does not have: no such kind of object
         return UserError(
@@ -179,11 +169,6 @@ def _refusal(error: ApiException, doing: str) -> Exception:
         expected="Kubeflow Trainer 2.2 or newer" if old else "a TrainJob that its rules allow",
         fix="have Kubeflow Trainer updated" if old else "correct the section kubeflow of the run file",
     )
-
-
-def _is_status(error: ApiException) -> bool:
-    """Whether the answer is about an object, and not about a path that the server does not know."""
-    return bool(_status(error).get("details", {}).get("name"))
 
 
 def _message(error: ApiException) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from vlmpipe.backends.error_line import ErrorLines
+from vlmpipe.backends.job_failure import ErrorLines
 from vlmpipe.backends.kubeflow.status import Node, NoSuchObject
 
+if TYPE_CHECKING:
+    from vlmpipe.backends.kubeflow.client import Jobs
 
-class Logs(Protocol):
-    """Where the lines come from; see `vlmpipe.backends.kubeflow.client.Jobs.log`."""
 
-    def log(self, pod: str, *, since: str = "", previous: bool = False) -> list[str]: ...
+def say(line: str) -> None:
+    """Print a line of the step's own log."""
+    print(line, flush=True)
 
 
 @dataclass
@@ -27,14 +28,14 @@ class _Read:
 
 
 class NodeLog:
-    """Reads each pod's log on from where it was. Polled, not followed: a connection of days breaks, silently."""
+    """Reads new lines of each pod's log. It polls: a connection that follows a log for days breaks silently."""
 
-    def __init__(self, logs: Logs, say: Callable[[str], None]) -> None:
-        self._logs, self._say = logs, say
+    def __init__(self, jobs: Jobs) -> None:
+        self._jobs = jobs
         self._read: dict[str, _Read] = {}
 
     def read(self, node: Node) -> None:
-        """Take what the node has printed since. Raises Unreachable, UserError."""
+        """Read what the node has printed since. Raises Unreachable, UserError."""
         if not node.started:
             return
         so_far = self._read.setdefault(node.pod, _Read())
@@ -49,23 +50,19 @@ class NodeLog:
 
     def _take(self, node: Node, so_far: _Read, *, previous: bool) -> None:
         try:
-            lines = self._logs.log(node.pod, since=so_far.last, previous=previous)
+            lines = self._jobs.log(node.pod, since=so_far.last, previous=previous)
         except NoSuchObject:  # the pod has gone, and its log with it
             return
         for line in lines:
             time, _, text = line.partition(" ")
-            if _later(so_far.last, time):
+            if _sortable(time) > _sortable(so_far.last):
                 so_far.last = time
                 so_far.error = so_far.lines.read(text, so_far.error)
                 if node.rank == 0:
-                    self._say(f"[{node.pod}] {text}")
-
-
-def _later(last: str, time: str) -> bool:
-    """Whether `time` is after `last`: RFC 3339 in UTC, with up to nine digits behind the second, trailing zeros cut."""
-    return _sortable(time) > _sortable(last)
+                    say(f"[{node.pod}] {text}")
 
 
 def _sortable(time: str) -> tuple[str, str]:
+    """A time as a sort key: RFC 3339 in UTC, with up to nine digits of the second, trailing zeros cut."""
     second, _, fraction = time.removesuffix("Z").partition(".")
     return second, fraction.ljust(9, "0")

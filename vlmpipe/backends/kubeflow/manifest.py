@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
 from trainer.errors import ConfigError
 from vlmpipe.backends.local.environment import STARTED_POOLS, processes_of
+from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, REDUCTION_SERVER_POOL
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
@@ -31,25 +31,12 @@ STOP_GRACE_S = 120  # from SIGTERM to SIGKILL: time to save a checkpoint; Kubern
 RESERVED = re.compile(r"PET_(NNODES|NPROC_PER_NODE|NODE_RANK|MASTER_ADDR|MASTER_PORT)")
 
 
-@dataclass(frozen=True)
-class Placement:
-    """What the cluster must know beside the job: the run file's section `kubeflow`, and what a node is to have."""
-
-    runtime: str = "torch-distributed"
-    service_account: str = ""
-    queue: str = ""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: Sequence[Mapping[str, str]] = ()
-    cpus: float = 0.0  # requested for each node; 0 asks for none
-    memory_gib: float = 0.0
-
-
 def job_name(display_name: str, *parts: str) -> str:
-    """The TrainJob's name: the same for the same start of a run and step, which is how a retried step finds it.
+    """The TrainJob's name, which is the same when a step is retried, so that it finds its job.
 
     Args:
         display_name: the job's name for people, cut to fit.
-        parts: what tells this start of this run from any other.
+        parts: identify this start of this run.
     """
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:DIGEST_LETTERS]
     slug = re.sub(r"[^a-z0-9]+", "-", display_name.lower()).strip("-")
@@ -58,9 +45,12 @@ def job_name(display_name: str, *parts: str) -> str:
 
 
 def train_job(
-    name: str, job: api.CustomJobSpec, placement: Placement, *, labels: Mapping[str, str], run_uri: str
+    name: str, job: api.CustomJobSpec, placement: KubeflowConfig, *, labels: Mapping[str, str], run_uri: str
 ) -> dict[str, Any]:
-    """The TrainJob that does what `job` does, as it is sent to the Kubernetes API.
+    """The manifest of a TrainJob that does the same as `job`.
+
+    Args:
+        placement: where and how pods run; `cpus` and `memory_gib` are requested for each node, 0 requests none.
 
     Raises ConfigError for what a TrainJob cannot do: a Reduction Server or evaluators, pools that differ in more than
     their size, no image, and variables that belong to the runtime.
@@ -134,7 +124,7 @@ def _require_own_variables(env: Sequence[Any]) -> None:
         raise ConfigError(f"cluster.env sets {', '.join(taken)}", expected="names that the torch runtime does not set")
 
 
-def _resources(gpus: int, placement: Placement) -> dict[str, Any]:
+def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, Any]:
     """CPU and memory are asked for and not limited: what a machine has left, data loading may use."""
     requests = {}
     if placement.cpus:
@@ -145,13 +135,13 @@ def _resources(gpus: int, placement: Placement) -> dict[str, Any]:
     return {key: value for key, value in (("requests", {**requests, **limits}), ("limits", limits)) if value}
 
 
-def _patch(gpus: int, placement: Placement, labels: Mapping[str, str]) -> dict[str, Any]:
+def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str]) -> dict[str, Any]:
     """What the pods need beyond the runtime's. NCCL and data loaders use /dev/shm, of which a pod has 64 MiB."""
     tolerations = [{"key": GPU, "operator": "Exists"}] if gpus else []
     for one in placement.tolerations:
-        operator = {"operator": "Equal", "value": one["value"]} if one.get("value") else {"operator": "Exists"}
-        effect = {"effect": one["effect"]} if one.get("effect") else {}
-        tolerations.append({"key": one["key"], **operator, **effect})
+        operator = {"operator": "Equal", "value": one.value} if one.value else {"operator": "Exists"}
+        effect = {"effect": one.effect} if one.effect else {}
+        tolerations.append({"key": one.key, **operator, **effect})
     pod = {
         "serviceAccountName": placement.service_account,
         "nodeSelector": dict(placement.node_selector),

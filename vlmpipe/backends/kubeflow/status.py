@@ -17,7 +17,7 @@ from vlmpipe.backends.local.supervisor import rank_of_code
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 OUT_OF_MEMORY = "OOMKilled"
-# Reasons for which a container does not start, and which pass only when somebody changes something.
+# Reasons that keep a container from starting until the image or the settings are corrected.
 STUCK = (
     "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
     "CreateContainerError", "RunContainerError",
@@ -41,7 +41,7 @@ class AlreadyThere(Exception):
 
 @dataclass(frozen=True)
 class JobState:
-    """How a TrainJob stands; `why` is what its condition says, reason first."""
+    """State of a TrainJob; `why` is the text of its condition, reason first."""
 
     phase: Phase
     reason: str = ""
@@ -54,7 +54,7 @@ class JobState:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a node's container ended, or did once before it was started again."""
+    """How a node's container ended, also before a restart."""
 
     pod: str
     code: int
@@ -62,13 +62,13 @@ class Ended:
 
     @property
     def permanent(self) -> bool:
-        """Whether the next start would meet the same."""
+        """Whether the next start would fail in the same way."""
         return self.code in PERMANENT
 
 
 @dataclass(frozen=True)
 class Node:
-    """One pod. `waits` is why its container does not run yet, `restarts` how often it was started again."""
+    """One pod. `waits` is why its container does not run yet, `restarts` how often it was restarted."""
 
     pod: str
     rank: int
@@ -80,19 +80,14 @@ class Node:
 
 
 def job_state(job: Json) -> JobState:
-    """The state that a TrainJob's conditions mean. One that is being deleted is that, whatever they say."""
+    """The state of a TrainJob by its conditions; one that is being deleted is "deleting" whatever they are."""
     conditions = {one["type"]: one for one in job.get("status", {}).get("conditions", ()) if one["status"] == "True"}
     phases: tuple[tuple[str, Phase], ...] = (("Failed", "failed"), ("Complete", "complete"), ("Suspended", "suspended"))
-    found: JobState | None = None
-    for kind, phase in phases:
-        if kind in conditions:
-            reason, message = conditions[kind].get("reason", ""), conditions[kind].get("message", "")
-            found = JobState(phase, reason, ": ".join(filter(None, (reason, message))))
-            break
     if job["metadata"].get("deletionTimestamp"):
         return JobState("deleting")
-    if found:
-        return found
+    for kind, phase in phases:
+        if kind in conditions:
+            return JobState(phase, conditions[kind].get("reason", ""), _reason_and_message(conditions[kind]))
     active = any(one.get("active") or one.get("ready") for one in job.get("status", {}).get("jobsStatus", ()))
     return JobState("running" if active else "created")
 
@@ -103,7 +98,7 @@ def nodes_of(pods: Iterable[Json]) -> list[Node]:
 
 
 def cause(ended: Iterable[Ended]) -> Ended | None:
-    """The end that tells most: one that names a cause before a kill before "error"; of equals, the first."""
+    """The most informative end: one that names a cause before a kill before "error"; of equals, the first."""
     return min((one for one in ended if one.code), key=lambda one: rank_of_code(one.code), default=None)
 
 
@@ -119,26 +114,21 @@ def _node(pod: Json) -> Node:
         rank=rank,
         started="running" in state or bool(ends),
         restarts=int(container.get("restartCount", 0)),
-        waits=_words(waiting) or _unscheduled(status) or _evicted(status),
+        waits=_why_not_running(status, waiting),
         stuck=waiting.get("reason") in STUCK,
         ended=tuple(Ended(name, int(one["exitCode"]), one.get("reason", "")) for one in ends),
     )
 
 
-def _words(waiting: Json) -> str:
-    if not waiting or waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
-        return ""
-    return ": ".join(filter(None, (waiting.get("reason", ""), waiting.get("message", ""))))
-
-
-def _unscheduled(status: Json) -> str:
+def _why_not_running(status: Json, waiting: Json) -> str:
+    """Why the container does not run: its own reason, else that of the pod, which is not scheduled or was evicted."""
+    if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
+        return _reason_and_message(waiting)
     for one in status.get("conditions", ()):
         if one["type"] == "PodScheduled" and one["status"] == "False":
-            return ": ".join(filter(None, (one.get("reason", ""), one.get("message", ""))))
-    return ""
+            return _reason_and_message(one)
+    return _reason_and_message(status) if status.get("phase") == "Failed" and status.get("reason") else ""
 
 
-def _evicted(status: Json) -> str:
-    if status.get("phase") == "Failed" and status.get("reason"):  # of the pod itself: evicted, node lost, preempted
-        return ": ".join(filter(None, (status["reason"], status.get("message", ""))))
-    return ""
+def _reason_and_message(content: Json) -> str:
+    return ": ".join(filter(None, (content.get("reason", ""), content.get("message", ""))))

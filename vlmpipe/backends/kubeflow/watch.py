@@ -1,7 +1,4 @@
-"""Watches a TrainJob from creation to end; resumes an earlier watch, shows progress, stops on request.
-
-The Kubernetes API is behind `Jobs`, so that every course of events can be played without one.
-"""
+"""Watches a TrainJob from creation to end; resumes an earlier watch, shows progress, stops on request."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.job_failure import failure, meaning
-from vlmpipe.backends.kubeflow.logs import NodeLog
+from vlmpipe.backends.kubeflow.logs import NodeLog, say
 from vlmpipe.backends.kubeflow.status import (
     DEADLINE_EXCEEDED,
     OUT_OF_MEMORY,
@@ -28,6 +25,10 @@ from vlmpipe.backends.kubeflow.status import (
     job_state,
     nodes_of,
 )
+from vlmpipe.backends.signals import handling
+
+if TYPE_CHECKING:
+    from vlmpipe.backends.kubeflow.client import Jobs
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.5, 10.0
 FIRST_CONTACT_S = 60.0  # for an API that does not answer at all
@@ -37,42 +38,22 @@ GONE_S = 900.0  # for a job that is being deleted
 T = TypeVar("T")
 
 
-class Jobs(Protocol):
-    """What is needed of the API; see `vlmpipe.backends.kubeflow.client.Jobs`."""
-
-    @property
-    def namespace(self) -> str: ...
-    def owner(self) -> dict[str, str] | None: ...
-    def create(self, body: dict[str, Any]) -> None: ...
-    def get(self, name: str) -> dict[str, Any]: ...
-    def delete(self, name: str) -> None: ...
-    def pods(self, name: str) -> list[dict[str, Any]]: ...
-    def log(self, pod: str, *, since: str = "", previous: bool = False) -> list[str]: ...
-
-
 class Stopped(Exception):
     """The step was asked to end."""
 
 
 class Watch:
-    """One TrainJob. `starting` is called before it is created; `now` and `wait` are the clock, in seconds.
+    """One TrainJob. `starting` is called before it is created.
 
-    `wait` may raise Stopped: then the TrainJob is deleted.
+    `wait` waits for some seconds, or raises Stopped: then the TrainJob is deleted.
     """
 
     def __init__(
-        self,
-        jobs: Jobs,
-        body: dict[str, Any],
-        *,
-        wait: Callable[[float], None],
-        starting: Callable[[], None] = lambda: None,
-        now: Callable[[], float] = time.monotonic,
-        say: Callable[[str], None] = lambda line: print(line, flush=True),
+        self, jobs: Jobs, body: dict[str, Any], *, wait: Callable[[float], None], starting: Callable[[], object]
     ) -> None:
         self._jobs, self._body, self._name = jobs, body, str(body["metadata"]["name"])
-        self._wait, self._starting, self._now, self._say = wait, starting, now, say
-        self._log = NodeLog(jobs, say)
+        self._wait, self._starting = wait, starting
+        self._log = NodeLog(jobs)
         self._ended: dict[Ended, None] = {}  # in the order in which it was seen
         self._said: dict[str, str] = {}
         self._stuck_s: dict[str, float] = {}
@@ -92,15 +73,17 @@ class Watch:
 
     def _take_up(self) -> None:
         """Create the TrainJob, or find the one that this step created before it was started again."""
-        self._patiently(lambda: self._jobs.pods(self._name), FIRST_CONTACT_S)  # whether that is allowed, beforehand
+        self._patiently(
+            lambda: self._jobs.pods(self._name), FIRST_CONTACT_S
+        )  # shows that it is allowed before a job is created
         found = self._patiently(self._find, FIRST_CONTACT_S)
         if found and job_state(found).phase == "failed":
-            self._say(f"TrainJob {self._name} failed before: it is deleted and created anew")
+            say(f"TrainJob {self._name} failed before: it is deleted and created anew")
             self._patiently(lambda: self._jobs.delete(self._name), PATIENCE_S)
             found = self._patiently(self._find, PATIENCE_S)
-        deadline_s = self._now() + GONE_S
+        deadline_s = time.monotonic() + GONE_S
         while found and job_state(found).phase in ("deleting", "failed"):
-            if self._now() >= deadline_s:
+            if time.monotonic() >= deadline_s:
                 raise UserError(
                     f"TrainJob {self._name} is still being deleted after {GONE_S:g} s",
                     fix=f"look at kubectl -n {self._jobs.namespace} describe trainjob {self._name}",
@@ -109,7 +92,7 @@ class Watch:
             self._wait(FIRST_POLL_S)
             found = self._patiently(self._find, PATIENCE_S)
         if found:
-            self._say(f"TrainJob {self._name} is there already: it is watched on")
+            say(f"TrainJob {self._name} is there already: it is watched")
             return
         # A step that is killed deletes nothing: what it leaves then goes with the run, when that is deleted.
         if owner := self._patiently(self._owner, PATIENCE_S):
@@ -118,19 +101,17 @@ class Watch:
         self._patiently(self._create, PATIENCE_S)
         spec = self._body["spec"]["trainer"]
         nodes = f"{spec['numNodes']} node{'s' if spec['numNodes'] > 1 else ''} x {spec['numProcPerNode']}"
-        self._say(f"TrainJob {self._name} created in namespace {self._jobs.namespace}: {nodes}")
+        say(f"TrainJob {self._name} created in namespace {self._jobs.namespace}: {nodes}")
 
     def _find(self) -> dict[str, Any] | None:
-        try:
+        with contextlib.suppress(NoSuchObject):
             return self._jobs.get(self._name)
-        except NoSuchObject:
-            return None
+        return None
 
     def _owner(self) -> dict[str, str] | None:
-        try:
+        with contextlib.suppress(NoSuchObject):
             return self._jobs.owner()
-        except NoSuchObject:
-            return None
+        return None
 
     def _create(self) -> None:
         with contextlib.suppress(AlreadyThere):  # the answer to an earlier try was lost
@@ -148,7 +129,7 @@ class Watch:
             if state.phase == "failed":
                 raise self._failure(state)
             if state.phase == "deleting":
-                text = f"TrainJob {self._name} was deleted by somebody else"
+                text = f"TrainJob {self._name} was deleted from outside"
                 raise UserError(text, fix="run again to continue", code=ExitCode.PREEMPTED)
             if (ended := cause(self._ended)) and ended.permanent:  # Kubernetes would start it again all the same
                 self._end(f"{ended.pod} ended with {ended.code}{meaning(ended.code)}")
@@ -164,18 +145,18 @@ class Watch:
                 self._say_once(node.pod, node.waits and f"{node.pod} waits: {node.waits}")
                 self._read_log(node)
         except (Unreachable, NoSuchObject):
-            return  # what the job's own state says decides
+            return  # the job's own state decides
         if not final:
             self._refuse_stuck(nodes)
 
     def _read_log(self, node: Node) -> None:
         try:
             self._log.read(node)
-        except UserError as error:  # the job is there and does not need to be read
-            self._say_once("log", f"its log is not shown: {error.found}")
+        except UserError as error:  # the job runs on without its log being read
+            self._say_once("log", f"the log is not shown: {error.found}")
 
     def _refuse_stuck(self, nodes: list[Node]) -> None:
-        now_s = self._now()
+        now_s = time.monotonic()
         self._stuck_s = {node.pod: self._stuck_s.get(node.pod, now_s) for node in nodes if node.stuck}
         for node in nodes:
             if node.stuck and now_s - self._stuck_s[node.pod] >= STUCK_S:
@@ -206,26 +187,26 @@ class Watch:
         try:
             self._jobs.delete(self._name)
         except (Unreachable, UserError) as error:
-            self._say(f"{why}, but TrainJob {self._name} could not be deleted and goes on: {error}")
+            say(f"{why}, but TrainJob {self._name} could not be deleted and is still running: {error}")
         else:
-            self._say(f"{why}: TrainJob {self._name} is deleted")
+            say(f"{why}: TrainJob {self._name} is deleted")
 
     def _say_once(self, of: str, text: str) -> None:
         if text and self._said.get(of) != text:
-            self._say(text)
+            say(text)
         self._said[of] = text
 
     def _patiently(self, call: Callable[[], T], patience_s: float) -> T:
-        deadline_s, wait_s = self._now() + patience_s, FIRST_POLL_S
+        deadline_s, wait_s = time.monotonic() + patience_s, FIRST_POLL_S
         while True:
             try:
                 return call()
             except Unreachable as error:
-                if self._now() >= deadline_s:
+                if time.monotonic() >= deadline_s:
                     raise UserError(
                         f"{error} (for {patience_s:g} s)",
                         expected="the API of the cluster in which this step runs",
-                        fix="start the step again: a job that was created goes on, and is found again",
+                        fix="start the step again: it finds a job that was created",
                         code=ExitCode.UNAVAILABLE,
                     ) from None
                 self._say_once("api", f"{error}; trying again")
@@ -247,16 +228,9 @@ def stoppable() -> Iterator[Callable[[float], None]]:
     """A wait that SIGTERM and SIGINT cut short with Stopped, also when they came before it."""
     asked = threading.Event()
 
-    def stop(_number: int, _frame: object) -> None:
-        asked.set()
-
     def wait(seconds: float) -> None:
         if asked.wait(seconds):
             raise Stopped
 
-    before: Mapping[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handling((signal.SIGTERM, signal.SIGINT), lambda *_: asked.set()):
         yield wait
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""The environment that Vertex AI gives to each replica of a CustomJob, for replicas on this machine.
+"""Environment variables that Vertex AI sets for each replica of a CustomJob, for replicas on this machine.
 
-What is documented (CLUSTER_SPEC, TF_CONFIG, AIP_*, CLOUD_ML_*) has the documented form. RANK, WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT are not documented, but Google's samples find them in custom containers, where they count nodes and not
+Documented ones (CLUSTER_SPEC, TF_CONFIG, AIP_*, CLOUD_ML_*) have the documented form. RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT are not documented, but Google's samples find them in custom containers, where they count nodes and not
 processes; code that mistakes them for ranks must fail here, not on 32 GPUs.
 """
 
@@ -26,7 +26,7 @@ from vlmpipe.job_spec.worker_pools import CHIEF_POOL, LOCAL_PORT_VARIABLE, WORKE
 HOST = "localhost"
 STARTED_POOLS = (CHIEF_POOL, WORKER_POOL)
 TF_ROLES = ("chief", "worker", "ps")  # by pool; evaluators are not in TF_CONFIG
-# Set by this machine's own jobs or by whatever started this process; a container would not see them.
+# Set by other jobs on this machine or by the parent process; a container would not see them.
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "AIP_", "CLOUD_ML_", "_KFP_", "VLMPIPE_LOCAL_RETRIES", "VLMPIPE_FAULTS")
 _FOREIGN = {
     "CLUSTER_SPEC", "TF_CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
@@ -52,7 +52,7 @@ class Replica:
 
 
 def replicas(job: api.CustomJobSpec) -> list[Replica]:
-    """Every replica of the job in the order of pools, those that do not run on this machine too."""
+    """Every replica of the job in the order of pools, also those that do not run on this machine."""
     return [
         Replica(pool, index, spec)
         for pool, spec in enumerate(job.worker_pool_specs)
@@ -78,15 +78,15 @@ def replica_environment(
     job: api.CustomJobSpec, replica: Replica, addresses: Mapping[str, str], *, job_id: str, project: str
 ) -> dict[str, str]:
     """The whole environment of a replica: this process's, then the spec's, then what Vertex AI sets."""
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
     own = {variable.name: variable.value for variable in replica.spec.container_spec.env}
-    kept.setdefault("OMP_NUM_THREADS", str(_threads(job)))
+    inherited.setdefault("OMP_NUM_THREADS", str(_threads(job)))
     return {
-        **kept,
+        **inherited,
         "PYTHONUNBUFFERED": "1",  # lines appear when they are written
         **own,
         **_cluster(job, replica, addresses),

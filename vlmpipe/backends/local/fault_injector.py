@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import psutil
 
 from trainer.errors import ConfigError, UserError, os_errors
 from trainer.storage.records import seal
 from vlmpipe.backends.local.fault_spec import Event
-from vlmpipe.backends.local.process_tree import descendants, send, worker_of_rank
 from vlmpipe.backends.local.replica import Process
 
 FAULTS_FILE = "faults.jsonl"  # in the run's folder
@@ -34,10 +36,10 @@ class FaultLog:
 
 
 class FaultInjector:
-    """Waits for each event to be due, one after the other, and does it, in a thread of its own.
+    """Carries out each event when it is due, one after the other, in a thread of its own.
 
-    `steps_done(since_s)` says how many steps training has made, by its own record, or None while there is no record of
-    a training that began after that moment: after a kill, the steps of the one before do not count.
+    `steps_done(since_s)` returns the steps that training has recorded, or None while there is no record of a training
+    that began after that moment: after a kill, the steps of the one before do not count.
     """
 
     def __init__(
@@ -58,29 +60,29 @@ class FaultInjector:
         self._over, self._since_s = threading.Event(), 0.0
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
     def stop(self) -> None:
-        """Let the job alone from now on. What was stopped goes on, and a machine being reclaimed is left in peace."""
+        """Inject nothing more. Stopped processes continue, and a machine being reclaimed is not killed."""
         self._over.set()
 
-    def close(self) -> list[Event]:
-        """Wait until the monkey is done with its last event; returns those that did not come about."""
+    def __exit__(self, *_: object) -> None:
+        """Wait for the last event to end, and report the events that did not happen."""
         self._over.set()
         self._thread.join()
         for event in self._events:
-            print(f"fault injection: {event} did not come about", flush=True)
+            print(f"fault injection: {event} did not happen", flush=True)
             self._log.write("missed", faults=str(event))
-        return self._events
 
     def _run(self) -> None:
         try:
             while self._events and self._wait_until_due(self._events[0]):
                 if self._do(self._events[0]):
                     self._events.pop(0)
-        except UserError as error:  # of the log, on a full disk: the run itself says so, and ends
-            print(f"fault injection: over, because of {error.found}", flush=True)
+        except UserError as error:  # of the log, on a full disk: the run itself reports it, and ends
+            print(f"fault injection ended: {error.found}", flush=True)
 
     def _wait_until_due(self, event: Event) -> bool:
         """Whether it is due; False once the job is over."""
@@ -91,7 +93,7 @@ class FaultInjector:
         return False
 
     def _do(self, event: Event) -> bool:
-        """Carry it out; False when what it is about is not there at the moment."""
+        """Carry it out; False when its process is not there at the moment."""
         node = event.node if event.rank is None else event.rank // self._ranks_per_node
         assert node is not None
         process = self._processes[node]
@@ -101,16 +103,16 @@ class FaultInjector:
         if event.kind == "stop":
             return self._stop_for(event, process, container)
         if event.kind == "preempt":
-            self._tell(event, process)
+            self._report(event, process)
             self._reclaim(process, container, event.notice_s)
         elif event.rank is None:
-            self._tell(event, process)
+            self._report(event, process)
             send(signal.SIGKILL, descendants(container))
         else:
             worker = worker_of_rank(container, event.rank)
             if worker is None or not send(signal.SIGKILL, [worker]):
                 return False
-            self._tell(event, process)
+            self._report(event, process)
         self._since_s = now_s
         return True
 
@@ -118,13 +120,13 @@ class FaultInjector:
         stopped = descendants(container)
         if not send(signal.SIGSTOP, stopped):
             return False
-        self._tell(event, process)
+        self._report(event, process)
         self._over.wait(event.for_s)
         send(signal.SIGCONT, stopped)
         return True
 
     def _reclaim(self, process: Process, container: int, notice_s: float) -> None:
-        process.reclaimed = True  # before anything of it ends
+        process.reclaimed = True  # before any of its processes ends
         end = time.monotonic() + notice_s
         if notice_s:
             process.ask_to_stop()
@@ -133,7 +135,38 @@ class FaultInjector:
                 return
         send(signal.SIGKILL, descendants(container))
 
-    def _tell(self, event: Event, process: Process) -> None:
+    def _report(self, event: Event, process: Process) -> None:
         steps = self._steps_done(self._since_s)
-        print(f"fault injection: {event} (training said {steps} steps)", flush=True)
+        print(f"fault injection: {event} (training recorded {steps} steps)", flush=True)
         self._log.write(event.kind, faults=str(event), replica=process.name, said_steps=steps)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Children of a process, their children and so on; each comes after its parent."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def worker_of_rank(pid: int, rank: int) -> psutil.Process | None:
+    """The training process of this rank below `pid`, as torchrun started it; None when it is not there.
+
+    LOCAL_RANK distinguishes torchrun's workers from the launcher, in which RANK counts nodes. A worker's own children
+    inherit both, and come after it.
+    """
+    for candidate in descendants(pid):
+        with contextlib.suppress(psutil.Error):
+            variables = candidate.environ()
+            if variables.get("RANK") == str(rank) and "LOCAL_RANK" in variables:
+                return candidate
+    return None
+
+
+def send(number: signal.Signals, processes: Iterable[psutil.Process]) -> int:
+    """Send a signal to each; how many were still there."""
+    reached = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+            reached += 1
+    return reached

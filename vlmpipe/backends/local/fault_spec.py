@@ -1,14 +1,13 @@
-"""Faults to order: what `vlmpipe run --inject-fault` takes, and which events follow from it.
+"""Parses the faults of `vlmpipe run --inject-fault` into events; fault_injector.py carries them out.
 
-    preempt:node=1,after_step=20,notice=5s     SIGTERM to the replica, SIGKILL after the notice, as Spot machines go
+    preempt:node=1,after_step=20,notice=5s     SIGTERM to the replica, SIGKILL after the notice, like a Spot machine
     kill:rank=0,after_step=7                   SIGKILL to one training process
-    kill:node=1,after_step=3                   SIGKILL to all of a replica, at once
-    stop:node=1,after_step=3,for=2s            SIGSTOP, and SIGCONT after a while: a straggler
-    random:seed=7,every_steps=15,count=4       that many of these, one in each span of so many steps
+    kill:node=1,after_step=3                   SIGKILL to all processes of a replica
+    stop:node=1,after_step=3,for=2s            SIGSTOP, later SIGCONT: a straggler
+    random:seed=7,every_steps=15,count=4       `count` random events, one in each `every_steps` steps
 
-Each but random takes delay=0.4s as well: so long after the step was seen; after_step=0 is the job's start. The same
-text gives the same events for the same number of nodes and ranks, on every machine.
-vlmpipe/backends/local/fault_injector.py carries them out.
+All but random also take delay=0.4s, the time after the step; after_step=0 is the job's start. The same text gives the
+same events for the same number of nodes and ranks, on every machine.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _Value = int | float
 
 @dataclass(frozen=True)
 class Event:
-    """One fault. It is due once training has said that it made `after_step` steps, and `delay_s` later."""
+    """One fault. It is due `delay_s` after training has recorded `after_step` steps."""
 
     kind: str  # preempt | kill | stop
     after_step: int
@@ -46,7 +45,7 @@ class Event:
     delay_s: float = 0.0
 
     def __str__(self) -> str:
-        """The event as one writes it."""
+        """The event as it is written on the command line."""
         where = f"rank={self.rank}" if self.node is None else f"node={self.node}"
         text = f"{self.kind}:{where},after_step={self.after_step}"
         text += f",notice={self.notice_s:g}s" if self.kind == "preempt" else ""
@@ -55,9 +54,9 @@ class Event:
 
 
 def parse_faults(texts: Sequence[str], *, nodes: int, ranks_per_node: int) -> list[Event]:
-    """The events of these texts, each of which may hold several, separated by `;`. In the order in which they are due.
+    """The events of these texts, each of which may hold several, separated by `;`, in the order of their steps.
 
-    Raises ConfigError that names what was found and expected, also for a node or rank that the job does not have.
+    Raises ConfigError, also for a node or rank that the job does not have.
     """
     events: list[Event] = []
     for text in (part.strip() for given in texts for part in given.split(";")):

@@ -14,17 +14,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from trainer.errors import ConfigError, os_errors
 from trainer.storage import open_storage
-from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
-from vlmpipe.backends.job_failure import failure, meaning
+from vlmpipe.backends.job_failure import failure
 from vlmpipe.backends.local.environment import (
     STARTED_POOLS,
     processes_of,
@@ -38,11 +37,11 @@ from vlmpipe.backends.local.replica import Process
 from vlmpipe.backends.local.restart_history import RestartHistory, steps_done
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, restart_policy
 from vlmpipe.backends.local.supervisor import Supervisor
-from vlmpipe.backends.step_record import close_record, open_record
+from vlmpipe.backends.step_record import recorded_job
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
 
-TRAIN_STEP = "train"  # the job that faults is for
+TRAIN_STEP = "train"  # the job into which faults are injected
 
 
 def run_job(
@@ -56,14 +55,15 @@ def run_job(
 
     `job_spec` has the fields of the API's CustomJobSpec. Must be called from the main thread: it takes over SIGINT and
     SIGTERM for as long as the job runs. Raises ConfigError for a spec that Vertex AI would refuse, and UserError with
-    the failing replica's exit code when the job fails or is stopped. The step's record tells the same.
+    the failing replica's exit code when the job fails or is stopped, which the step's record has as well.
     """
     step = (labels or {}).get(STEP_LABEL) or re.sub(r"[^A-Za-z0-9_-]+", "-", display_name).strip("-") or "job"
     base_uri = job_spec["base_output_directory"]["output_uri_prefix"]
     store = open_storage(base_uri) if base_uri else None
     if not isinstance(store, LocalStorage):
         raise ConfigError(f"base_output_directory is {base_uri!r}", expected="a folder of this machine for a local job")
-    with _recorded(store, step) as detail:
+    with recorded_job(store, step) as record:
+        record.open()
         job = parse_job_spec(job_spec)
         log_folder = store.path(f"logs/{step}")
         with os_errors(f"creating {log_folder}"):
@@ -71,51 +71,41 @@ def run_job(
         processes = _processes(job, log_folder, project)
         faults = os.environ.get(FAULTS_VARIABLE, "") if step == TRAIN_STEP else ""
         log = FaultLog(store.root) if faults else None
-        history = RestartHistory(store, step, meaning, log)
-        with _injected_faults(faults, job, processes, store, log) as let_alone:
+        history = RestartHistory(store, step, log)
+        injector = _injected_faults(faults, job, processes, store, log) if log else None
+        with injector or contextlib.nullcontext():
             verdict = Supervisor(
                 processes,
                 timeout_s=job.scheduling.timeout.total_seconds(),
                 policy=restart_policy(job.scheduling),
                 restarting=history.add,
-                stopping=let_alone,
+                stopping=injector.stop if injector else lambda: None,
             ).run()
-        detail.update(replica=verdict.replica, log=str(log_folder / f"{verdict.replica}.log"))
+        log_path = str(log_folder / f"{verdict.replica}.log")
+        record.detail.update(replica=verdict.replica, log=log_path)
         if history.restarts:
-            detail["restarts"] = [history.in_words(one) for one in history.restarts]
+            record.detail["restarts"] = [one.text() for one in history.restarts]
         if verdict.code:
-            raise failure(
-                verdict.code, verdict.replica, verdict.reason, log=detail["log"], restarts=len(history.restarts)
-            )
+            restarts = len(history.restarts)
+            raise failure(verdict.code, verdict.replica, verdict.reason, log=log_path, restarts=restarts)
     return json.dumps({"resources": [{"resourceType": "LocalJob", "resourceUri": str(log_folder)}]})
 
 
-@contextlib.contextmanager
 def _injected_faults(
-    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: FaultLog | None
-) -> Iterator[Callable[[], None]]:
-    """The events that are ordered happen while the block runs; yields what to call when they must not any more."""
-    if log is None:
-        yield lambda: None
-        return
+    texts: str, job: api.CustomJobSpec, processes: list[Process], store: LocalStorage, log: FaultLog
+) -> FaultInjector:
     ranks = processes_of(job.worker_pool_specs[0])
-    events = parse_faults([texts], nodes=len(processes), ranks_per_node=ranks)
-    monkey = FaultInjector(
-        events,
+    return FaultInjector(
+        parse_faults([texts], nodes=len(processes), ranks_per_node=ranks),
         processes,
         ranks_per_node=ranks,
         steps_done=lambda since_s: steps_done(store, TRAIN_STEP, since_s),
         log=log,
     )
-    monkey.start()
-    try:
-        yield monkey.stop
-    finally:
-        monkey.close()
 
 
 def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[Process]:
-    """A process for each replica that this machine can run, the chief first. The others are said to be left out."""
+    """A process for each replica that this machine can run, the chief first. Prints which replicas are left out."""
     addresses, job_id = take_addresses(job), str(time.time_ns())
     processes = []
     for replica in replicas(job):
@@ -129,19 +119,3 @@ def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[P
         log = log_folder / f"{replica.name}.log"
         processes.append(Process(replica.name, command, environment, log, is_chief=replica.is_chief))
     return processes
-
-
-@contextlib.contextmanager
-def _recorded(store: Storage, step: str) -> Iterator[dict[str, Any]]:
-    """Open the step's record, and close it with what the block added to its detail and the exit code."""
-    started_s, detail = open_record(store, step), dict[str, Any]()
-    try:
-        yield detail
-    except UserError as error:
-        state = "stopped" if error.code == ExitCode.PREEMPTED else "failed"
-        detail.update(exit_code=int(error.code), error=error.text())
-        # Where the record cannot be written, on a full disk for example, the error itself is what matters.
-        with contextlib.suppress(UserError):
-            close_record(store, step, state, error.found.splitlines()[0], started_s, detail)
-        raise
-    close_record(store, step, "done", "", started_s, {**detail, "exit_code": 0})

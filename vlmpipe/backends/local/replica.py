@@ -13,16 +13,16 @@ from typing import IO
 
 from trainer.errors import os_errors
 from trainer.redaction import Redactor
-from vlmpipe.backends.error_line import ErrorLines
+from vlmpipe.backends.job_failure import ErrorLines
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 
 CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
 
 
 class Process:
-    """A contained process whose lines go to its own log, and those that matter to stdout.
+    """A process in a subreaper. Its lines go to its own log; those of the chief and all of stderr also to stdout.
 
-    `reclaimed` is set by who takes its machine away, before it is told so.
+    `reclaimed` is set by fault injection when it takes the machine away, before the process gets a signal.
     """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, *, is_chief: bool):
@@ -42,7 +42,7 @@ class Process:
     def start(self, ended: Callable[[Process, int], None]) -> None:
         """Start it, or start it again; `ended(self, exit code)` is called from another thread once all is read.
 
-        Must be called from the main thread, which lives as long as the process does (see `contained`).
+        Must be called from the main thread, which lives as long as the process does (see `run_in_subreaper`).
         """
         if self._process is not None:
             self._log = self._log_path.open("ab", buffering=0)
@@ -76,7 +76,7 @@ class Process:
 
     def _follow(self, process: subprocess.Popen[bytes], ended: Callable[[Process, int], None]) -> None:
         assert process.stdout and process.stderr
-        # What a worker says on stdout repeats the chief's; what it says on stderr may be the only trace of a problem.
+        # A worker's stdout repeats the chief's; its stderr may be the only trace of a problem.
         errors = threading.Thread(target=self._copy, args=(process.stderr, True), daemon=True)
         errors.start()
         self._copy(process.stdout, self.is_chief)
@@ -88,10 +88,10 @@ class Process:
     def _copy(self, lines: IO[bytes], show: bool) -> None:
         errors, redacted = ErrorLines(), Redactor()
         for raw in lines:
-            said = raw.decode("utf-8", "replace")
-            kept = redacted(said)
-            line = raw if kept == said else kept.encode()
-            text = kept.rstrip("\n")
+            printed = raw.decode("utf-8", "replace")
+            shown = redacted(printed)
+            line = raw if shown == printed else shown.encode()
+            text = shown.rstrip("\n")
             self.last_error = errors.read(text, self.last_error)
             # A full disk or a closed terminal must not stop the reading: the replica would hang on a full pipe.
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How often Vertex AI restarts a failed job, as arithmetic without processes or a clock.
+"""Restart budget of a failed job on Vertex AI: pure arithmetic, without processes or a clock.
 
 Sources, under cloud.google.com/vertex-ai/docs/training: understanding-training-service for restarts and retries,
 use-spot-vms for reclaimed machines; and the API's Scheduling message for the two switches.
@@ -10,30 +10,24 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trainer.errors import CAUSES, ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import custom_job as api
 
 # Set by `vlmpipe run` for the steps of a local run; never on Vertex AI.
 RETRIES_VARIABLE = "VLMPIPE_LOCAL_RETRIES"
 FAULTS_VARIABLE = "VLMPIPE_FAULTS"
 
 PERMANENT = CAUSES - {ExitCode.STALLED}
-"""Exit codes after which nothing is started again: the next start would meet the same. A stall may well pass."""
-
-
-class Scheduling(Protocol):
-    """What the policy needs of a CustomJob's scheduling."""
-
-    @property
-    def restart_job_on_worker_restart(self) -> bool: ...
-    @property
-    def disable_retries(self) -> bool: ...
+"""Exit codes after which nothing is restarted: the next start would fail in the same way. A stall may pass."""
 
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """How often what is started again. All zero: the first failure ends the job.
+    """How often replicas and the job are restarted. All zero: the first failure ends the job.
 
     worker_restarts: "up to five times" for each worker that fails in a way that is not permanent, in the same machine
         and with the same host name. They count anew after a retry of the job.
@@ -49,14 +43,14 @@ class RestartPolicy:
 
     @property
     def restarts(self) -> bool:
-        """Whether anything is ever started again."""
+        """Whether anything is ever restarted."""
         return bool(self.worker_restarts or self.job_retries or self.spot_restarts)
 
 
 PLATFORM = RestartPolicy(worker_restarts=5, job_retries=3, spot_restarts=6)
 
 
-def restart_policy(scheduling: Scheduling, environment: Mapping[str, str] = os.environ) -> RestartPolicy:
+def restart_policy(scheduling: api.Scheduling, environment: Mapping[str, str] = os.environ) -> RestartPolicy:
     """The policy of a local job: none unless the run asks for one.
 
     VLMPIPE_LOCAL_RETRIES is a number of restarts for each replica and for reclaimed ones; under faults without a number
@@ -82,7 +76,7 @@ class Restart:
     """A restart that the budget grants. Empty `replicas`: all of them, the whole job."""
 
     replicas: tuple[str, ...]
-    budget: str  # what it was taken from, in words: "restart 2 of 5"
+    budget: str  # such as "restart 2 of 5"
     reclaimed: bool = False
 
     @property
@@ -91,7 +85,7 @@ class Restart:
 
 
 class Budget:
-    """What is left of a policy."""
+    """The restarts that are left of a policy."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy
@@ -99,10 +93,10 @@ class Budget:
         self._retries = self._spot = 0
 
     def spend(self, fallen: Sequence[str], *, reclaimed: bool = False) -> Restart | None:
-        """The restart after these replicas failed, the cause first, or None when nothing is left for it.
+        """The restart after these replicas failed, the cause first, or None when the budget is spent.
 
-        When the whole job restarts, only the cause is charged: the others fell because they lost it. A replica whose
-        machine was `reclaimed` is charged to neither: its job is restarted as Spot capacity returns.
+        When the whole job restarts, only the cause is charged: the others failed because they lost it. Neither is
+        charged for a `reclaimed` machine: its job restarts when Spot capacity returns.
         """
         policy = self.policy
         if reclaimed:

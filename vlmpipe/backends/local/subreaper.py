@@ -2,12 +2,12 @@
 
     python vlmpipe/backends/local/subreaper.py --parent-pid 4711 --grace-s 30 -- python -m trainer.launch ...
 
-A process group is not enough for that: torchrun gives every worker a session of its own, and a parent that is killed by
-SIGKILL cleans up nothing. So this small process stands between, as the init process of a container does. On Linux it is
-told when its parent dies (PR_SET_PDEATHSIG) and inherits every orphan among its descendants (PR_SET_CHILD_SUBREAPER).
-Elsewhere it falls back to the command's process group, and a parent's SIGKILL goes unnoticed.
+A process group is not enough: torchrun gives every worker a session of its own, and a parent killed by SIGKILL cleans
+up nothing. This process does what a container's init process does. On Linux it gets a signal when its parent dies
+(PR_SET_PDEATHSIG) and inherits every orphan among its descendants (PR_SET_CHILD_SUBREAPER). Elsewhere it falls back to
+the command's process group, and a parent's SIGKILL goes unnoticed.
 
-TMPDIR is a folder of its own, which is removed at the end: a killed command cannot clean up what it left there.
+TMPDIR is a folder of its own, which is removed at the end, also after a kill.
 
 The first SIGTERM or SIGINT reaches the command as SIGTERM; a second one, or the end of the grace period, kills
 everything. Exits with the command's code, or 128 + n when signal n ended it. Standard library only: it starts in 30 ms.
@@ -27,12 +27,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-CANNOT_START = 127  # as a shell says it
+CANNOT_START = 127  # as in a shell
 DEFAULT_GRACE_S = 30.0
 
 
 def run_in_subreaper(command: Iterable[str], *, grace_s: float = DEFAULT_GRACE_S) -> list[str]:
-    """The command line that runs `command` contained, for a child of this process.
+    """The command line that runs `command` in a subreaper, as a child of this process.
 
     Start it from the main thread: Linux sends the parent's death signal when the *thread* that started a child ends.
     """
@@ -72,7 +72,7 @@ def _tie_to_parent(parent_pid: int) -> None:
 
 
 class _Stop:
-    """Hands a request to stop to the command; it may arrive before there is a command."""
+    """Passes stop requests on to the command; one may arrive before the command is started."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s, self._pid, self._asked = grace_s, 0, False
@@ -107,7 +107,7 @@ def _wait_for(pid: int) -> int:
 
 
 def _sweep(pid: int) -> None:
-    """Kill what the command left behind. Each death hands us its children, so repeat until there is none."""
+    """Kill the processes that the command left. The children of each become ours, so repeat until there is none."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
     while True:

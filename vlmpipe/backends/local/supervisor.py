@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.errors import CAUSES, ExitCode
 from vlmpipe.backends.local.replica import Process
 from vlmpipe.backends.local.restart_policy import PERMANENT, Budget, Restart, RestartPolicy
+from vlmpipe.backends.signals import handling
 
 FINISH_S = 10.0  # for the others to finish on their own after the chief is done
 REASON_S = 2.0  # for a replica whose exit code names a cause, when another merely lost its peer
@@ -32,9 +32,9 @@ class Supervisor:
     """Runs processes as one job. All decisions are made in the thread that calls `run`, one event at a time.
 
     Exit codes that name a lasting cause (`PERMANENT`) end the job at once, as "common errors" of the user's code do on
-    Vertex AI (restart_budget.py has the sources). After any other non-zero exit, a signal or "preempted, resumable"
-    among them, replicas are restarted while `policy` lasts; after a request to stop nothing is. A kill for lack of
-    memory, permanent on Vertex AI, cannot be told from another one here.
+    Vertex AI (restart_policy.py has the sources). After any other non-zero exit, including signals and "preempted,
+    resumable", replicas are restarted while the budget of `policy` lasts, but never after a request to stop. A kill for
+    lack of memory, permanent on Vertex AI, cannot be distinguished from another kill here.
 
     `restarting(restart, cause)` is called right before each restart, `stopping()` when the job is asked to stop.
     """
@@ -54,16 +54,17 @@ class Supervisor:
         self._running: dict[str, Process] = {}
         self._events: queue.SimpleQueue[tuple[Process, int] | signal.Signals] = queue.SimpleQueue()
         self._fallen: list[Verdict] = []  # failures that may be restarted, not decided yet
-        self._failures: list[Verdict] = []  # that end the job, before anybody was told to end, in order
+        self._failures: list[Verdict] = []  # that end the job, before any replica was asked to end, in order
         self._codes: dict[str, int] = {}
-        self._stopping = self._told_to_end = False
+        self._stopping = self._ending = False
         self._again: tuple[Restart, Verdict] | None = None  # a restart of all, once all have ended, and its cause
         self._next: tuple[float, Callable[[], None]] | None = None
         self._timeout_s, self._deadline = timeout_s, 0.0
 
     def run(self) -> Verdict:
-        """Start all, wait until all have ended, and say how the job ended. Takes SIGINT and SIGTERM meanwhile."""
-        with self._taking_signals():
+        """Start all, wait until all have ended, and return the job's verdict. Handles SIGINT and SIGTERM meanwhile."""
+        # SimpleQueue.put is reentrant, so a handler may interrupt the very loop that reads the queue.
+        with handling((signal.SIGINT, signal.SIGTERM), lambda number, _: self._events.put(signal.Signals(number))):
             self._start(self._processes)
             if self._timeout_s:
                 self._deadline = time.monotonic() + self._timeout_s
@@ -76,19 +77,6 @@ class Supervisor:
             self._running[process.name] = process
             self._codes.pop(process.name, None)
             process.start(lambda ended, code: self._events.put((ended, code)))
-
-    @contextlib.contextmanager
-    def _taking_signals(self) -> Iterator[None]:
-        # SimpleQueue.put is reentrant, so a handler may interrupt the very loop that reads the queue.
-        def remember(number: int, _frame: object) -> None:
-            self._events.put(signal.Signals(number))
-
-        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _next_event(self) -> tuple[Process, int] | signal.Signals | None:
         due = [moment for moment in (self._next and self._next[0], self._deadline) if moment]
@@ -128,7 +116,7 @@ class Supervisor:
             elif not self._running:
                 self._start_again(*self._again)
             return
-        if self._told_to_end or (self._chief_done and not process.is_chief):
+        if self._ending or (self._chief_done and not process.is_chief):
             return
         if code in PERMANENT:
             self._failures += [*self._fallen, Verdict(code, process.name, process.last_error)]
@@ -148,7 +136,7 @@ class Supervisor:
         return self._codes.get(self._chief.name) == 0
 
     def _decide(self) -> None:
-        """What follows from the replicas that failed: a restart if the budget has one, else the job's end."""
+        """Restart the replicas that failed if the budget allows it, else end the job."""
         fallen = sorted(self._fallen, key=lambda failure: rank_of_code(failure.code))
         if self._chief_done and self._budget.policy.restarts:  # the primary is done, and with it the job
             self._fallen.clear()
@@ -169,7 +157,7 @@ class Supervisor:
             self._start_again(restart, fallen[0])
 
     def _start_again(self, restart: Restart, cause: Verdict) -> None:
-        self._again, self._told_to_end, self._next = None, False, None
+        self._again, self._ending, self._next = None, False, None
         if restart.reclaimed:  # what fell first may have lost it
             name = next(process.name for process in self._processes if process.reclaimed)
             cause = Verdict(self._codes[name], name)
@@ -192,7 +180,7 @@ class Supervisor:
         self._end(FAILED_GRACE_S)
 
     def _end(self, grace_s: float) -> None:
-        self._told_to_end = True
+        self._ending = True
         for process in self._running.values():
             process.ask_to_stop()
         self._later(grace_s, self._kill)
@@ -210,8 +198,8 @@ class Supervisor:
             return min(self._failures, key=lambda failure: rank_of_code(failure.code))
         if not self._stopping or self._codes[self._chief.name] == 0:
             return Verdict(0, self._chief.name)
-        # Asked to stop. Whatever ended it, the signal, the kill after it or a checkpoint, it is resumable; but what
-        # went wrong on the way, such as a full disk, must be told.
+        # Asked to stop. Whatever ended it, the signal, the kill after it or a checkpoint, it is resumable; but an error
+        # on the way, such as a full disk, must be reported.
         process = min(self._processes, key=lambda process: rank_of_code(self._codes[process.name]))
         code = self._codes[process.name]
         if code in CAUSES:
@@ -220,7 +208,7 @@ class Supervisor:
 
 
 def rank_of_code(code: int) -> int:
-    """Which exit code tells most, the lowest first: one that names a cause, "resumable", a kill, any other, success."""
+    """Sort key of exit codes, the most informative first: a named cause, "resumable", a kill, any other, success."""
     if code in CAUSES:
         return 0
     if code == ExitCode.PREEMPTED:

@@ -1,7 +1,7 @@
 """Checks, before a run starts, that its buckets exist, lie in its region and are accessible.
 
-One request a bucket: its metadata. Where these may not be read, a second one, which everybody may send, asks what this
-account may do there. Nothing is written, and no bucket is made.
+One request a bucket reads its metadata. If these may not be read, a second one, which needs no permission, asks what
+this account may do there. Nothing is written, and no bucket is created.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from requests.exceptions import RequestException
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
-from vlmpipe.backends.vertex.pipeline_job import retrying
+from vlmpipe.backends.vertex.retries import retrying
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 REQUEST_TIMEOUT_S = 20.0
-# Any of these shows that the bucket is meant: what the jobs need, the accounts need that they run as.
+# Any of these shows that it is the intended bucket. What the jobs need there, their own accounts need.
 ENOUGH = ("storage.objects.list", "storage.objects.get", "storage.objects.create")
-WITHOUT_LOOKING = "--force goes on without looking at buckets"
-# Fields whose bytes are written or read again and again, so that their bucket must lie where the machines are. A mirror
-# lies elsewhere on purpose; weights and registered models are read once.
+WITHOUT_CHECK = "--force skips the check of buckets"
+# Fields whose bytes are written or read repeatedly, so that their bucket must lie where the machines are. A mirror lies
+# elsewhere on purpose; weights and registered models are read once.
 NEAR = ("gcp.pipeline_root", "output.root_uri", "data.source", "data.image_folder")
-# What a job is given as it is: no step of ours opens it.
+# Passed on to jobs and services: no step of ours opens these.
 NOT_OURS = ("cluster.env", "cluster.reduction_server", "gcp.labels", "register.serving", "notify")
 # https://docs.cloud.google.com/storage/docs/locations: regions of the predefined dual-regions, and how the names of a
 # multi-region's regions begin; EU leaves out London and Zurich.
@@ -48,7 +48,7 @@ OUTSIDE_EU = ("europe-west2", "europe-west6")
 
 @dataclass(frozen=True)
 class Named:
-    """A bucket, and the first field of the run file that names it; with one that wants it near, that one."""
+    """A bucket, and the first field of the run file that names it, preferably one of NEAR."""
 
     bucket: str
     field: str
@@ -67,7 +67,7 @@ def buckets_of(config: RunConfig) -> list[Named]:
 
 
 def require_buckets(config: RunConfig) -> list[str]:
-    """What could not be looked at, in sentences; most often nothing.
+    """Check all buckets. Returns a sentence for each that could not be checked.
 
     Raises UserError for the first bucket that is missing (66), in another region (64) or closed to this account (77),
     where there are no credentials (67), and where Cloud Storage does not answer (69).
@@ -91,7 +91,7 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
     patience: dict[str, Any] = {"retry": None, "timeout": REQUEST_TIMEOUT_S}
     here = f"the bucket of {named.field}, gs://{named.bucket},"
     try:
-        retrying([], lambda: bucket.reload(**patience))
+        retrying(lambda: bucket.reload(**patience))
     except exceptions.NotFound as error:
         raise UserError(
             f"{here} does not exist",
@@ -103,13 +103,13 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
     except exceptions.Unauthorized as error:
         raise no_credentials(error) from error
     except exceptions.Forbidden as error:
-        if retrying([], lambda: bucket.test_iam_permissions(list(ENOUGH), **patience)):
+        if retrying(lambda: bucket.test_iam_permissions(list(ENOUGH), **patience)):
             return [f"whether {here} lies in {config.gcp.location} is not known: its metadata may not be read"]
         raise UserError(
             f"{here} is closed to this account, or is somebody else's: {_said(error)}",
             expected="a bucket of your own (all of Google Cloud shares their names), which this account may see",
             fix=f"correct {named.field}, or: gcloud storage buckets add-iam-policy-binding gs://{named.bucket} "
-            f"--member=user:YOUR_ACCOUNT --role=roles/storage.legacyBucketReader\n{WITHOUT_LOOKING}",
+            f"--member=user:YOUR_ACCOUNT --role=roles/storage.legacyBucketReader\n{WITHOUT_CHECK}",
             code=ExitCode.NO_PERMISSION,
         ) from error
     except exceptions.BadRequest as error:
@@ -120,13 +120,13 @@ def _look_at(named: Named, config: RunConfig, client: storage.Client) -> list[st
             expected="a bucket where the machines are: from elsewhere each byte is billed and slow",
             fix=f"set gcp.location to the bucket's region, or make one near the machines:\n"
             f"gcloud storage buckets create gs://{named.bucket}-{config.gcp.location} {place} "
-            f"--uniform-bucket-level-access\n{WITHOUT_LOOKING}",
+            f"--uniform-bucket-level-access\n{WITHOUT_CHECK}",
         )
     return []
 
 
 def lies_in(region: str, bucket: storage.Bucket) -> bool:
-    """Whether a bucket, whose metadata was read, has its bytes in `region`. A place not known here counts so."""
+    """Whether a bucket, whose metadata was read, has its bytes in `region`; also for places not known here."""
     location = str(bucket.location or region).lower()
     if bucket.location_type == "multi-region":
         begins = MULTI_REGIONS.get(location, "")
@@ -153,8 +153,8 @@ def _uris(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def _unanswered(why: str) -> UserError:
     return UserError(
         f"Cloud Storage does not answer: {why}",
-        expected="an answer to the question whether the run's buckets are there: nothing was submitted",
-        fix=f"check network and proxy (HTTPS_PROXY), then try again; {WITHOUT_LOOKING}",
+        expected="an answer, to check the run's buckets; nothing was submitted",
+        fix=f"check network and proxy (HTTPS_PROXY), then try again; {WITHOUT_CHECK}",
         code=ExitCode.UNAVAILABLE,
     )
 

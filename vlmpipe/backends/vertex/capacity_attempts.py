@@ -11,12 +11,12 @@ FILE = "capacity_fallback.json"
 
 @dataclass
 class Attempt:
-    """What became of one option."""
+    """The attempt with one option."""
 
     strategy: str
     token: str  # label by which its job is found again
     job: str = ""  # resource name, once an answer came
-    cancelled_for: str = ""  # wait, spend or stop: what we cancelled it for
+    cancelled_for: str = ""  # wait, spend or stop, if we cancelled it
     outcome: str = ""  # no capacity, done, failed or stopped
     why: str = ""
     usd: float | None = None  # spent at most, at the plan's prices
@@ -35,7 +35,7 @@ def parse_attempts(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ..
     """The options in a capacity_fallback.json, in the order in which they were tried.
 
     Args:
-        of_run: the version of `<run>/run.json`; a run that is continued writes it anew, and climbs anew.
+        of_run: the version of `<run>/run.json`, which a resumed run writes again: it starts with the first option.
     """
     if content.get("of_run") != of_run:
         return ()
@@ -43,7 +43,7 @@ def parse_attempts(content: Mapping[str, Any], of_run: str) -> tuple[Attempt, ..
 
 
 def waiting_message(options: Sequence[Attempt]) -> str:
-    """What the training step is doing while no machine of it has said anything; "" without capacity fallback."""
+    """Message of the training step until its first machine writes a record; "" without capacity fallback."""
     if not options or options[-1].outcome:
         return ""
     tried = [f"{one.strategy}: {one.outcome}" for one in options[:-1]]

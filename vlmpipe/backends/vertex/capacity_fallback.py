@@ -1,8 +1,8 @@
 """Runs the training job with capacity fallback: spot, flex_start, standard, in the run file's order.
 
-Every option is a CustomJob with the same worker pools and the same output folder, so each goes on from the newest
-checkpoint. What was tried is kept in `<run>/capacity_fallback.json` before it is sent: a step that begins again
-takes up the job that it finds there, and a lost answer starts no second one.
+Every option is a CustomJob with the same worker pools and the same output folder, so each resumes from the newest
+checkpoint. Each attempt is written to `<run>/capacity_fallback.json` before its request is sent: a restarted step
+continues with the job that it finds there, and a lost answer starts no second one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import PASSING, REQUEST_TIMEOUT_S, SUBMISSION_LABEL, retrying
-from vlmpipe.config.fields import duration_s
+from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
+from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
+from vlmpipe.config.cluster import duration_s
 from vlmpipe.job_spec.parse import parse_job_spec
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
 POLL_S = 20.0
-CANCEL_S = 900.0  # longest wait for a job to end after it was told to; a later start outranks one that still lives
+CANCEL_S = 900.0  # longest wait for a cancelled job to end; a later start outranks one that still runs
 ATTEMPTS = 3  # to create a job whose answers get lost
 WAITING = ("QUEUED", "PENDING", "PAUSED", "UNSPECIFIED")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
@@ -79,16 +80,17 @@ class CapacityFallback:
         self._prices = _prices(read_record(self._store, "plan.json"))
         self._client: JobServiceClient = job_client(self.place.location)
         info = self._store.stat("run.json")
-        self._of_run = info.version if info else ""  # a run that is continued writes run.json anew, and climbs anew
-        self.attempts = self._kept()
+        # A resumed run writes run.json again, and starts with the first option.
+        self._of_run = info.version if info else ""
+        self.attempts = self._read()
 
     def run(self) -> str:
-        """See `climb`."""
+        """See `run_with_fallback`."""
         for option in self._options:
             attempt = self._attempt(option["scheduling_strategy"])
             if not attempt.outcome:
                 self._try(attempt, option)
-                self._keep()
+                self._write()
             if attempt.outcome == "done":
                 return self._resources(attempt)
         tried = [f"  {one.strategy}: {one.why}" for one in self.attempts]
@@ -101,38 +103,36 @@ class CapacityFallback:
         )
 
     def _try(self, attempt: Attempt, option: Mapping[str, str]) -> None:
-        """Start the option's job, or take it up, and watch it to its end. Sets the outcome, or raises."""
+        """Start the option's job, or find it, and watch it to its end. Sets the outcome, or raises."""
         try:
             try:
                 job = self._started(attempt, option)
             except exceptions.TooManyRequests as error:
                 if REQUESTS.search(error.message):
-                    raise  # says nothing of machines; the next option may cost more
+                    raise  # not about machines, and the next option may cost more
                 attempt.outcome, attempt.why = "no capacity", _first_line(error.message)
                 self._say(attempt)
                 return
             self._watch(attempt, duration_s(option["wait"]), job)
-        except BaseException:  # stopped, or Vertex AI no longer answers: nothing may go on unwatched
+        except BaseException:  # stopped, or Vertex AI no longer answers: no job may run unwatched
             if not attempt.outcome:
                 self._abandon(attempt)
             raise
 
     def _abandon(self, attempt: Attempt) -> None:
-        """Cancel the option's job, also one whose creation was not answered; say it where that fails."""
+        """Cancel the option's job, also one whose creation was not answered; print it where that fails."""
         try:
             if not attempt.job and (found := self._find(attempt.token)):
                 attempt.job = found.name
             if not attempt.job:
                 return  # its label stays on record, should it be listed later
             attempt.cancelled_for = "stop"
-            with contextlib.suppress(
-                UserError
-            ):  # a record that cannot be written, which may be why, keeps no job alive
-                self._keep()
+            with contextlib.suppress(UserError):  # the record may be why: its failure must not keep the job running
+                self._write()
             self._send_cancel(attempt)
         except (exceptions.GoogleAPICallError, RequestException) as error:
             name = attempt.job or f"a job with the label {SUBMISSION_LABEL}={attempt.token}, if there is one,"
-            print(f"{name} could not be cancelled and may go on: {_first_line(str(error))}", flush=True)
+            print(f"{name} could not be cancelled and may still run: {_first_line(str(error))}", flush=True)
 
     def _watch(self, attempt: Attempt, wait_s: float, job: api.CustomJob) -> None:
         waiting_since_s: float | None = job.create_time.timestamp()
@@ -146,7 +146,8 @@ class CapacityFallback:
                     break
             elif state not in WAITING:
                 waiting_since_s = None
-                if self._max_spend_usd is not None and self._spent() >= self._max_spend_usd:
+                spent_usd = sum(one.usd or 0.0 for one in self.attempts)
+                if self._max_spend_usd is not None and spent_usd >= self._max_spend_usd:
                     self._cancel(attempt, "spend")
             else:
                 waiting_since_s = now_s if waiting_since_s is None else waiting_since_s
@@ -160,17 +161,18 @@ class CapacityFallback:
 
     def _judge(self, attempt: Attempt, job: api.CustomJob) -> None:
         state, said = _state(job), _first_line(job.error.message)
+        no_capacity = job.error.code == RESOURCE_EXHAUSTED or NO_CAPACITY.search(job.error.message)
         if state in ("SUCCEEDED", "PARTIALLY_SUCCEEDED"):
             attempt.outcome = "done"
         elif attempt.cancelled_for == "wait":
             attempt.outcome = "no capacity"
-        elif state == "EXPIRED" or (state == "FAILED" and _is_no_capacity(job)):
+        elif state == "EXPIRED" or (state == "FAILED" and no_capacity):
             attempt.outcome, attempt.why = "no capacity", said or "its wait expired"
         elif attempt.cancelled_for == "spend" or state == "CANCELLED":
             attempt.outcome = "stopped"
         else:
             attempt.outcome, attempt.why = "failed", said
-        self._keep()
+        self._write()
         self._say(attempt)
         if attempt.outcome == "stopped":
             limit = f"cluster.max_spend_usd, ${self._max_spend_usd:,.2f}, is reached"
@@ -193,11 +195,9 @@ class CapacityFallback:
         for number in range(ATTEMPTS):
             if found := self._find(attempt.token):
                 break
-            self._keep()
+            self._write()
             try:
-                found = self._client.create_custom_job(
-                    parent=self.place.parent, custom_job=request, retry=None, timeout=REQUEST_TIMEOUT_S
-                )
+                found = send_once(self._client.create_custom_job, parent=self.place.parent, custom_job=request)
                 break
             except (*PASSING, exceptions.TooManyRequests) as error:
                 if isinstance(error, exceptions.TooManyRequests) and not REQUESTS.search(error.message):
@@ -210,7 +210,7 @@ class CapacityFallback:
                 assert fault
                 raise fault
         attempt.job = found.name
-        self._keep()
+        self._write()
         print(f"{attempt.strategy}: {found.name}", flush=True)
         return found
 
@@ -228,27 +228,19 @@ class CapacityFallback:
 
     def _find(self, token: str) -> api.CustomJob | None:
         request = api.ListCustomJobsRequest(parent=self.place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
-
-        def ask() -> list[api.CustomJob]:
-            return list(self._client.list_custom_jobs(request, retry=None, timeout=REQUEST_TIMEOUT_S))
-
-        return next(iter(retrying([], ask)), None)
+        return next(iter(list_all(self._client.list_custom_jobs, request)), None)
 
     def _get(self, name: str) -> api.CustomJob:
-        return retrying([], lambda: self._client.get_custom_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+        return send_request(self._client.get_custom_job, name=name)
 
     def _cancel(self, attempt: Attempt, reason: str) -> None:
         attempt.cancelled_for = reason
-        self._keep()
+        self._write()
         self._send_cancel(attempt)
 
     def _send_cancel(self, attempt: Attempt) -> None:
-        try:
-            retrying(
-                [], lambda: self._client.cancel_custom_job(name=attempt.job, retry=None, timeout=REQUEST_TIMEOUT_S)
-            )
-        except exceptions.BadRequest:  # it ended meanwhile; the next look says how
-            return
+        with contextlib.suppress(exceptions.BadRequest):  # it ended meanwhile; the next look says how
+            send_request(self._client.cancel_custom_job, name=attempt.job)
 
     # ---- what was tried
 
@@ -259,26 +251,23 @@ class CapacityFallback:
         self.attempts.append(Attempt(strategy, secrets.token_hex(8)))
         return self.attempts[-1]
 
-    def _kept(self) -> list[Attempt]:
+    def _read(self) -> list[Attempt]:
         if self._store.stat(FILE) is None:
             return []
         options = parse_attempts(read_record(self._store, FILE), self._of_run)
         return [one for one in options if one.cancelled_for != "stop"]
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         content = {"of_run": self._of_run, "attempts": [asdict(one) for one in self.attempts]}
         write_record(self._store, FILE, content, indent=1)
 
     def _spent_usd(self, attempt: Attempt, job: api.CustomJob) -> float | None:
-        """At most: from its first start on, waiting for machines that were taken away included."""
+        """Upper bound: from its first start on, including waits for machines that were taken away."""
         price = self._prices.get(attempt.strategy)
         if not job.start_time:
             return 0.0
         end_s = job.end_time.timestamp() if job.end_time else self._now()
         return None if price is None else price * max(0.0, end_s - job.start_time.timestamp()) / 3600
-
-    def _spent(self) -> float:
-        return sum(one.usd or 0.0 for one in self.attempts)
 
     def _say(self, attempt: Attempt) -> None:
         print(": ".join(part for part in (attempt.strategy, attempt.outcome, attempt.why) if part), flush=True)
@@ -290,10 +279,6 @@ class CapacityFallback:
 
 def _state(job: api.CustomJob) -> str:
     return job.state.name.removeprefix("JOB_STATE_")
-
-
-def _is_no_capacity(job: api.CustomJob) -> bool:
-    return job.error.code == RESOURCE_EXHAUSTED or bool(NO_CAPACITY.search(job.error.message))
 
 
 def _prices(plan: Mapping[str, Any]) -> dict[str, float | None]:

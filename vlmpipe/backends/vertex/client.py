@@ -1,6 +1,6 @@
 """Client for Vertex AI: endpoint, credentials, and translation of its errors.
 
-REST for everything: what the tests run is then what talks to Google, it passes through HTTPS proxies, and an error is a
+Everything is REST: the tests run the code that talks to Google, requests pass through HTTPS proxies, and an error is a
 status and a text.
 """
 
@@ -117,10 +117,9 @@ def _client(kind: Callable[..., Client], location: str) -> Client:
 
 
 def operations_client(location: str) -> AbstractOperationsClient:
-    """A client that asks how a long-running operation stands.
+    """A client that polls long-running operations.
 
-    The generated clients ask at /ui/, the first of the paths that they are given and one that no document names; this
-    one asks at /v1/.
+    The generated clients poll at /ui/, which is not documented; this one polls at /v1/.
     """
     from google.api_core.operations_v1 import AbstractOperationsClient, OperationsRestTransport
 
@@ -133,9 +132,9 @@ def operations_client(location: str) -> AbstractOperationsClient:
 def translate_errors(
     place: Place, *, role: str = "roles/aiplatform.user", what: str = "pipeline job"
 ) -> Iterator[None]:
-    """Re-raise what the client library raises inside the block as a UserError that says what to do.
+    """Re-raise the client library's errors inside the block as UserErrors with a fix.
 
-    `role` is the one that the block needs on the project, `what` the kind of resource that it speaks of.
+    `role` is the one that the block needs on the project, `what` the kind of resource that it requests.
     """
     import requests
     from google.api_core.exceptions import GoogleAPICallError
@@ -172,7 +171,7 @@ def credentials_for(address: str) -> Credentials:
 
 
 def no_credentials(error: Exception) -> UserError:
-    """That there are none, or that they have run out."""
+    """The error for missing or expired credentials."""
     return UserError(
         f"no usable Google Cloud credentials: {_first_sentence(error)}",
         expected="application default credentials",
@@ -204,7 +203,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
             f"no permission in project {place.project}, or there is no such project: {said}",
             expected=_roles(place, role),
             fix=f"gcloud projects add-iam-policy-binding {place.project} --member=user:YOUR_ACCOUNT --role={role}\n"
-            f"or correct the project, or log in as somebody else: {LOGIN}",
+            f"or correct the project, or log in with another account: {LOGIN}",
             code=ExitCode.NO_PERMISSION,
         )
     if status == 401:
@@ -217,7 +216,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
         )
     if status == 409:
         return UserError(
-            f"a {what} of this name, which is not this one, is there already: {said}",
+            f"another {what} of this name exists already: {said}",
             fix="submit again: the name holds the time, to the second",
             code=ExitCode.UNAVAILABLE,
         )
@@ -230,7 +229,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
     if 400 <= status < 500:
         return ConfigError(
             f"Vertex AI refuses the {what}: {said}",
-            expected="values that the API takes; it names the one that it does not",
+            expected="values that the API accepts",
             fix="correct the field in the run file",
         )
     return _unreachable(place, f"{status} {said}")
@@ -238,7 +237,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
 
 def _roles(place: Place, role: str) -> str:
     if not place.service_account:
-        return f"{role} on the project, for the account that asks"
+        return f"{role} on the project, for this account"
     return (
         f"{role} on the project and roles/iam.serviceAccountUser on {place.service_account}, for the account that "
         "submits"

@@ -1,52 +1,38 @@
 """Turns a compiled pipeline into a pipeline job request, and sends it exactly once.
 
-The generated client is used rather than `aiplatform.PipelineJob.submit`: that one first looks for the bucket, creates
-it if it is not found, and spends one to two minutes where it cannot look. A test compares what the two send.
+The generated client is used rather than `aiplatform.PipelineJob.submit`, which first looks for the bucket, creates it
+if it is missing, and takes one to two minutes where it may not look. A test compares the requests of both.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
-from google.api_core.retry import Retry
 from google.auth.exceptions import GoogleAuthError
 from google.cloud.aiplatform_v1.types import EncryptionSpec, PipelineFailurePolicy, PipelineJob, PscInterfaceConfig
 from google.protobuf import json_format
-from requests.exceptions import ConnectionError as NoConnection
-from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SSLError, Timeout
-from urllib3.exceptions import NewConnectionError
+from requests.exceptions import RequestException
 
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
+from vlmpipe.backends.vertex.retries import may_have_arrived, send_request
 from vlmpipe.config.run_config import run_uri
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
 
     from vlmpipe.config.run_config import RunConfig
 
-Answer = TypeVar("Answer")
-SUBMISSION_LABEL = (
-    "vlmpipe-submission"  # tells our own job, whose answer was lost, from somebody else's of the same name
-)
-REQUEST_TIMEOUT_S = 30.0
-PASSING = (
-    exceptions.BadGateway,
-    exceptions.GatewayTimeout,
-    exceptions.InternalServerError,
-    exceptions.ServiceUnavailable,
-    NoConnection,
-    Timeout,
-)
-RETRY = Retry(initial=0.5, maximum=8.0, timeout=45.0)
+# Identifies our own job when its answer was lost, among others of the same name.
+SUBMISSION_LABEL = "vlmpipe-submission"
 
 
 @dataclass(frozen=True)
@@ -74,7 +60,7 @@ class Submission:
 
 
 def job_id_at(config: RunConfig, moment: datetime) -> str:
-    """Name of the pipeline job and, unless --run-id says otherwise, of the run: <name>-<date>-<time>.
+    """Name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>.
 
     At most 63 + 16 of the 128 characters that Vertex AI takes; a run file's name holds no others than it does.
     """
@@ -87,14 +73,14 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
     Args:
         pipeline: the file that `compile_pipeline` wrote for the target vertex.
         job_id: see `job_id_at`.
-        run_id: an earlier run to continue, as the pipeline's parameter; empty for a new one. The other parameters are
-            not used here: what the plan priced is what is in the run file.
+        run_id: an earlier run to continue, as the pipeline's parameter; empty for a new one. The other parameters stay
+            as compiled: the plan priced the run file.
         template_uri: where the pipeline was published, by its version; the console then links the run to it.
 
     Raises ConfigError for a run file that lacks what a run on Vertex AI needs, or a run id that is no folder's name.
     """
-    config.require_vertex()
-    config.require_data_in_cloud()
+    require_vertex(config)
+    require_data_in_cloud(config)
     gcp = config.gcp
     job = PipelineJob(
         display_name=config.name,
@@ -119,75 +105,34 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
 
 
 def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:
-    """Create the job; the server's answer. Sent again after a passing fault, it is still one job: its name is its key.
+    """Create the job; returns the server's answer. Repeated after a passing fault, it is one job: its name is its key.
 
-    Raises UserError in words for everything that Google's client raises. Where an answer never came, it says that the
-    job may be there.
+    Raises UserError for all errors of Google's client. Without any answer, it warns that the job may exist.
     """
     faults: list[Exception] = []
     with translate_errors(submission.place):
         try:
             try:
-                return retrying(faults, lambda: _create(client, submission))
+                return send_request(
+                    client.create_pipeline_job,
+                    parent=submission.place.parent,
+                    pipeline_job=submission.job,
+                    pipeline_job_id=submission.job_id,
+                    faults=faults,
+                )
             except exceptions.Conflict as conflict:
-                found = retrying(faults, lambda: _get(client, submission))
+                found = send_request(client.get_pipeline_job, name=submission.resource_name, faults=faults)
                 if found.labels.get(SUBMISSION_LABEL) == submission.job.labels[SUBMISSION_LABEL]:
                     return found  # our own, whose answer was lost
                 taken = conflict
         except (exceptions.GoogleAPICallError, GoogleAuthError, RequestException) as error:
             if not may_have_arrived(faults):
                 raise
+            reason = " ".join(str(error).split())[:300]
             raise UserError(
-                f"Vertex AI gave no good answer: {_short(error)}; whether the run was started is not known",
+                f"Vertex AI gave no good answer: {reason}; whether the run was started is not known",
                 expected="an answer to the request that creates pipeline job " + submission.job_id,
                 fix=f"look at {submission.console_url}\nand submit again only if it is not there",
                 code=ExitCode.UNAVAILABLE,
             ) from error
         raise taken
-
-
-def retrying(faults: list[Exception], call: Callable[[], Answer]) -> Answer:
-    """Call until it works, fails for good, or time is up; then raise the last fault. `faults` gets them all.
-
-    A first request that finds nobody to talk to is not repeated: a person who is offline wants to know at once.
-    """
-
-    def passing(error: Exception) -> bool:
-        faults.append(error)
-        return isinstance(error, PASSING) and not all(_never_arrived(fault) for fault in faults)
-
-    try:
-        return RETRY.with_predicate(passing)(call)()
-    except exceptions.RetryError as error:
-        raise error.cause or error from error
-
-
-def _create(client: PipelineServiceClient, submission: Submission) -> PipelineJob:
-    return client.create_pipeline_job(
-        parent=submission.place.parent,
-        pipeline_job=submission.job,
-        pipeline_job_id=submission.job_id,
-        retry=None,
-        timeout=REQUEST_TIMEOUT_S,
-    )
-
-
-def _get(client: PipelineServiceClient, submission: Submission) -> PipelineJob:
-    return client.get_pipeline_job(name=submission.resource_name, retry=None, timeout=REQUEST_TIMEOUT_S)
-
-
-def may_have_arrived(faults: list[Exception]) -> bool:
-    """Whether a request may have been carried out although its answer never came."""
-    return any(isinstance(fault, PASSING) and not _never_arrived(fault) for fault in faults)
-
-
-def _never_arrived(fault: Exception) -> bool:
-    """Whether the request certainly did not reach the service."""
-    if isinstance(fault, ConnectTimeout | ProxyError | SSLError):
-        return True
-    wrapped = fault.args[0] if fault.args else None
-    return isinstance(getattr(wrapped, "reason", None), NewConnectionError)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -1,7 +1,7 @@
 """The memory of one device as a bar with a legend, for a terminal.
 
-Each segment of the bar is its letter over and over, in the segment's own colour on the same colour: a solid block in a
-terminal with colours, and still readable in a file without.
+Each segment of the bar repeats its letter, in the segment's own colour on the same colour: a solid block in a terminal
+with colours, and still readable in a file without.
 """
 
 from __future__ import annotations
@@ -10,30 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
+
+from vlmpipe.cli.views.tables import ruled_table
+from vlmpipe.report.plan_section import merged_parts
 
 GIB = 2**30
 COLORS = ("blue", "cyan", "green", "yellow", "magenta", "red", "white")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-SMALL_SHARE = 0.01  # of the whole: below it, parts share a line
 SPARE, MARK = "·", "┃"
-
-
-def merged_parts(parts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The largest first; several parts of less than a hundredth become one."""
-    ordered = sorted(parts, key=lambda part: -part["bytes"])
-    total = sum(part["bytes"] for part in ordered)
-    small = [part for part in ordered if part["bytes"] < SMALL_SHARE * total]
-    if len(small) < 2:
-        return [dict(part) for part in ordered]
-    rest = {
-        "name": f"{len(small)} smaller parts",
-        "bytes": sum(part["bytes"] for part in small),
-        "why": ", ".join(part["name"] for part in small),
-    }
-    return [*(dict(part) for part in ordered if part not in small), rest]
 
 
 def cells(sizes: Sequence[int], scale: int, width: int) -> list[int]:
@@ -72,11 +58,7 @@ def share_text(share: float) -> str:
 
 
 def _legend(parts: Sequence[Mapping[str, Any]], total: int) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("memory", no_wrap=True)
-    table.add_column("GiB", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
+    table = ruled_table("", "memory", "GiB", "share", right=("GiB", "share"), wrap=False)
     table.add_column("")
     for (letter, color), part in zip(_looks(), parts, strict=False):
         table.add_row(

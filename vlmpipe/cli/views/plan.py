@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
-from vlmpipe.cli.views.tables import FINDING_LOOKS, grid, standard_output
+from vlmpipe.cli.views.tables import FINDING_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.planner.cost.approval import dollars
 
 WIDEST = 120  # longer lines are hard to follow
@@ -65,7 +64,7 @@ def headline(plan: Mapping[str, Any]) -> str:
 def machines_table(jobs: Mapping[str, Any], width: int = WIDEST) -> Table:
     """The worker pools of each job. Boot disks only where there is room."""
     wide = width >= WITH_DISKS
-    table = _table("job", "pool", "machines", "accelerators of each", *(["boot disk"] if wide else []))
+    table = ruled_table("job", "pool", "machines", "accelerators of each", *(["boot disk"] if wide else []))
     for job, pools in jobs.items():
         for pool in pools:
             count, disk_gb = pool["accelerator_count"], pool["boot_disk_size_gb"]
@@ -160,7 +159,7 @@ def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
         facts.append(f"{time['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
     facts.append(f"{time['steps']:,} steps" if time["steps"] is not None else f"number of steps {UNKNOWN}")
     yield Text.assemble((f"Time of a step: {_seconds(step_s)}", "bold"), f"  {' · '.join(facts)}")
-    table = _table("part", "time", "share", "", right=("time", "share"))
+    table = ruled_table("part", "time", "share", "", right=("time", "share"))
     for part in time["parts"]:
         if part["hidden"]:
             table.add_row(Text(part["name"], style="dim"), _seconds(part["s"]), "", Text("hidden", style="dim"))
@@ -173,8 +172,7 @@ def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield ""
     terms = {term: cost["by_term"][term] for term in TERMS}
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column("cost", no_wrap=True)
+    table = ruled_table("cost", wrap=False)
     for term in terms:
         chosen = term == cost["term"]
         options = list(cost.get("capacity_fallback") or ())  # plans of earlier releases have none
@@ -244,13 +242,6 @@ def _remarks(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
     if table.row_count:
         yield Text("Notes and assumptions", style="dim bold")
         yield table
-
-
-def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    return table
 
 
 def _step_of(term: Mapping[str, Any], job: str) -> Mapping[str, Any] | None:

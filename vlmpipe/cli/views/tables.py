@@ -1,4 +1,4 @@
-"""Tables that commands print."""
+"""Tables of findings, violations, runs and schedules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +16,7 @@ from vlmpipe.runs.live_view import LOOKS, render
 
 if TYPE_CHECKING:
     from pipelines.check import Finding
-    from pipelines.schedules.client import Live
+    from pipelines.schedules.client import RunSchedule
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.runs.local.state import RunState
     from vlmpipe.runs.local.summary import RunReport
@@ -36,7 +37,7 @@ def standard_output() -> Console:
 
 
 def grid(columns: int) -> Table:
-    """A table without lines. Its last column breaks a word longer than the line; rich would cut off the rest of it."""
+    """A table without lines. Its last column breaks a word longer than the line, which rich would cut off."""
     table = Table.grid(padding=(0, 1))
     for _ in range(columns - 1):
         table.add_column(no_wrap=True)
@@ -44,8 +45,23 @@ def grid(columns: int) -> Table:
     return table
 
 
+def ruled_table(*columns: str, right: Sequence[str] = (), wrap: bool = True) -> Table:
+    """A table with a line under its header."""
+    table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=not wrap)
+    return table
+
+
+def _list_table(*columns: str) -> Table:
+    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
 def print_findings(findings: Sequence[Finding]) -> None:
-    """What was checked, a line each, and the count."""
+    """A line for each check, and the counts."""
     table = grid(columns=3)
     for finding in findings:
         sign, style = FINDING_LOOKS[finding.state]
@@ -61,7 +77,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 
 def print_violations(violations: Sequence[Violation], region: str) -> None:
-    """What is wrong with a job spec: a block each, errors first, and the count."""
+    """A block for each violation of a job spec, errors first, and the counts."""
     console = standard_output()
     for violation in sorted(violations, key=lambda one: one.severity):  # "error" comes before "warning"
         sign, style = FINDING_LOOKS["failed" if violation.severity == "error" else "warning"]
@@ -89,9 +105,7 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
     if not runs:
         console.print(Text(f"No runs under {root}. Start with: vlmpipe run configs/digits.yaml"))
         return
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for column in ("run", "started", "outcome", "accuracy", "gate"):
-        table.add_column(column, overflow="fold")
+    table = _list_table("run", "started", "outcome", "accuracy", "gate")
     for run in runs:
         results = run.as_json()
         evaluation, decision = results["evaluation"] or {}, results["decision"] or {}
@@ -108,10 +122,8 @@ def print_runs(runs: Sequence[RunReport], root: str) -> None:
 
 
 def print_submitted(submitted: Mapping[str, RunRecord]) -> None:
-    """The runs that were submitted to Vertex AI from this folder. How they stand, only the service knows."""
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
-    for column in ("submitted to Vertex AI", "at", "planned", "to see how it stands"):
-        table.add_column(column, overflow="fold")
+    """The runs that were submitted to Vertex AI from this folder; only the service knows their status."""
+    table = _list_table("submitted to Vertex AI", "at", "planned", "to see its status")
     for name, note in submitted.items():
         planned = "–" if note.usd is None else f"${note.usd:,.2f}"
         at = f"{datetime.fromtimestamp(note.submitted_s):%Y-%m-%d %H:%M}"
@@ -126,11 +138,9 @@ def print_state(state: RunState) -> None:
     console.print(render(state, starts=True))
 
 
-def print_schedules(schedules: Sequence[Live]) -> None:
+def print_schedules(schedules: Sequence[RunSchedule]) -> None:
     """Schedules that are live, a line each."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("schedule", "state", "when", "next start", "runs started", "resource"):
-        table.add_column(title, overflow="fold")
+    table = _list_table("schedule", "state", "when", "next start", "runs started", "resource")
     for live in schedules:
         schedule = live.schedule
         following = f"{schedule.next_run_time:%Y-%m-%d %H:%M UTC}" if schedule.next_run_time else "-"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from trainer.storage.regular_files import open_regular
 from vlmpipe.runs.local.run import LOG, is_running, lock_holders, lock_owner, run_argument
 from vlmpipe.runs.local.summary import RunReport
 
@@ -23,10 +26,10 @@ _TASK = re.compile(r"Executing task (?:\x1b\[\d+m)?'([\w-]+)'")
 
 
 def cancel(report: RunReport) -> bool:
-    """Ask the `vlmpipe run` that carries the run out to stop it, as Ctrl-C does; False where it has just ended.
+    """Ask the run's `vlmpipe run` process to stop, as Ctrl-C does; False where it has just ended.
 
-    Where that process was killed, ask the subreaper it left behind, which then kills the run's processes. Raises
-    ConfigError for a run that is over, UserError where the process belongs to another user.
+    If that process was killed, ask its subreaper, which then kills the run's processes. Raises ConfigError for a run
+    that is over, UserError where the process belongs to another user.
     """
     run = report.folder.name
     if not report.running:
@@ -61,7 +64,7 @@ def log_files(folder: Path, step: str = "") -> list[Path]:
     raise UserError(
         f"run {folder.name} has no log of {f'step {step}' if step else 'its own'} yet",
         expected=f"one of {', '.join(known)}" if known else "a run whose jobs have begun",
-        fix=f"vlmpipe logs {folder.name}, without --step: what the other steps print is there",
+        fix=f"vlmpipe logs {folder.name}, without --step, shows the output of the other steps",
         code=ExitCode.NOT_FOUND,
     )
 
@@ -77,7 +80,7 @@ class LogLine:
 
 
 class LogFile:
-    """Parses the lines of one log in order. The pipeline's log names the step that each part of it is from."""
+    """Parses the lines of one log in order. Lines in the pipeline's log name the step that follows."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._is_pipeline = path, path.name == LOG
@@ -105,21 +108,28 @@ def read_logs(files: list[Path], *, last: int) -> Iterator[LogLine]:
     """Lines of these files, the `last` ones of each; 0: all."""
     for file in files:
         log = LogFile(file)
-        yield from [log.parse(line) for line in file.read_text("utf-8", "replace").splitlines()][-last:]
+        with _opened(file) as stream:
+            yield from [log.parse(line) for line in stream.read().splitlines()][-last:]
+
+
+def _opened(path: Path) -> TextIO:
+    with os_errors(f"reading {path}"):
+        file = open_regular(path)
+    return io.TextIOWrapper(file, encoding="utf-8", errors="replace")
 
 
 def follow_logs(
     folder: Path, files: list[Path], *, last: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[LogLine]:
-    """The same, and what is added to the files until the run is over."""
+    """The same, and new lines until the run is over."""
     logs = [LogFile(file) for file in files]
     with contextlib.ExitStack() as stack:
-        streams = [stack.enter_context(log.path.open(encoding="utf-8", errors="replace")) for log in logs]
+        streams = [stack.enter_context(_opened(log.path)) for log in logs]
         for log, stream in zip(logs, streams, strict=True):
             yield from [log.parse(line.rstrip("\n")) for line in stream][-last:]
         running = True
         while running:
-            running = is_running(folder)  # asked first: what is printed before the end is read below
+            running = is_running(folder)  # asked first: lines printed before the end are read below
             for log, stream in zip(logs, streams, strict=True):
                 yield from (log.parse(line.rstrip("\n")) for line in stream)
             if running:

@@ -1,16 +1,17 @@
 """`vlmpipe diagnose` for local runs.
 
-Whatever is said is said by the run itself: the record of the step that failed first, then the logs of its replicas,
-then the log of the whole pipeline. How it is weighed is in diagnosis.py; runs on Vertex AI are in vertex_diagnose.py.
+Reads the record of the step that failed, the logs of its replicas, and the log of the pipeline, in this order.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import time
 from pathlib import Path
 
 from trainer.storage.records import read_record_file
+from trainer.storage.regular_files import NotRegularFileError, open_regular
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
@@ -22,12 +23,12 @@ RUN_FILES = (MARKER, "run.json", "steps", "logs")
 
 
 def is_run_folder(name: str) -> bool:
-    """Whether it is a folder with something of a run in it."""
+    """Whether it is a folder with files of a run."""
     return Path(name).is_dir() and any(Path(name, file).exists() for file in RUN_FILES)
 
 
 def diagnose_folder(folder: Path) -> Diagnosis:
-    """Diagnose a run's folder, that of a run elsewhere (downloaded from its bucket) too."""
+    """Diagnose a run's folder, also one downloaded from a bucket."""
     marker = read_marker(folder)
     since_s = marker.started_s if marker else 0.0
     running = marker is not None and is_running(folder)
@@ -35,7 +36,7 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     if marker and not running:
         state = state.ended(marker.exit_code)
     step = next((one for one in state.steps if one.state in ("failed", "stopped")), None)
-    # Without a marker nobody has closed the records of what was killed: the last step that began is the one.
+    # Without a marker, the records of killed steps are still open: take the last one.
     step = step or next((one for one in reversed(state.steps) if one.state == "running"), None)
     code = _exit_code(marker.exit_code if marker else None, step)
     if running:
@@ -50,7 +51,8 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     ends = rank_ends(texts)
     stall = None
     if pattern and pattern.id in STALL_IDS:
-        stall = read_stall(folder, world_size=_world_size(folder), since_s=since_s)
+        world_size = int(read_record_file(folder / "preflight.json").get("world_size", 0))
+        stall = read_stall(folder, world_size=world_size, since_s=since_s)
     faults = [
         str(line["faults"])
         for line in read_faults(folder, since_s=since_s)
@@ -80,7 +82,7 @@ def _exit_code(of_run: int | None, step: Step | None) -> int | None:
 
 
 def _texts(folder: Path, step: Step | None) -> list[Text]:
-    """What the run said of its end, the most telling first."""
+    """Error messages and logs of the run's end, the most informative first."""
     texts = []
     if step and step.detail.get("error"):
         texts.append(Text(f"steps/{step.name}.json", str(step.detail["error"]), first_line=0))
@@ -97,13 +99,12 @@ def _texts(folder: Path, step: Step | None) -> list[Text]:
 
 
 def _end_of(path: Path, where: str) -> Text:
-    """The end of a log, and the number of the line it begins in."""
-    with path.open("rb") as file:
-        skipped = 0
-        for _ in range(max(0, path.stat().st_size - LOG_BYTES) // LOG_BYTES):
-            skipped += file.read(LOG_BYTES).count(b"\n")
-        return Text(where, file.read().decode("utf-8", "replace"), skipped + 1)
-
-
-def _world_size(folder: Path) -> int:
-    return int(read_record_file(folder / "preflight.json").get("world_size", 0))
+    """The end of a log, and the number of the line it begins in. One that cannot be read says nothing."""
+    try:
+        with open_regular(path) as file:
+            skipped = 0
+            for _ in range(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES) // LOG_BYTES):
+                skipped += file.read(LOG_BYTES).count(b"\n")
+            return Text(where, file.read().decode("utf-8", "replace"), skipped + 1)
+    except (OSError, NotRegularFileError):
+        return Text(where, "", 1)

@@ -23,9 +23,9 @@ def read_faults(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
 
 
 def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]:
-    """One sentence on what happened, and one for each event that did not come about.
+    """A sentence on the faults, and one for each event that did not happen.
 
-    The number of repeated steps is a lower bound: what training did after the last word of its record is not known.
+    The number of repeated steps is a lower bound: steps after training's last record are not known.
     """
     found = Counter(line["event"] for line in lines)
     events = ", ".join(_count(found[kind], name) for kind, name in NAMES.items() if found[kind])
@@ -34,7 +34,7 @@ def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]
     if events:
         cost = f"{_count(found['restart'], 'restart')}, at least {_count(repeated, 'step')} made twice"
         said.append(f"{'survived' if survived else 'met'} {events}: {cost} ({FAULTS_FILE})")
-    return said + [f"did not come about: {line['faults']}" for line in lines if line["event"] == "missed"]
+    return said + [f"did not happen: {line['faults']}" for line in lines if line["event"] == "missed"]
 
 
 def restart_lines(state: RunState) -> list[str]:

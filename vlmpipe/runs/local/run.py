@@ -1,4 +1,4 @@
-"""Local runs: which run a command starts or resumes, and the lock that protects it."""
+"""Local runs: chooses the run that a command starts or resumes, and locks its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_e
 from trainer.storage.base import join_uri
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file, write_record
-from trainer.storage.regular_files import NotRegularFileError, open_lock
+from trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
 from vlmpipe.runs.local.state import STOPPED, RunState, read_state
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ DEFAULT_ROOT = "runs"  # the default of output.root_uri
 MARKER = "local.json"
 RUN_FILE_COPY = "run_file.json"
 LOCK = "run.lock"
+LOCK_BYTES = 1000  # at most
 LOG = "pipeline.log"
-ORPHANS_MAX_S = 90.0  # more than local_runner.GRACE_S, after which a subreaper kills what is left
+ORPHANS_MAX_S = 90.0  # more than local_runner.GRACE_S, after which a subreaper kills the remaining processes
 SAY_EVERY_S, POLL_S = 5.0, 0.25
 CLOCK_STEP_S = 2.0  # start times are derived from the clock, which may be set
 RUN_ID = re.compile(r"^[a-z0-9][a-z0-9-]{0,127}$")
@@ -47,7 +48,7 @@ class Marker:
     arguments: tuple[str, ...]  # run file and overrides, as given
     started_s: float
     ended_s: float = 0.0
-    exit_code: int | None = None  # None while it runs, or when it was killed
+    exit_code: int | None = None  # None while it runs, and after a kill
     version: int = 1
 
     @property
@@ -73,7 +74,7 @@ def read_marker(folder: Path) -> Marker | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """The run that a command is about. `earlier` is its last attempt when it is continued."""
+    """The chosen run. `earlier` is its last attempt when it is resumed."""
 
     run_id: str
     earlier: Marker | None = None
@@ -125,7 +126,7 @@ def _require_continuable(folder: Path, marker: Marker, config_digest: str, fresh
 
 @dataclass
 class LocalRun:
-    """A run that is about to be carried out; its lock is held while this process or the pipeline lives."""
+    """A run that is about to start; its lock is held while this process or the pipeline lives."""
 
     folder: Path
     marker: Marker
@@ -137,7 +138,7 @@ class LocalRun:
         return self.folder / LOG
 
     def introduction(self) -> list[str]:
-        """What to say first: whether this run is new, and where its log is."""
+        """The first lines of output: whether this run is new, and where its log is."""
         if self.earlier is None:
             return [f"Starting run {self.folder.name}", f"Log: {self.log}"]
         ended = self.earlier.exit_code
@@ -148,7 +149,7 @@ class LocalRun:
         return read_state(self.folder, now_s=time.time(), since_s=self.marker.started_s)
 
     def close(self, exit_code: int) -> None:
-        """Record how this attempt ended, and let go of the run."""
+        """Record how this attempt ended, and release the lock."""
         self.marker = replace(self.marker, exit_code=exit_code, ended_s=time.time())
         # On a full disk the record stays as it was at the start, like a killed attempt's: it is continued as well.
         with contextlib.suppress(UserError):
@@ -171,7 +172,7 @@ def runs_folder(config: RunConfig) -> Path:
 def require_writable(root: Path) -> Path:
     """Raise UserError unless a folder can be made in `root`, the output folder, or in the nearest one above it.
 
-    Returns the one that exists.
+    Returns the existing folder.
     """
     existing = next(path for path in (root, *root.parents) if path.exists())
     if not existing.is_dir():
@@ -209,9 +210,9 @@ def open_run(
 ) -> LocalRun:
     """Choose the run, take its lock and write what the pipeline needs into its folder.
 
-    Waits for what a killed `vlmpipe run` of the same run left behind, and says so. Raises ConfigError for a run id that
-    cannot be used, UserError when the run is already running or the chosen port is in use (exit 69), or when nothing
-    can be written to the output folder (exit 73 or 77).
+    Waits for processes that a killed `vlmpipe run` of the same run left, and prints that. Raises ConfigError for an
+    invalid run id, UserError when the run is already running or the chosen port is in use (exit 69), or when the output
+    folder is not writable (exit 73 or 77).
     """
     folder = runs_folder(config)
     require_writable(folder.parent.absolute())
@@ -271,10 +272,10 @@ def _try_lock(lock: int) -> bool:
 
 def lock_owner(folder: Path) -> psutil.Process | None:
     """The process that took the run's lock; None once it has ended."""
-    with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-        pid, created_s = (folder / LOCK).read_text().split()
+    with contextlib.suppress(OSError, UserError, ValueError, psutil.NoSuchProcess):
+        pid, created_s = read_regular(folder / LOCK, LOCK_BYTES).split()
         process = psutil.Process(int(pid))
-        is_same = abs(process.create_time() - float(created_s)) < CLOCK_STEP_S  # else the pid was given out again
+        is_same = abs(process.create_time() - float(created_s)) < CLOCK_STEP_S  # otherwise the pid was reused
         if is_same and process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None
@@ -291,7 +292,7 @@ def lock_holders(folder: Path) -> list[psutil.Process]:
 
 
 def run_argument(folder: Path) -> str:
-    """What names the run on the command line: its id under the default root, else its folder."""
+    """The run's name on the command line: its id under the default root, else its folder."""
     return folder.name if folder.parent == Path(DEFAULT_ROOT, "runs") else str(folder)
 
 

@@ -1,13 +1,13 @@
 """State of a local run from its files: steps, training progress, results.
 
-Files appear one after the other, and a run can be killed at any moment. Missing and damaged records are left out, so
-that a view never ends a run; `report_of` names the damaged ones.
+Missing and damaged records are left out, so that a view never ends a run; `report_of` names the damaged ones.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.checkpoint.attempts import order_of
 from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
 from trainer.progress import StepRecord
 from trainer.storage.records import read_record_file, unseal
+from trainer.storage.regular_files import NotRegularFileError, open_regular
 
 STEPS = (
     "resolve-run",
@@ -44,14 +44,15 @@ ERROR_LINES = [
 LABEL, UNDER_LABEL = re.compile(r"  (expected|to do):"), " " * 12
 TRACEBACK = re.compile(r'  File ".*", line \d+')
 ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
-STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))  # exit codes of a run that goes on when asked to
+# Exit codes of a run that was stopped, and can be resumed.
+STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))
 
 _RECORD = TypeAdapter(StepRecord)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step at one moment. `state` is waiting, running, done, reused, failed, stopped or skipped."""
+    """One step. `state` is waiting, running, done, reused, failed, stopped or skipped."""
 
     name: str
     state: str = "waiting"
@@ -65,7 +66,7 @@ class Step:
 
     @property
     def share(self) -> float:
-        """How much of the step is done, 0 to 1; 0 when it does not say."""
+        """Share of the step that is done, 0 to 1; 0 if not known."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
 
     @property
@@ -75,7 +76,7 @@ class Step:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left if it goes on as so far; None when nothing can be said."""
+        """Seconds left at the speed so far; None if not known."""
         if self.state != "running" or self.share <= 0:
             return None
         return self.elapsed_s * (1 - self.share) / self.share
@@ -83,7 +84,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment. `metrics` is the last line of metrics.jsonl, `train_eta_s` follows from the last few."""
+    """State of a run. `metrics` is the last line of metrics.jsonl, `train_eta_s` follows from the last few."""
 
     run_id: str
     steps: tuple[Step, ...]
@@ -98,20 +99,25 @@ class RunState:
         """The first step that failed."""
         return next((step for step in self.steps if step.state == "failed"), None)
 
-    def ended(self, exit_code: int | None) -> RunState:
-        """The same when nothing runs any more: what did not start was skipped, what did not end was stopped or failed.
+    @property
+    def notes(self) -> list[str]:
+        """Notes in the steps' records."""
+        return [note for step in self.steps for note in step.detail.get("notes") or []]
 
-        `exit_code` is the run's, None when it was killed. In a run that was stopped no step failed, whatever the record
-        says of the signal that ended it; in one that failed, a step that did not end failed and could not say so.
+    def ended(self, exit_code: int | None) -> RunState:
+        """The state after the run: steps that did not start were skipped, those that did not end stopped or failed.
+
+        `exit_code` is the run's, None when it was killed. In a run that was stopped no step counts as failed, whatever
+        its record says of the signal; in one that failed, a step without an end failed and could not record it.
         """
         by_request = exit_code in STOPPED
-        cut_off = "stopped" if by_request else "failed"
+        unfinished = "stopped" if by_request else "failed"
 
         def close(step: Step) -> Step:
             if step.state == "waiting":
                 return replace(step, state="skipped")
             if step.state == "running":
-                return replace(step, state=cut_off)
+                return replace(step, state=unfinished)
             return replace(step, state="stopped") if by_request and step.state == "failed" else step
 
         return replace(self, steps=tuple(map(close, self.steps)))
@@ -121,7 +127,7 @@ def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
     """The state of the run in `folder`. Steps that began before `since_s` belong to an earlier attempt: they wait."""
     steps = tuple(_step(folder, name, now_s, since_s) for name in STEPS)
     train = steps[STEPS.index("train")]
-    # Before the first step is done, the file is an earlier attempt's.
+    # Until the first step is done, the file is an earlier attempt's.
     lines = _metrics_tail(folder / "metrics.jsonl") if train.done else []
     return RunState(folder.name, steps, lines[-1] if lines else {}, _train_eta_s(train, lines))
 
@@ -143,14 +149,14 @@ def _record(folder: Path, name: str, since_s: float) -> StepRecord | None:
 
 
 def _earlier(folder: Path, name: str, now_s: float, since_s: float) -> Step:
-    """A step that has not begun, while others that do a part of its work are at it; several share the second kind."""
+    """A step that has not begun while other steps do a part of its work; there are several of the second kind."""
     for kind in EARLIER.get(name, ()):
         paths = sorted((folder / "steps").glob(f"{kind}*.json"))
         records = [record for path in paths if (record := _record(folder, path.stem, since_s))]
         if any(record.state == "running" for record in records):
             began_s = min(record.started_s for record in records)
             done, total = (sum(getattr(record, field) for record in records) for field in ("done", "total"))
-            unit, message = records[0].unit, f"{kind} is going on"
+            unit, message = records[0].unit, f"{kind} is running"
             elapsed_s = max(0.0, now_s - began_s)
             return Step(name, "running", elapsed_s, done, total, unit, message, started_s=began_s)
     return Step(name)
@@ -190,31 +196,25 @@ def _metrics_tail(path: Path) -> list[dict[str, Any]]:
 def read_tail(path: Path, num_bytes: int) -> str:
     """The last bytes of a text file, or "" when there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - num_bytes))
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
             return file.read().decode("utf-8", "replace")
-    except OSError:
+    except (OSError, NotRegularFileError):
         return ""
 
 
 def _train_eta_s(train: Step, lines: list[dict[str, Any]]) -> float | None:
-    """Seconds left of training by the time of the last steps: after a resume the average since the start misleads."""
+    """Seconds left of training at the speed of the last steps: after a resume, the average is misleading."""
     seconds = [line["step_s"] for line in lines if isinstance(line.get("step_s"), int | float)]
     if train.state != "running" or not seconds or not train.total:
         return train.eta_s
     return max(0.0, train.total - train.done) * sum(seconds) / len(seconds)
 
 
-def newest_checkpoint_step(folder: Path) -> int | None:
-    """Optimizer steps in the newest committed checkpoint; None when there is none."""
-    newest = max((order_of(commit.parent.name) for commit in folder.glob("checkpoints/*/COMMIT")), default=(-1, -1, ""))
-    return newest[1] if newest[0] >= 0 else None
-
-
 def first_error(folder: Path) -> list[str]:
-    """The first error sentence in the log of this attempt: what was found, what was expected, what to do.
+    """The first error message in the log of this attempt; later ones are consequences.
 
-    Those after it are consequences. Each step's record holds its own; the log is for when that could not be written.
+    Each step's record holds its own error; the log is read for when the record could not be written.
     """
     tail = read_tail(folder / "pipeline.log", LOG_TAIL_BYTES)
     lines = tail.rpartition(ATTEMPT_LINE)[2].splitlines()
@@ -225,9 +225,9 @@ def first_error(folder: Path) -> list[str]:
 
 
 def _clauses(lines: Iterable[str], prefix: str) -> Iterator[str]:
-    """What follows an error's first line, in the form of `UserError.text`.
+    """The lines after an error's first line, in the form of `UserError.text`.
 
-    Other threads and processes write to the same log, tracebacks above all, which are indented as well.
+    Other threads and processes write to the same log, for example tracebacks, which are indented as well.
     """
     begun = labelled = False
     for line in lines:

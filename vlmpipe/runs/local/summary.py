@@ -11,7 +11,9 @@ from typing import Any
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage.base import join_uri
+from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file
+from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.runs.local.run import (
     LOG,
@@ -28,7 +30,6 @@ from vlmpipe.runs.local.state import (
     RunState,
     clock,
     first_error,
-    newest_checkpoint_step,
     read_state,
     read_tail,
 )
@@ -51,7 +52,7 @@ RESULTS = {"evaluate": "evaluation", "decision": "decision", "registered": "regi
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run as it stands on disk."""
+    """A run by its files."""
 
     folder: Path
     marker: Marker
@@ -71,7 +72,7 @@ class RunReport:
 
     @property
     def outcome(self) -> str:
-        """In one word: running, done, stopped or failed."""
+        """running, done, stopped or failed."""
         if self.running:
             return "running"
         if self.marker.exit_code in STOPPED:
@@ -80,12 +81,12 @@ class RunReport:
 
     @property
     def report(self) -> Path | None:
-        """The run's report, one HTML page; None for a run that did not come that far."""
+        """The run's report, an HTML page; None before it is written."""
         path = self.folder / "report.html"
         return path if path.is_file() else None
 
     def lines(self) -> list[str]:
-        """What to tell a person."""
+        """For people."""
         match self.outcome:
             case "running":
                 return [f"Running: {self.folder.name}", f"  log:  {self.folder / LOG}"]
@@ -96,7 +97,7 @@ class RunReport:
         return [*failure(self), *notes(self)]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything about the run as one JSON object, for programs."""
+        """For programs."""
         return {
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
@@ -105,7 +106,7 @@ class RunReport:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """The run in a few fields."""
+        """For the list of runs."""
         return {
             "run_id": self.marker.run_id,
             "run_uri": str(self.folder),
@@ -119,7 +120,7 @@ class RunReport:
 def report_of(folder: Path, marker: Marker | None = None) -> RunReport:
     """The report of the run in `folder`. Raises ConfigError when there is none, DataError for a damaged record.
 
-    `marker` is given by who knows better than the folder, which may be on a full disk.
+    `marker` replaces the folder's, which could not be written on a full disk.
     """
     marker = marker or read_marker(folder)
     if marker is None:
@@ -156,16 +157,11 @@ def list_runs(root: str) -> list[RunReport]:
 
 
 def success(report: RunReport) -> list[str]:
-    """The lines after a run that went through: accuracy, the gate's decision, where things are, what to type next."""
+    """The lines after a completed run: accuracy, the gate's decision, files, next commands."""
     folder, marker = report.folder, report.marker
-    lines = [
-        f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}",
-        "",
-    ]
-    decision = read_record_file(folder / "decision.json")
-    lines += result_lines(
-        read_record_file(folder / "evaluate.json"), decision, read_record_file(folder / "registered.json")
-    )
+    lines = [f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}", ""]
+    evaluation, decision, registered = (read_record_file(folder / f"{name}.json") for name in RESULTS)
+    lines += result_lines(evaluation, decision, registered)
     for label, name in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
         if (folder / name).exists():
             lines.append(f"{label:<12} {folder / name}")
@@ -184,7 +180,7 @@ def result_lines(evaluation: dict[str, Any], decision: dict[str, Any], registere
 
 
 def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
-    """Held-out accuracy beside what it must be compared with: chance, and the same model without the right image."""
+    """Held-out accuracy beside its baselines: chance, and the same model without the right image."""
     if not evaluation:
         return ["no evaluation was written"]
     rows = [(f"held-out accuracy, {evaluation.get('questions', 0):,} questions", evaluation.get("exact_match"))]
@@ -211,7 +207,7 @@ def _percent(value: Any) -> str:
 
 
 def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
-    """What to type next."""
+    """The next commands."""
     run = run_argument(report.folder)
     commands = [(f"vlmpipe status {run}", "this summary again")]
     if not accepted:
@@ -228,26 +224,26 @@ def _longer(report: RunReport) -> str:
     """The run's command with twice the training."""
     train = read_record_file(report.folder / RUN_FILE_COPY).get("train") or {}
     field = "max_steps" if train.get("max_steps") else "epochs"
-    kept = [argument for argument in report.marker.command if not argument.startswith(f"train.{field}=")]
-    return shlex.join([*kept, f"train.{field}={2 * train.get(field, 1)}"])
+    command = [argument for argument in report.marker.command if not argument.startswith(f"train.{field}=")]
+    return shlex.join([*command, f"train.{field}={2 * train.get(field, 1)}"])
 
 
 def stopped(report: RunReport) -> list[str]:
-    """The lines after Ctrl-C: where the run stands and how it goes on."""
+    """The lines after Ctrl-C: the state of the run and how to resume it."""
     folder, state = report.folder, report.state
     under_way = next((step for step in state.steps if step.state in ("running", "failed", "stopped")), None)
     lines = [f"Stopped{f' in {under_way.name}' if under_way else ''}: run {folder.name}"]
-    checkpoint_step = newest_checkpoint_step(folder)
+    checkpoint_step = newest_checkpoint_step(LocalStorage(folder))
     if checkpoint_step is not None:
         total = f" of {state.step('train').total:.0f}" if state.step("train").total else ""
         lines.append(f"  a checkpoint at step {checkpoint_step}{total} is saved")
     elif under_way and under_way.name == "train":
         lines.append("  no checkpoint was saved yet: training starts from its beginning")
-    return [*lines, f"  to continue:  {shlex.join(report.marker.command)}", "  to start anew: add --fresh"]
+    return [*lines, f"  to continue:  {shlex.join(report.marker.command)}", "  to start over: add --fresh"]
 
 
 def failure(report: RunReport) -> list[str]:
-    """The lines after a run that failed: which step, what it said, where the logs are and what to do."""
+    """The lines after a run that failed: the step, its error, logs and what to do."""
     folder, step, code = report.folder, report.state.failed, report.marker.exit_code or ExitCode.UNEXPECTED
     where = f"step {step.name}" if step else "the pipeline"
     lines = [f"error: {where} failed with exit code {code}: run {folder.name}"]
@@ -267,19 +263,19 @@ def failure(report: RunReport) -> list[str]:
 
 
 def _said(report: RunReport) -> list[str]:
-    """What the failed step said: its error as a whole, else what the log holds of one, else its message."""
+    """The failed step's error: the recorded one, else the one in the log, else its message."""
     step = report.state.failed
     recorded = str(step.detail.get("error", "")).splitlines() if step else []
     message = [step.message] if step and step.message else []
-    if report.marker.exit_code == ExitCode.CANNOT_WRITE:  # a full disk takes the last words of log and record, too
+    if report.marker.exit_code == ExitCode.CANNOT_WRITE:  # a full disk also loses the last lines of log and record
         message = ["no space left while writing: not even the log could be written to its end"]
     return recorded or first_error(report.folder) or message
 
 
 def notes(report: RunReport) -> list[str]:
-    """What came otherwise than expected and the run went on: faults, restarts, a damaged checkpoint passed over."""
+    """What the run survived: faults, restarts, a damaged checkpoint."""
     faults = read_faults(report.folder, since_s=report.marker.started_s)
-    found = [f"note: {note}" for step in report.state.steps for note in step.detail.get("notes") or []]
+    found = [f"note: {note}" for note in report.state.notes]
     found += fault_lines(faults, survived=report.outcome == "done")
     found += [f"note: {line}" for line in restart_lines(report.state)] if not faults else []
     return ["", *found] if found else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
@@ -9,19 +10,20 @@ from google.api_core import exceptions
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
 from vlmpipe.backends.vertex.client import Place, pipeline_client, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import send_request
 from vlmpipe.runs.vertex.names import Address
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
     from google.cloud.aiplatform_v1.types import PipelineJob
 
-OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
+ENDED = ("SUCCEEDED", "PARTIALLY_SUCCEEDED", "FAILED", "EXPIRED")
+OVER = (*ENDED, "CANCELLED")
 VIEWER, USER = "roles/aiplatform.viewer", "roles/aiplatform.user"
 
 
 class Runs:
-    """The pipeline jobs of one place. Raises UserError in words for all that Google's client raises."""
+    """The pipeline jobs of one place. Errors of Google's client become UserErrors."""
 
     def __init__(self, place: Place, client: PipelineServiceClient | None = None) -> None:
         self._place = place
@@ -31,46 +33,53 @@ class Runs:
         """Raises UserError (exit 66) where there is no run of that name."""
         try:
             with translate_errors(self._place, role=VIEWER):
-                return self._get(address)
+                return send_request(self._client.get_pipeline_job, name=address.resource_name)
         except UserError as error:
-            said = error.__cause__
-            if isinstance(said, exceptions.NotFound) and "location" not in said.message.replace("/locations/", ""):
-                raise _not_found(address) from said
+            cause = error.__cause__
+            if isinstance(cause, exceptions.NotFound) and "location" not in cause.message.replace("/locations/", ""):
+                raise _not_found(address) from cause
             raise
 
     def cancel(self, address: Address) -> bool:
-        """Ask the service to stop the run. False where it is being stopped, or was stopped, already.
+        """Ask the service to stop the run; see `cancel_job`."""
 
-        Raises ConfigError for a run that has ended otherwise.
-        """
-        job = self.get(address)
-        if state_of(job) in ("CANCELLING", "CANCELLED"):
-            return False
-        self._refuse_over(address, job)
-        try:
+        def send() -> None:
             with translate_errors(self._place, role=USER):
-                request = {"name": address.resource_name}
-                retrying([], lambda: self._client.cancel_pipeline_job(request, retry=None, timeout=REQUEST_TIMEOUT_S))
-        except UserError as error:  # it may have ended, or been cancelled by our own first request, meanwhile
-            if not isinstance(error.__cause__, exceptions.BadRequest):
-                raise
-            job = self.get(address)
-            self._refuse_over(address, job)
-            if state_of(job) not in ("CANCELLING", "CANCELLED"):
-                raise
-        return True
+                send_request(self._client.cancel_pipeline_job, name=address.resource_name)
 
-    def _get(self, address: Address) -> PipelineJob:
-        name = address.resource_name
-        return retrying([], lambda: self._client.get_pipeline_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
+        return cancel_job(f"run {address.job_id}", address.argument, lambda: state_of(self.get(address)), send)
 
-    def _refuse_over(self, address: Address, job: PipelineJob) -> None:
-        if state_of(job) in ("SUCCEEDED", "FAILED"):
+
+def cancel_job(what: str, argument: str, state: Callable[[], str], send: Callable[[], None]) -> bool:
+    """Ask the service to cancel a job. False where it is being cancelled, or was cancelled, already.
+
+    Args:
+        what: the job for people.
+        argument: names it on the command line.
+        state: asks for its state, such as RUNNING.
+        send: sends the request.
+
+    Raises ConfigError for a job that ended in another way.
+    """
+
+    def is_cancelled() -> bool:
+        found = state()
+        if found in ENDED:
             raise ConfigError(
-                f"run {address.job_id} is over ({state_of(job).lower()}), so there is nothing to cancel",
-                expected="a run that is going on",
-                fix=f"vlmpipe status {address.argument}",
+                f"{what} is over ({found.lower()}), so there is nothing to cancel",
+                expected="one that is running",
+                fix=f"vlmpipe status {argument}",
             )
+        return found in ("CANCELLING", "CANCELLED")
+
+    if is_cancelled():
+        return False
+    try:
+        send()
+    except UserError as error:  # it may have ended, or been cancelled by our own first request, meanwhile
+        if not isinstance(error.__cause__, exceptions.BadRequest) or not is_cancelled():
+            raise
+    return True
 
 
 def state_of(job: PipelineJob) -> str:
@@ -79,7 +88,7 @@ def state_of(job: PipelineJob) -> str:
 
 
 def run_uri_of_job(job: PipelineJob) -> str:
-    """The run's folder, from what the job itself was told; empty for a job that is not of vlmpipe."""
+    """The run's folder, from the job's own parameters; empty for a job that is not vlmpipe's."""
     spec, given = job.pipeline_spec or {}, job.runtime_config.parameter_values or {}
     inputs: Any = spec
     for key in ("root", "dag", "tasks", "notify", "inputs", "parameters"):

@@ -1,8 +1,7 @@
 """`vlmpipe diagnose` for runs on Vertex AI.
 
-A pipeline job says little more than that a task failed. The reason is in the records that the steps keep in the run's
-folder, in the error of the custom job that the task started, and in the logs. They are weighed as those of a run on
-this machine are; what cannot be read for want of a role is a note, not a failure.
+A pipeline job only tells that a task failed. The reason is in the steps' records in the run's folder, in the error of
+the custom job that the task started, and in the logs. Sources that may not be read become notes, not errors.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trainer.checkpoint.attempts import order_of
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.backends.vertex.client import job_client, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import send_request
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import restart_lines
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
 LAST_LOG_LINES = 1000
 PREFLIGHT = "preflight.json"
 MISSING_BUCKET = "does not exist"
-LOGS = "vlmpipe logs"  # where a text is from that a process printed
+LOGS = "vlmpipe logs"  # source of a text that a process printed
 WAITING = ("QUEUED", "PENDING")
 
 
 def diagnose_vertex(address: Address) -> Diagnosis:
-    """Diagnose the run. Raises UserError in words where the service does not tell about it."""
+    """Diagnose the run. Raises UserError where the service does not return it."""
     job = Runs(address.place).get(address)
     return diagnose_job(address, job, status_of(address, job))
 
 
 def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Diagnosis:
-    """What ended, or holds up, the run whose pipeline job this is."""
+    """What ended, or delays, the run of this pipeline job."""
     outcome = status.outcome if status.is_over else "running"
     step = _step_of_interest(status, outcome)
     notes = _notes(status)
@@ -54,12 +53,11 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
         jobs = _custom_jobs(address, _job_names(address, job, status, step), notes)
     texts = _texts(address, job, status, step, jobs, notes) if outcome in ("failed", "stopped") else []
     code = status.exit_code
-    if code == ExitCode.UNEXPECTED:  # no record says more; the service may
+    if code == ExitCode.UNEXPECTED:  # no record has a code; the service may name one
         code = next((found for one in jobs if (found := named_code(one.error.message))), code)
     # A run that was cancelled ended for that: 75 alone could as well mean a machine taken back.
     pattern, hit, also = decide(texts, None if outcome == "stopped" else code) if texts else (None, None, [])
-    # 1 is also the code of a step that only waited for its job. Where the service itself names the cause, and not a
-    # line that some process printed, that says more.
+    # 1 is also the code of a step that only waited for its job. A cause that the service itself names is more exact.
     if code == ExitCode.UNEXPECTED and pattern and hit and not hit.where.startswith(LOGS):
         code = pattern.ends_as or code
     if outcome == "running":
@@ -94,21 +92,16 @@ def _job_names(address: Address, job: PipelineJob, status: VertexStatus, step: S
 
 
 def _custom_jobs(address: Address, names: Iterable[str], notes: list[str]) -> list[CustomJob]:
-    """Those that can be asked for; a note where one cannot."""
+    """The jobs that can be read; a note where one cannot."""
     found: list[CustomJob] = []
     try:
         client = job_client(address.place.location)
         with translate_errors(address.place, role=VIEWER, what="custom job"):
             for name in names:
-                found.append(_get(client, name))
+                found.append(send_request(client.get_custom_job, name=name))
     except UserError as error:
-        notes.append(f"a custom job could not be asked for: {error.found}")
+        notes.append(f"a custom job could not be read: {error.found}")
     return found
-
-
-def _get(client: Any, name: str) -> CustomJob:
-    job: CustomJob = retrying([], lambda: client.get_custom_job(name=name, retry=None, timeout=REQUEST_TIMEOUT_S))
-    return job
 
 
 def _texts(
@@ -119,7 +112,7 @@ def _texts(
     jobs: Sequence[CustomJob],
     notes: list[str],
 ) -> list[Text]:
-    """What was said of the run's end, the most telling first."""
+    """Error messages and logs of the run's end, the most informative first."""
     texts = []
     if status.outcome == "stopped":
         said = f"pipeline job {address.job_id} was cancelled. {status.error}"
@@ -134,7 +127,7 @@ def _texts(
     texts.append(Text("the pipeline job", status.error, first_line=0))
     if step:
         texts += _logs(address, job, step, jobs, notes)
-    if MISSING_BUCKET in status.files.unreadable:  # true whoever asks, other than a role that only we may lack
+    if MISSING_BUCKET in status.files.unreadable:  # a cause, unlike a role that this account lacks
         texts.append(Text("the run's folder", status.files.unreadable, first_line=0))
     return [text for text in texts if text.text.strip()]
 
@@ -151,7 +144,7 @@ def _of_custom_job(job: CustomJob) -> Text:
 def _logs(
     address: Address, job: PipelineJob, step: Step, jobs: Sequence[CustomJob], notes: list[str]
 ) -> Iterator[Text]:
-    """The end of what the step's machines printed, a text for each."""
+    """The end of the step's logs, a text for each machine."""
     numbers = job_numbers(job, step.name) | {one.name.rpartition("/")[2]: step.name for one in jobs}
     lines: dict[str, list[str]] = {}
     try:
@@ -164,7 +157,7 @@ def _logs(
 
 
 def _notes(status: VertexStatus) -> list[str]:
-    """What helps to judge: how far training came, what is saved, the options, where to look on."""
+    """Training progress, saved checkpoint, capacity options, and the console's page."""
     train = status.state.step("train")
     notes = []
     if train.done:
@@ -172,9 +165,9 @@ def _notes(status: VertexStatus) -> list[str]:
         far = f"training came to step {train.done:.0f}{f' of {train.total:.0f}' if train.total else ''}"
         notes.append(f"{far}{f', loss {loss:.3f}' if isinstance(loss, int | float) else ''}")
     if status.run_uri and not status.files.unreadable and status.outcome in ("failed", "stopped"):
-        step = _newest_checkpoint_step(status.run_uri)
+        step = newest_checkpoint_step(open_storage(status.run_uri))
         if step is not None:
-            notes.append(f"a checkpoint at step {step} is saved: a run that is continued goes on from there")
+            notes.append(f"a checkpoint at step {step} is saved, from which a resumed run continues")
     notes += [f"option {option.line()}" for option in status.files.options]
     notes += restart_lines(status.state)
     if status.files.unreadable:
@@ -182,12 +175,6 @@ def _notes(status: VertexStatus) -> list[str]:
     if not status.is_over or status.outcome != "done":
         notes.append(f"in the console: {status.address.console_url}")
     return notes
-
-
-def _newest_checkpoint_step(run_uri: str) -> int | None:
-    names = [info.name.split("/") for info in open_storage(run_uri).list("checkpoints")]
-    newest = max((order_of(parts[1]) for parts in names if parts[-1] == "COMMIT"), default=(-1, -1, ""))
-    return newest[1] if newest[0] >= 0 else None
 
 
 def _waiting_note(step: Step, job: CustomJob) -> str:
@@ -201,7 +188,7 @@ def _state(job: CustomJob) -> str:
 
 
 def _stall(run_uri: str) -> Stall | None:
-    """Where the ranks stood, from the stacks that the watchdog left in the run's folder."""
+    """The calls in which the ranks were, from the watchdog's stack dumps in the run's folder."""
     store = open_storage(run_uri)
     preflight = json_object(store.read(PREFLIGHT)) if store.stat(PREFLIGHT) else {}
     with tempfile.TemporaryDirectory(prefix="vlmpipe-stacks-") as folder:

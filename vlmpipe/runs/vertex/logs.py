@@ -1,8 +1,7 @@
 """Logs of a run on Vertex AI, from Cloud Logging.
 
-Every step runs as a CustomJob: the service's own for a step, and, for the three jobs, the one that the step starts.
-Its log entries have the resource type ml_job and the job's number. The REST API is called without a client library of
-its own: one request is all that is needed.
+Every step runs as a CustomJob: the service's own for a step and, for the three jobs, the one that the step starts. Its
+log entries have the resource type ml_job and the job's number. One REST request suffices, without a client library.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from google.protobuf import json_format
 
 from trainer.errors import UserError
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, is_local, translate_errors
-from vlmpipe.backends.vertex.pipeline_job import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.backends.vertex.retries import REQUEST_TIMEOUT_S, retrying
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
@@ -31,7 +30,7 @@ _JOB = re.compile(r"customJobs/([0-9]+)")
 
 @dataclass(frozen=True)
 class Entry:
-    """One line that a machine printed. `key` tells it from every other entry."""
+    """One line that a machine printed. `key` identifies the entry."""
 
     key: str
     moment: str  # RFC 3339
@@ -62,9 +61,9 @@ def read(place: Place, jobs: dict[str, str], *, since: str = "", last: int = 0) 
 
     Args:
         since: only those from this moment on, RFC 3339.
-        last: only so many of the newest; 0 for all.
+        last: number of the newest entries; 0 for all.
 
-    Raises UserError in words for every fault, NO_PERMISSION without `roles/logging.viewer`.
+    Raises UserError, with code NO_PERMISSION without `roles/logging.viewer`.
     """
     if not jobs:
         return
@@ -109,7 +108,7 @@ def _post(place: Place, request: dict[str, Any]) -> dict[str, Any]:
                 raise exceptions.from_http_response(answer)
             return dict(answer.json())
 
-        return retrying([], ask)
+        return retrying(ask)
 
 
 def _entry(raw: dict[str, Any], jobs: dict[str, str]) -> Entry:
@@ -135,9 +134,9 @@ def _words(task: PipelineTaskDetail) -> str:
 
 
 class Follower:
-    """New entries each time it is asked, none of them twice.
+    """Reads new entries at each call, none of them twice.
 
-    Entries that arrive late in the log are found for a while after their own time; none from before the first shown.
+    Entries that arrive late are found up to LATE_S after their own time, but none from before the first one shown.
     """
 
     LATE_S = 60
@@ -162,7 +161,7 @@ class Follower:
 
 
 def require_jobs(jobs: dict[str, str], step: str, run: str) -> None:
-    """Raise UserError where there is nothing that could have printed something."""
+    """Raise UserError where no job has started."""
     if not jobs:
         raise UserError(
             f"{f'step {step} of ' if step else ''}run {run} has started no machine yet",

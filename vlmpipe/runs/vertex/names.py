@@ -13,7 +13,7 @@ from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file, write_record
 from vlmpipe.backends.vertex.client import Place
 
-SUBMITTED = Path("build/submitted")  # a note for each run that was submitted from this folder
+SUBMITTED = Path("build/submitted")  # a record for each run that was submitted from this folder
 SUBMIT = "vlmpipe submit"
 _RESOURCE = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/pipelineJobs/(?P<job>[^/?]+)")
 _CONSOLE = re.compile(
@@ -25,13 +25,13 @@ _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What `vlmpipe submit` leaves in build/submitted/<job id>.json. None: the plan could not say."""
+    """Content of build/submitted/<job id>.json, written by `vlmpipe submit`. `usd` is None if the plan has no cost."""
 
     resource_name: str
     run_uri: str
     submitted_s: float
     usd: float | None = None
-    source: tuple[str, ...] = ()  # what was submitted, as it was typed: run file or template, and overrides
+    source: tuple[str, ...] = ()  # arguments of the command: run file or template, and overrides
     version: int = 1
 
     def write(self, job_id: str) -> None:
@@ -39,7 +39,7 @@ class RunRecord:
 
 
 def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str) -> str:
-    """The command that goes on with a run; a sentence where nobody here knows its run file.
+    """The command that continues a run; a sentence where its run file is not known here.
 
     Args:
         template_uri: the published pipeline that the job was started from, if it was.
@@ -78,15 +78,15 @@ class Address:
 
     @property
     def argument(self) -> str:
-        """What names this run in a command typed in this folder."""
+        """The run's name in a command typed in this folder."""
         return self.job_id if (SUBMITTED / f"{self.job_id}.json").exists() else self.resource_name
 
 
 def address_of(name: str, *, project: str = "", location: str = "") -> Address | None:
-    """The run on Vertex AI that `name` means: a resource name, a console link, a run submitted from this folder, or any
-    job's name where `project` and `location` say where. None where nothing says that it is on Vertex AI."""
-    note = read_record_file(SUBMITTED / f"{name}.json") if _JOB_ID.fullmatch(name) else {}
-    text = str(note.get("resource_name") or name)
+    """The run on Vertex AI called `name`: a resource name, a console link, a run submitted from this folder, or a job
+    in `project` and `location`. None where nothing shows that it is on Vertex AI."""
+    record = read_record_file(SUBMITTED / f"{name}.json") if _JOB_ID.fullmatch(name) else {}
+    text = str(record.get("resource_name") or name)
     if match := _RESOURCE.fullmatch(text) or _CONSOLE.match(text):
         where = {key: unquote(value) for key, value in match.groupdict().items()}
         return Address(Place(where["project"], where["location"]), where["job"])

@@ -1,14 +1,14 @@
 """Status of a run on Vertex AI, from the service and from the records of its steps.
 
-The service knows states, times and errors. Progress, messages and exit codes are in the run's folder, in the records
-that the steps keep there; where that cannot be read, the rest is still shown.
+The service has states, times and errors. Progress, messages and exit codes are in the steps' records in the run's
+folder; if that cannot be read, the rest is still shown.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ STEP_STATES = {
     "PENDING": "waiting", "RUNNING": "running", "CANCEL_PENDING": "running", "CANCELLING": "running",
     "SUCCEEDED": "done", "SKIPPED": "reused", "FAILED": "failed", "CANCELLED": "stopped", "NOT_TRIGGERED": "skipped",
 }  # fmt: skip
-INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and keeps the record, where this one need not
+INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and writes the record, in place of this one
 JOB_STEPS = tuple(step_of(job) for job in JOBS)
 RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json")
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
@@ -48,11 +48,11 @@ _EXIT = re.compile(r"non-?zero (?:exit )?(?:status|code)(?: of)?:? (\d+)")
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What could be read in a run's folder. `unreadable` says why, where it could not."""
+    """The files of a run's folder, or in `unreadable` why they could not be read."""
 
     records: Mapping[str, StepRecord] = field(default_factory=dict)
     contents: Mapping[str, Any] = field(default_factory=dict)
-    options: tuple[Attempt, ...] = ()  # of cluster.capacity_fallback, as far as they were tried
+    options: tuple[Attempt, ...] = ()  # of cluster.capacity_fallback that were tried
     unreadable: str = ""
 
     def content(self, name: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class VertexStatus:
-    """A run on Vertex AI at one moment."""
+    """State of a run on Vertex AI."""
 
     address: Address
     service_state: str
@@ -71,11 +71,11 @@ class VertexStatus:
     error: str  # the job's own
     started_s: float
     ended_s: float
-    continuation: str = ""  # how to go on with it: a command, or a sentence
+    continuation: str = ""  # how to resume it: a command, or a sentence
 
     @property
     def outcome(self) -> str:
-        """In one word: waiting, running, stopping, paused, done, stopped or failed."""
+        """waiting, running, stopping, paused, done, stopped or failed."""
         return OUTCOMES.get(self.service_state, "running")
 
     @property
@@ -84,7 +84,7 @@ class VertexStatus:
 
     @property
     def exit_code(self) -> int | None:
-        """What `vlmpipe run` would have ended with; None while the run is not over."""
+        """The exit code that `vlmpipe run` would have; None while the run is not over."""
         if not self.is_over:
             return None
         if self.outcome != "failed":
@@ -95,7 +95,8 @@ class VertexStatus:
     def spent_usd(self) -> float | None:
         """At most what the jobs' machines have cost so far: the service's times, which include waiting for machines, at
         the plan's prices. None where the run has no plan, or the plan no price."""
-        prices = {step_of(step["job"]): step["usd_per_hour"] for step in self._planned()}
+        planned = (self.files.content("plan.json").get("cost") or {}).get("steps") or []
+        prices = {step_of(step["job"]): step["usd_per_hour"] for step in planned}
         worked = [step for step in self.state.steps if step.name in JOB_STEPS and step.started_s and step.elapsed_s]
         worked = [step for step in worked if step.state not in ("reused", "skipped", "waiting")]
         if not prices or any(prices.get(step.name) is None for step in worked):
@@ -108,7 +109,7 @@ class VertexStatus:
         return None if usd is None else float(usd)
 
     def lines(self) -> list[str]:
-        """What to tell a person, below the table of steps."""
+        """For people, below the table of steps."""
         lines = [f"{self.outcome.capitalize()} on Vertex AI: run {self.address.job_id}"]
         if self.outcome == "failed":
             lines = self._failure()
@@ -122,14 +123,13 @@ class VertexStatus:
         lines += [f"  option      {option.line()}" for option in self.files.options]
         if self.outcome == "done":
             lines += ["", *result_lines(*map(self.files.content, RESULTS[1:]))]
-        notes = [note for step in self.state.steps for note in step.detail.get("notes") or []]
-        notes += restart_lines(self.state)
+        notes = self.state.notes + restart_lines(self.state)
         if self.files.unreadable:
             notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
         return lines + [f"note: {note}" for note in notes]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything about the run as one JSON object; the fields of a local run have the same names."""
+        """For programs; the fields of a local run have the same names."""
         evaluation, decision, registered = map(self.files.content, RESULTS[1:])
         return {
             "run_id": self.state.run_id,
@@ -152,9 +152,6 @@ class VertexStatus:
             "unreadable": self.files.unreadable or None,
         }
 
-    def _planned(self) -> list[dict[str, Any]]:
-        return list((self.files.content("plan.json").get("cost") or {}).get("steps") or [])
-
     def _cost(self) -> str:
         if self.spent_usd is None:
             return ""
@@ -166,7 +163,7 @@ class VertexStatus:
         where = f"step {step.name}" if step else "the pipeline"
         lines = [f"error: {where} failed with exit code {self.exit_code}: run {self.address.job_id}"]
         said = str(step.detail.get("error") or step.message) if step else self.error
-        lines += [f"  {line}" if number == 0 else line for number, line in enumerate(said.splitlines())]
+        lines += f"  {said}".splitlines() if said else []
         name, run = (f" --step {step.name}" if step else ""), self.address.argument
         if not any(line.startswith("  to do:") for line in lines) and (hit := _first_hit(said, self.error)):
             lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
@@ -176,7 +173,7 @@ class VertexStatus:
 
 
 def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None) -> VertexStatus:
-    """The run's state from its job and what its folder holds."""
+    """The run's state from its job and the files in its folder."""
     now_s = time.time() if now_s is None else now_s
     uri = run_uri_of_job(job)
     created_s = _seconds(job.create_time)
@@ -216,7 +213,7 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
 
 
 def read_files(run_uri: str, *, since_s: float) -> RunFiles:
-    """The steps' records that are not older than the job, and the results that are there."""
+    """The steps' records that are not older than the job, and the results."""
     try:
         store = open_storage(run_uri)
         found = [info.name for info in store.list("steps")]
@@ -250,7 +247,7 @@ def _step(
     if _state(task) == "waiting" and earlier and not is_over:
         began_s = _seconds(tasks[earlier[0]].start_time)
         elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
-        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=f"{earlier[0]} is going on")
+        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=f"{earlier[0]} is running")
     state = _state(task)
     if is_over and state in ("waiting", "running"):
         state = "skipped" if state == "waiting" else "stopped"
@@ -290,7 +287,7 @@ def _is_step(task: PipelineTaskDetail) -> bool:
 
 
 def _exit_code(words: str) -> int:
-    """The code that the service names in the task's error, else the one that the kind of failure stands for."""
+    """The exit code in the task's error, else the one for the kind of failure."""
     if code := named_code(words):
         return code
     hit = _first_hit(words)
@@ -300,21 +297,17 @@ def _exit_code(words: str) -> int:
 
 
 def named_code(words: str) -> int | None:
-    """The exit code of a replica that the service names."""
+    """The exit code of a replica in the service's message."""
     match = _EXIT.search(words)
     return int(match[1]) if match else None
 
 
 def _first_hit(*texts: str) -> Hit | None:
-    return next((hit for text in _given(texts) for hit in hits("the service", text)), None)
-
-
-def _given(texts: Iterable[str]) -> Iterable[str]:
-    return (text for text in texts if text)
+    return next((hit for text in filter(None, texts) for hit in hits("the service", text)), None)
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """A JSON object; empty for what is none."""
+    """A JSON object; empty for other data."""
     try:
         return unseal(data)
     except ValueError:

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from tests.support.short_form import chosen, only_whole
+from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.attempts import read_attempts
-from trainer.checkpoint.commit import committed, newest_good
+from trainer.checkpoint.commit import committed
 from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
@@ -80,7 +81,7 @@ def _job(root: Path, move: Move, strategy: str, changes: dict[str, Any] | None =
 
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.run_id)
-def test_whoever_continues_gets_the_same_losses(move: Move, moved: dict[Move, JobConfig], reference: JobConfig) -> None:
+def test_resumed_run_has_the_same_losses(move: Move, moved: dict[Move, JobConfig], reference: JobConfig) -> None:
     job = moved[move]
     said = summary(job)
     assert (said["resumed_from_step"], said["world_size"]) == (STOP_STEP, move.goes_on[1])
@@ -94,7 +95,7 @@ def test_each_start_is_counted_and_its_checkpoints_outrank_those_before(moved: d
     assert [name.split("-")[0] for name in committed(store)] == ["0001", "0002"]
 
 
-def test_zero_on_another_number_of_processes_is_refused_in_words(root: Path) -> None:
+def test_zero_on_another_number_of_processes_is_refused(root: Path) -> None:
     """Its state is cut by the number of ranks."""
     changes = {"train.strategy": "zero2", "train.max_steps": STOP_STEP}
     train_runs([make_run(root, "zero2-moved", changes)], processes=2)
@@ -106,7 +107,7 @@ def test_zero_on_another_number_of_processes_is_refused_in_words(root: Path) -> 
 
 @only_whole
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
-def test_zero_goes_on_from_a_checkpoint_without_an_average(strategy: str, root: Path) -> None:
+def test_zero_resumes_from_a_checkpoint_without_an_average(strategy: str, root: Path) -> None:
     """The average begins with the weights that were loaded, and a hardly moving one still is these at the end."""
     stopped = make_run(root, f"{strategy}-begun", {"train.strategy": strategy, "train.max_steps": STOP_STEP})
     train_runs([stopped], processes=2)

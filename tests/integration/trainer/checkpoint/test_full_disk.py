@@ -66,7 +66,7 @@ def config_of(job: JobConfig) -> str:
     ],
     ids=["state", "checkpoint"],
 )
-def test_a_full_disk_ends_all_ranks_with_a_sentence_and_has_its_room_again(
+def test_full_disk_ends_all_ranks_with_an_error_and_frees_its_space(
     strategy: str, leave_bytes: dict[str, int], sentence: str, root: Path, disk: SmallDisk
 ) -> None:
     job = run_of(root, f"{strategy} {leave_bytes[strategy]}", strategy, disk.folder)

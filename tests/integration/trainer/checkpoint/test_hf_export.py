@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from tests.support.short_form import only_whole
+from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, summary, train_runs
@@ -40,7 +41,6 @@ from trainer.checkpoint.commit import (
     checkpoint_name,
     commit,
     fetch_folder,
-    newest_good,
     upload_node_files,
 )
 from trainer.checkpoint.hf_export import Merged, export_checkpoint
@@ -123,9 +123,7 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_export_is_what_transformers_would_write_of_the_whole_model(
-    strategy: str, runs: dict[str, JobConfig], tmp_path: Path
-) -> None:
+def test_export_equals_what_transformers_writes(strategy: str, runs: dict[str, JobConfig], tmp_path: Path) -> None:
     job = runs[strategy]
     described = sync_run(job)
     model = whole_model(job)
@@ -139,7 +137,7 @@ def test_an_export_is_what_transformers_would_write_of_the_whole_model(
     AutoProcessor.from_pretrained(folder)
 
 
-def test_an_average_is_exported_in_place_of_the_weights_and_says_so(runs: dict[str, JobConfig]) -> None:
+def test_averaged_weights_are_exported_and_marked(runs: dict[str, JobConfig]) -> None:
     job = runs["averaged"]
     described = sync_run(job)
     assert described["averaged"] and summary(job)["ema_decay"] == 0.6
@@ -197,7 +195,7 @@ def test_a_damaged_export_is_made_again_and_a_whole_one_is_not(runs: dict[str, J
     assert {info.name: store.read(info.name) for info in store.list("export")} == before
 
 
-def test_a_checkpoint_of_another_model_leaves_the_export_as_it_is(runs: dict[str, JobConfig]) -> None:
+def test_checkpoint_of_another_model_leaves_the_export_unchanged(runs: dict[str, JobConfig]) -> None:
     job = runs["fsdp"]
     sync_run(job)
     store, checkpoint = open_storage(job.run.run_uri), newest(job)
@@ -212,9 +210,7 @@ def test_a_checkpoint_of_another_model_leaves_the_export_as_it_is(runs: dict[str
     assert store.list("export") == before
 
 
-def test_weights_that_the_checkpoint_lacks_or_has_in_another_shape_are_named(
-    runs: dict[str, JobConfig], tmp_path: Path
-) -> None:
+def test_missing_or_misshapen_weights_are_named(runs: dict[str, JobConfig], tmp_path: Path) -> None:
     job = runs["ddp"]
     family, checkpoint = family_of(job.model), newest(job)
     tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
@@ -298,7 +294,7 @@ def test_weights_taken_from_their_source_one_by_one_are_those_of_the_whole_model
 
 
 @only_whole
-def test_an_export_takes_the_memory_of_a_shard_and_not_of_the_model(tmp_path: Path) -> None:
+def test_export_memory_is_that_of_a_shard(tmp_path: Path) -> None:
     """Measured as the process's own peak, beside that of the whole model in the same process."""
     wide = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "num_attention_heads": 8}
     text = {f"model.language_model.config.{name}": value for name, value in wide.items()}

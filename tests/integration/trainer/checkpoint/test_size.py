@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_a_checkpoint_is_as_large_as_is_said(name: str, runs: dict[str, JobConfig]) -> None:
+def test_checkpoint_size_matches_the_estimate(name: str, runs: dict[str, JobConfig]) -> None:
     job = runs[name]
     checkpoints = [file for file in Path(job.run.run_uri, "checkpoints").rglob("*") if file.is_file()]
     found = sum(file.stat().st_size for file in checkpoints)

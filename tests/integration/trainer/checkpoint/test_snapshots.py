@@ -34,7 +34,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_what_is_written_late_is_the_state_of_the_snapshot(run: str, losses: dict[str, dict[str, list[float]]]) -> None:
+def test_late_writes_contain_the_snapshots_state(run: str, losses: dict[str, dict[str, list[float]]]) -> None:
     """Bit for bit, with the buffers of an earlier snapshot used again."""
     went_on = losses[run]["went on"]
     assert losses[run]["resumed"] == went_on

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from components.sync_checkpoint import sync_checkpoint
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, train_runs
 from trainer.checkpoint.commit import (
@@ -31,7 +32,6 @@ from trainer.config.job import JobConfig
 from trainer.errors import ExitCode
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 SEED = int(os.environ.get("VLMPIPE_SYNC_SEED", "4"))
 POINTS = int(os.environ.get("VLMPIPE_SYNC_POINTS", "6"))  # 0: all
@@ -149,7 +149,7 @@ def test_a_mirror_in_the_cloud_survives_a_bad_network(
     assert not [request for request in gcs_server.requests[before:] if request.startswith(("POST", "PUT", "DELETE"))]
 
 
-def test_killed_at_any_point_the_next_call_ends_as_if_nothing_had_been(job: JobConfig, tmp_path: Path) -> None:
+def test_mirroring_killed_at_any_point_can_be_repeated(job: JobConfig, tmp_path: Path) -> None:
     """`VLMPIPE_SYNC_POINTS=0` kills at every single change."""
     command = [sys.executable, "-m", "tests.support.drivers.sync_and_kill", "--config", f"{job.run.run_uri}/run.json"]
     command += ["--seed", str(SEED), "--points", str(POINTS), "--times", str(TIMES)]

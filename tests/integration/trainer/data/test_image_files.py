@@ -13,7 +13,7 @@ from trainer.storage.local import LocalStorage
 
 
 @pytest.mark.parametrize("kind", ["local", "gcs"])
-def test_a_picture_that_is_too_large_is_refused_and_weighed(
+def test_too_large_image_is_refused_and_its_size_known(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     store: LocalStorage | GcsStorage = LocalStorage(tmp_path) if kind == "local" else request.getfixturevalue("gcs")

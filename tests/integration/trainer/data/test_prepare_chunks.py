@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.data.chunks import CHUNK, RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.formats import Captioned, captioned, write_parquet, write_tars
 from tests.support.data.prepared import job_config, png, prepared_files, record, run_prepare
@@ -16,7 +17,6 @@ from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB
 from trainer.data.sources.file_patterns import SHARE_OF_CACHE, SourceFiles
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 BUCKET = "gs://bucket/data"
 
@@ -43,7 +43,7 @@ def test_processes_give_the_bytes_of_one(data: ChunkedSet) -> None:
     assert prepared_files(together.uri) == prepared_files(alone.uri)
 
 
-def test_in_a_bucket_nothing_is_read_that_did_not_change(data: ChunkedSet, bucket: FakeGcs) -> None:
+def test_unchanged_objects_of_a_bucket_are_not_read(data: ChunkedSet, bucket: FakeGcs) -> None:
     store = open_storage(BUCKET)
 
     def prepared() -> tuple[dict[str, bytes], int, list[str]]:

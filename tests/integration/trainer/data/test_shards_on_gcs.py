@@ -10,9 +10,11 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.prepared import prepare_llava
 from tests.support.gcs import QUICK_RETRY
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
+from trainer.config.data import DataConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards
@@ -25,7 +27,6 @@ from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.local import LocalStorage
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 SHUFFLE_SHARDS, EPOCHS = 2, 2
 
@@ -45,15 +46,13 @@ class Fixture:
 
         self.sequence = PackedBatchSampler(
             self.split,
-            sequence_length=256,
-            max_images_per_sequence=8,
+            DataConfig(source="", sequence_length=256, max_images_per_sequence=8, shuffle_shards=SHUFFLE_SHARDS),
             seed=3,
             global_batch_size=1,
-            shuffle_shards=SHUFFLE_SHARDS,
         )
 
     def loader(self, storage: Storage, cache_bytes: int) -> PackedLoader:
-        readers = Readers(open_shards(DataShards(storage), cache_bytes / GIB), None)
+        readers = Readers(open_shards(DataShards(storage), cache_gib=cache_bytes / GIB)[0], None)
         ahead = readers.fetch_ahead(self.split, self.sequence, self.sequence.num_steps(EPOCHS), SHUFFLE_SHARDS)
         tokenizer = load_tokenizer(self.local)
         return PackedLoader(self.split, self.sequence, tokenizer, readers.samples, images=True, ahead=ahead)
@@ -95,7 +94,7 @@ def test_resuming_in_the_middle_reads_what_would_have_come(data: Fixture) -> Non
     assert data.rows(data.remote, bound, first_step=7) == data.rows(data.local, bound)[7:]
 
 
-def test_a_download_that_arrives_damaged_is_made_again(data: Fixture) -> None:
+def test_damaged_download_is_repeated(data: Fixture) -> None:
     bound = sum(data.sizes.values())
     data.server.faults.append(Fault("corrupt", path=r"/o/.*\.tar\?alt=media"))
     assert data.rows(data.remote, bound) == data.rows(data.local, bound)
@@ -110,7 +109,7 @@ def test_a_shard_that_was_changed_in_the_bucket_is_named(data: Fixture) -> None:
         data.rows(data.remote, sum(data.sizes.values()))
 
 
-def test_a_bucket_that_does_not_answer_is_told_as_such(data: Fixture) -> None:
+def test_unresponsive_bucket_is_reported(data: Fixture) -> None:
     patience = QUICK_RETRY.with_timeout(0.3)
     remote = GcsStorage(data.remote.root_uri, client=data.server.client(), retry=patience)
     loader = data.loader(remote, sum(data.sizes.values()))

@@ -23,7 +23,7 @@ from tests.images.hosts import HOSTS, kill_all, known_names, shape, two_hosts
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics
 from trainer.config.job import JobConfig
-from trainer.distributed.collective_benchmark import CPU_SIZES_BYTES, FILE
+from trainer.distributed.collectives import CPU_SIZES_BYTES, FILE
 
 RATE_MBIT_PER_S = 40
 RATE_GB_PER_S = RATE_MBIT_PER_S / 8000
@@ -91,7 +91,7 @@ def _replica(host: str, job: JobConfig, cluster: dict[str, Any], pool: str) -> s
 
 
 @only_whole
-def test_a_slow_link_changes_the_time_and_nothing_else_and_is_measured_as_slow_as_it_is(tmp_path: Path) -> None:
+def test_slow_link_is_measured_and_changes_only_the_time(tmp_path: Path) -> None:
     if why := _why_not():
         pytest.skip(why)
     changes = {"train.measure_communication": True, "train.max_steps": 4}
@@ -109,7 +109,7 @@ def test_a_slow_link_changes_the_time_and_nothing_else_and_is_measured_as_slow_a
 
 
 @only_whole
-def test_a_chief_that_starts_late_under_a_name_that_is_known_late_is_waited_for(tmp_path: Path) -> None:
+def test_late_chief_with_a_late_host_name_is_awaited(tmp_path: Path) -> None:
     if why := _why_not():
         pytest.skip(why)
     straight, late = (make_run(tmp_path, name, {"train.max_steps": 4}, features="off") for name in ("straight", "late"))
@@ -130,7 +130,7 @@ def test_a_chief_that_starts_late_under_a_name_that_is_known_late_is_waited_for(
 
 
 @only_whole
-def test_a_host_that_dies_ends_the_job_on_the_other_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_lost_host_ends_the_job_and_the_next_start_resumes(tmp_path: Path) -> None:
     if why := _why_not():
         pytest.skip(why)
     changes = {"train.checkpoint_every_steps": 2}

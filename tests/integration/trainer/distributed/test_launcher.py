@@ -19,12 +19,12 @@ from google_cloud_pipeline_components.container.v1.custom_job import launcher
 from google_cloud_pipeline_components.container.v1.gcp_launcher import job_remote_runner
 
 from pipelines.compile import compile_pipeline
+from tests.fakes.vertex.grpc import grpc_front
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import JOBS, Job, job_spec, step_of, worker_pools
-from vlmpipe.rehearsal.vertex.grpc import grpc_door
-from vlmpipe.rehearsal.vertex.jobs import Step
-from vlmpipe.rehearsal.vertex.server import FakeVertex
+from vlmpipe.rehearsal.vertex.custom_jobs import Step
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"
 INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(\w+)'\]\}\}")
@@ -44,7 +44,7 @@ def spec(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.fixture
 def vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    with FakeVertex() as server, grpc_door(server) as (address, calls), grpc.insecure_channel(address) as channel:
+    with FakeVertex() as server, grpc_front(server) as (address, calls), grpc.insecure_channel(address) as channel:
 
         def client(client_options: Any, client_info: Any) -> JobServiceClient:
             """The launcher's, with its own transport, but for its address, which it makes from the region."""
@@ -83,10 +83,10 @@ def arguments(spec: dict[str, Any], config: RunConfig, job: Job, resources: Path
 def test_a_job_step_becomes_the_job_that_was_checked_and_is_taken_up_again(
     vertex: FakeVertex, spec: dict[str, Any], config: RunConfig, job: Job, tmp_path: Path
 ) -> None:
-    vertex.floor.courses.append([Step("QUEUED"), Step("RUNNING"), Step("SUCCEEDED")])
+    vertex.custom_jobs.scripts.append([Step("QUEUED"), Step("RUNNING"), Step("SUCCEEDED")])
     told = arguments(spec, config, job, tmp_path / "gcp_resources")
     launcher.main(told)
-    (created,) = vertex.floor.jobs.values()
+    (created,) = vertex.custom_jobs.jobs.values()
     checked = json_format.ParseDict(job_spec(config, job, RUN_URI), api.CustomJobSpec.pb(api.CustomJobSpec()))
     assert json_format.MessageToDict(api.CustomJobSpec.pb(created.job_spec)) == json_format.MessageToDict(checked)
     assert created.labels["vlmpipe-step"] == step_of(job)
@@ -94,13 +94,15 @@ def test_a_job_step_becomes_the_job_that_was_checked_and_is_taken_up_again(
     assert [one["resourceUri"].partition("/v1/")[2] for one in resources] == [created.name]
 
     launcher.main(told)  # the launcher's machine was lost, and the step begins again
-    assert len(vertex.floor.jobs) == 1
+    assert len(vertex.custom_jobs.jobs) == 1
 
 
 @pytest.mark.parametrize(("code", "error"), [(9, ValueError), (8, SystemExit)], ids=["ours", "theirs"])
 def test_a_job_that_fails_fails_its_step(
     vertex: FakeVertex, spec: dict[str, Any], config: RunConfig, code: int, error: type[BaseException], tmp_path: Path
 ) -> None:
-    vertex.floor.courses.append([Step("RUNNING"), Step("FAILED", code, "The replica exited with a status of 65.")])
+    vertex.custom_jobs.scripts.append(
+        [Step("RUNNING"), Step("FAILED", code, "The replica exited with a status of 65.")]
+    )
     with pytest.raises(error):
         launcher.main(arguments(spec, config, "train", tmp_path / "gcp_resources"))

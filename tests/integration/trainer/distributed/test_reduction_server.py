@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, JobConf
 @pytest.mark.parametrize(
     ("run", "state", "nodes"), [("used", "active", 2), ("unused", "absent", 0), ("half", "absent", 1)]
 )
-def test_every_line_and_the_summary_say_whether_it_is_active(
+def test_every_line_and_the_summary_have_the_reduction_servers_state(
     trained: tuple[dict[str, JobConfig], str], run: str, state: str, nodes: int
 ) -> None:
     job = trained[0][run]
@@ -59,7 +59,7 @@ def test_every_line_and_the_summary_say_whether_it_is_active(
     assert summary(job) | said | {"nccl_net_plugins": []} == summary(job)
 
 
-def test_a_job_without_reducers_says_nothing_of_them(trained: tuple[dict[str, JobConfig], str]) -> None:
+def test_job_without_reducers_reports_none(trained: tuple[dict[str, JobConfig], str]) -> None:
     job = trained[0]["none"]
     assert not [
         name for line in (*metrics(job), summary(job)) for name in line if "reduction" in name or "nccl" in name
@@ -67,7 +67,7 @@ def test_a_job_without_reducers_says_nothing_of_them(trained: tuple[dict[str, Jo
 
 
 @pytest.mark.parametrize(("run", "nodes"), [("unused", 0), ("half", 1)])
-def test_reducers_that_not_all_nodes_use_are_warned_of_once(
+def test_partially_used_reducers_are_warned_of_once(
     trained: tuple[dict[str, JobConfig], str], run: str, nodes: int
 ) -> None:
     jobs, printed = trained
@@ -78,5 +78,5 @@ def test_reducers_that_not_all_nodes_use_are_warned_of_once(
     assert "REDUCTION_SERVER=1" in notes[0] and "Fast Socket" in notes[0] and "NCCL_DEBUG=INFO" in notes[0]
 
 
-def test_reducers_in_use_are_not_warned_of(trained: tuple[dict[str, JobConfig], str]) -> None:
+def test_no_warning_for_reducers_in_use(trained: tuple[dict[str, JobConfig], str]) -> None:
     assert "notes" not in json.loads(open_storage(trained[0]["used"].run.run_uri).read("steps/train.json"))["detail"]

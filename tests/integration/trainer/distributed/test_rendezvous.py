@@ -74,9 +74,7 @@ def test_nodes_meet_in_whatever_order_they_come(cluster: Cluster, order: tuple[i
         pass  # torchrun finds the port free the moment everybody is told to go
 
 
-def test_who_is_missing_is_said_while_waiting_and_a_late_node_is_welcome(
-    cluster: Cluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_nodes_are_reported_and_may_come_late(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     nodes = [Node(cluster, 0, report_s=0.1), Node(cluster, 1, report_s=0.1)]
     sentence = "launcher: waiting for workerpool1-1 (host-c), 2 of 3 nodes are here\n"
     assert sentence in wait_for_line(capfd, 2 * sentence), "the chief says it, and tells the nodes that wait"
@@ -84,7 +82,7 @@ def test_who_is_missing_is_said_while_waiting_and_a_late_node_is_welcome(
     assert [node.outcome() for node in nodes] == [None, None, None]
 
 
-def test_a_node_that_waits_for_the_chief_says_so(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_node_reports_that_it_waits_for_the_chief(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
     nodes = [Node(cluster, 1, report_s=0.1)]
     wait_for_line(capfd, "launcher: waiting for workerpool0-0 (localhost): ")
     nodes += [Node(cluster, 0), Node(cluster, 2)]
@@ -99,13 +97,13 @@ def test_the_error_names_the_missing_node_on_every_node_that_is_here(cluster: Cl
         assert error.found == "workerpool1-0 (host-b) did not come within 1 s: 2 of 3 nodes are here"
 
 
-def test_a_chief_that_does_not_come_is_named(cluster: Cluster) -> None:
+def test_missing_chief_is_named(cluster: Cluster) -> None:
     error = Node(cluster, 1, timeout_s=0.3).outcome()
     assert error and error.code == ExitCode.UNAVAILABLE
     assert f"workerpool0-0 (localhost), did not answer on port {cluster.master_port}" in error.found
 
 
-def test_a_host_name_that_is_not_known_yet_is_waited_for(cluster: Cluster) -> None:
+def test_unknown_host_name_is_awaited(cluster: Cluster) -> None:
     nowhere = Cluster(("no-such-host.invalid:2222", *cluster.hosts[1:]), node_rank=0)
     error = Node(nowhere, 1, timeout_s=0.3).outcome()
     assert error and "workerpool0-0 (no-such-host.invalid)" in error.found
@@ -122,7 +120,7 @@ def test_a_node_that_dies_while_waiting_is_missing_again(cluster: Cluster, capfd
 
 
 @pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\xce\xf7\x85\x3c\n", b"[1]\n", b"x" * 9000])
-def test_strangers_on_the_port_are_shown_the_door(cluster: Cluster, junk: bytes) -> None:
+def test_foreign_connections_are_closed(cluster: Cluster, junk: bytes) -> None:
     chief = Node(cluster, 0)
     with connect(cluster) as stranger:
         stranger.sendall(junk)
@@ -132,7 +130,7 @@ def test_strangers_on_the_port_are_shown_the_door(cluster: Cluster, junk: bytes)
     assert [node.outcome() for node in nodes] == [None, None, None]
 
 
-def test_a_node_of_another_job_is_refused_in_words(cluster: Cluster) -> None:
+def test_node_of_another_job_is_refused_with_a_reason(cluster: Cluster) -> None:
     chief = Node(cluster, 0)
     other = replace(cluster, hosts=(*cluster.hosts, "host-d:2222"))
     error = Node(other, 3).outcome()
@@ -151,7 +149,7 @@ def test_a_restarted_node_waits_until_the_torchrun_of_the_old_job_is_gone(
     assert [node.outcome() for node in nodes] == [None, None, None]
 
 
-def test_a_port_in_use_is_a_sentence(cluster: Cluster) -> None:
+def test_port_in_use_is_reported(cluster: Cluster) -> None:
     with socket.create_server(("", cluster.master_port)):
         error = Node(cluster, 0).outcome()
     assert error and error.code == ExitCode.UNAVAILABLE
@@ -237,7 +235,7 @@ def test_launchers_meet_by_the_variables_of_kubeflow(launch: Launch) -> None:
     assert "sum of ranks: 1" in said[0]
 
 
-def test_a_launcher_whose_peer_never_comes_ends_with_69(launch: Launch) -> None:
+def test_launcher_without_its_peer_ends_with_69(launch: Launch) -> None:
     chief = launch("workerpool0", **{TIMEOUT_VARIABLE: "1"})
     said, _ = chief.communicate(timeout=60)
     assert chief.returncode == ExitCode.UNAVAILABLE

@@ -17,7 +17,7 @@ import pytest
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run
 from trainer.errors import ExitCode
-from vlmpipe.backends.local.process_tree import worker_of_rank
+from vlmpipe.backends.local.fault_injector import worker_of_rank
 from vlmpipe.runs.local.diagnose import diagnose_folder
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")]

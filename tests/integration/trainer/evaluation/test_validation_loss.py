@@ -61,14 +61,14 @@ def held_out(job: JobConfig) -> dict[int, float]:
     return {line["step"]: line["validation_loss"] for line in metrics(job) if "validation_loss" in line}
 
 
-def test_it_is_taken_at_its_interval_and_at_the_end(runs: dict[str, JobConfig]) -> None:
+def test_validation_runs_at_its_interval_and_at_the_end(runs: dict[str, JobConfig]) -> None:
     found = held_out(runs["reference"])
     assert list(found) == [2, 4, NUM_STEPS]
     assert len(set(found.values())) == len(found), "the model learns between them"
     assert held_out(runs["dropping"]) == {}
 
 
-def test_it_changes_no_bit_of_training(runs: dict[str, JobConfig]) -> None:
+def test_validation_does_not_change_training(runs: dict[str, JobConfig]) -> None:
     """Although training drops out by random numbers, and validation does not."""
     validating, plain = runs["dropping, validating"], runs["dropping"]
     assert losses(validating) == losses(plain)
@@ -76,7 +76,7 @@ def test_it_changes_no_bit_of_training(runs: dict[str, JobConfig]) -> None:
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-def test_it_is_of_the_average_of_the_weights(runs: dict[str, JobConfig]) -> None:
+def test_validation_uses_averaged_weights(runs: dict[str, JobConfig]) -> None:
     """Which is that of the start here, while the weights themselves learn."""
     job = runs["dropping, validating"]
     assert len(held_out(job)) == 3

@@ -39,7 +39,7 @@ def lines(job: JobConfig) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if not name.endswith(OF_CLOCKS)} for line in metrics(job)]
 
 
-def test_every_line_says_what_it_says_when_each_step_is_read_at_once(jobs: dict[str, JobConfig]) -> None:
+def test_asynchronous_metrics_equal_synchronous_ones(jobs: dict[str, JobConfig]) -> None:
     assert [line["step"] for line in lines(jobs["behind"])] == [1, 3, 5, 6, 9]
     assert lines(jobs["behind"]) == lines(jobs["at once"])
     counted = ("tokens", "label_tokens", "first_loss", "final_loss", "steps")

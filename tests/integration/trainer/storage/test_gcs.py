@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from google.cloud import storage
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.gcs import QUICK_RETRY
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import gcs as storage_gcs
@@ -16,7 +17,6 @@ from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.regular_files import FileTooLargeError
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 TRANSIENT = [
     Fault("status", code=503, times=2),
@@ -101,7 +101,7 @@ def test_an_upload_corrupted_on_the_way_is_sent_again(
 
 
 @pytest.mark.parametrize("operation", ["list", "stat", "read", "write", "create", "upload", "fetch", "delete"])
-def test_a_stalled_request_is_broken_off_and_made_again(
+def test_stalled_request_is_retried(
     gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
@@ -114,7 +114,7 @@ def test_a_stalled_request_is_broken_off_and_made_again(
     assert gcs_server.faults[0].times == 0
 
 
-def test_a_download_that_stalls_midway_continues_where_it_stood(gcs_server: FakeGcs) -> None:
+def test_stalled_download_continues_from_its_offset(gcs_server: FakeGcs) -> None:
     store = GcsStorage("gs://bucket", client=gcs_server.client(), retry=QUICK_RETRY, timeout_s=1.5)
     data = bytes(range(256)) * 4096
     store.write("a", data)
@@ -135,9 +135,7 @@ def test_a_service_that_stalls_for_ever_is_given_up(gcs_server: FakeGcs) -> None
 
 
 @pytest.mark.parametrize("operation", ["list", "read", "upload"])
-def test_a_wait_that_the_service_asks_for_is_kept(
-    gcs: GcsStorage, gcs_server: FakeGcs, tmp_path: Path, operation: str
-) -> None:
+def test_retry_after_is_respected(gcs: GcsStorage, gcs_server: FakeGcs, tmp_path: Path, operation: str) -> None:
     """Answers of the API and of uploads and downloads reach the retry as different exceptions."""
     gcs.write("a", b"1")
     (tmp_path / "file").write_bytes(b"1")
@@ -169,7 +167,7 @@ def test_a_corrupted_download_is_tried_again(gcs: GcsStorage, gcs_server: FakeGc
     assert gcs_server.faults[0].times == 0
 
 
-def test_wrong_bytes_never_get_through(gcs: GcsStorage, gcs_server: FakeGcs, tmp_path: Path) -> None:
+def test_wrong_bytes_are_never_returned(gcs: GcsStorage, gcs_server: FakeGcs, tmp_path: Path) -> None:
     gcs.write("a", b"right")
     gcs_server.faults.append(Fault("corrupt", path="/download/", times=99))
     for attempt in (gcs.read, gcs.fetch):
@@ -204,7 +202,7 @@ def test_concurrent_fetches_download_once(gcs: GcsStorage, gcs_server: FakeGcs) 
     assert _downloads(gcs_server) == 1
 
 
-def test_a_damaged_cache_file_is_fetched_anew(gcs: GcsStorage) -> None:
+def test_damaged_cache_file_is_fetched_again(gcs: GcsStorage) -> None:
     gcs.write("a", b"bytes")
     gcs.fetch("a").write_bytes(b"bytez")
     assert gcs.fetch("a").read_bytes() == b"bytes"
@@ -357,7 +355,7 @@ def test_bytes_always_refused_with_412_are_corrupt_and_do_not_exist(
     assert testbench.list() == []
 
 
-def test_a_condition_that_fails_is_still_told_from_a_checksum(testbench: GcsStorage) -> None:
+def test_failed_precondition_is_distinguished_from_a_wrong_checksum(testbench: GcsStorage) -> None:
     testbench.create("COMMIT", b"one")
     with pytest.raises(AlreadyExistsError):
         testbench.create("COMMIT", b"two")
@@ -374,7 +372,7 @@ def test_an_object_is_read_up_to_a_bound(gcs: GcsStorage) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o702])
-def test_a_cache_folder_that_others_write_is_refused(
+def test_cache_folder_writable_by_others_is_refused(
     gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
 ) -> None:
     (tmp_path / "open").mkdir()
@@ -395,7 +393,7 @@ def test_the_default_cache_is_no_link(gcs: GcsStorage, tmp_path: Path, monkeypat
         gcs.fetch("a")
 
 
-def test_a_planted_link_is_no_lock_of_the_cache(
+def test_planted_link_is_not_used_as_the_caches_lock(
     gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))

@@ -85,7 +85,7 @@ def test_create_refuses_an_existing_object_even_with_equal_bytes(store: Storage)
     assert store.read("COMMIT") == b"one"
 
 
-def test_of_many_creators_one_wins(store: Storage) -> None:
+def test_one_of_many_creators_wins(store: Storage) -> None:
     def create(number: int) -> int | None:
         try:
             store.create("COMMIT", b"%d" % number)
@@ -189,7 +189,7 @@ def test_an_upload_is_held_to_the_checksum_that_its_caller_gives(
     assert [info.name for info in store.list()] == ["shard"]
 
 
-def test_a_checksum_that_the_store_keeps_is_that_of_the_bytes(store: Storage) -> None:
+def test_stored_checksum_is_that_of_the_bytes(store: Storage) -> None:
     store.write("a", b"bytes")
     (listed,), looked_up = store.list(), store.stat("a")
     assert looked_up and listed.crc32c == looked_up.crc32c
@@ -304,7 +304,7 @@ def test_a_link_inside_the_root_is_read_and_replaced(tmp_path: Path) -> None:
     assert (store.read("link"), store.read("real")) == (b"new", b"old")
 
 
-def test_a_planted_link_is_no_lock(tmp_path: Path) -> None:
+def test_planted_link_is_not_used_as_a_lock(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     store = LocalStorage(tmp_path / "root")
@@ -317,7 +317,7 @@ def test_a_planted_link_is_no_lock(tmp_path: Path) -> None:
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_link_that_leads_nowhere_is_listed_and_cannot_be_read(tmp_path: Path) -> None:
+def test_broken_link_is_listed_and_cannot_be_read(tmp_path: Path) -> None:
     store = LocalStorage(tmp_path)
     store.write("a", b"1")
     (tmp_path / "loop").symlink_to("loop")

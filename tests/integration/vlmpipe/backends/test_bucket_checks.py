@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from google.cloud import storage
 
+from tests.fakes.gcs.server import FakeGcs, Fault
+from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit, running_vertex, scheduler, submitter
 from vlmpipe.backends.vertex.bucket_checks import buckets_of, lies_in
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
-from vlmpipe.rehearsal.vertex.server import FakeVertex
 
 THERE = "/storage/v1/b/example-bucket"
 
@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[Callable[[FakeGcs], None], int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("break_it", "code", "said"), FAULTS.values(), ids=FAULTS)
-def test_a_bucket_that_will_not_do_is_refused_before_anything_is_created(
+def test_an_unusable_bucket_is_refused_before_anything_is_created(
     vertex: FakeVertex,
     bucket: FakeGcs,
     vlmpipe_submit: Submit,
@@ -105,7 +105,7 @@ def test_who_may_use_objects_and_not_read_metadata_may_submit(
 
 
 @pytest.mark.parametrize("option", ["--force", "--dry-run"])
-def test_buckets_are_not_looked_at_where_nobody_wants_it(
+def test_force_skips_the_check_of_buckets(
     vertex: FakeVertex, bucket: FakeGcs, vlmpipe_submit: Submit, option: str
 ) -> None:
     missing(bucket)
@@ -121,11 +121,11 @@ def test_a_schedule_is_not_made_for_a_bucket_that_is_missing(
 ) -> None:
     missing(bucket)
     schedule, weekly = scheduler(tmp_path, monkeypatch, capfd), "schedule.cron=0 3 * * 1"
-    assert (schedule("apply", weekly, "--yes").code, vertex.book.schedules) == (66, {})
-    assert (schedule("apply", weekly, "--yes", "--force").code, len(vertex.book.schedules)) == (0, 1)
+    assert (schedule("apply", weekly, "--yes").code, vertex.schedules.schedules) == (66, {})
+    assert (schedule("apply", weekly, "--yes", "--force").code, len(vertex.schedules.schedules)) == (0, 1)
 
 
-def test_a_schedule_made_without_reading_metadata_says_so(
+def test_a_bucket_with_unreadable_metadata_is_a_note_of_the_schedule(
     vertex: FakeVertex,
     bucket: FakeGcs,
     tmp_path: Path,
@@ -134,13 +134,13 @@ def test_a_schedule_made_without_reading_metadata_says_so(
 ) -> None:
     bucket.granted["example-bucket"] = {"storage.objects.get"}
     answer = scheduler(tmp_path, monkeypatch, capfd)("apply", "schedule.cron=0 3 * * 1", "--yes")
-    assert (answer.code, len(vertex.book.schedules)) == (0, 1)
+    assert (answer.code, len(vertex.schedules.schedules)) == (0, 1)
     assert (
         "note: whether the bucket of data.source, gs://example-bucket, lies in us-central1 is not known" in answer.out
     )
 
 
-def test_every_bucket_that_a_run_opens_is_found_with_what_is_wanted_of_it() -> None:
+def test_every_bucket_that_a_run_opens_is_found_with_its_field() -> None:
     overrides = [MINE, "data.source=gs://d/x.json", "data.image_folder=gs://d/y", "checkpoint.mirror_uri=gs://m"]
     overrides += ["model.tower.weights=gs://w/clip", "register.registry=gs://r/models", "cluster.env.X=gs://not-ours"]
     found = {one.bucket: (one.field, one.near) for one in buckets_of(load_run_file(CONFIG, overrides))}

@@ -15,18 +15,18 @@ from google.api_core.retry import Retry
 
 from components.run_vertex_job import run_vertex_job
 from pipelines.compile import compile_pipeline
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.graphs import all_tasks, shape, steps
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.local import LocalStorage
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.capacity_fallback import CapacityFallback
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
-from vlmpipe.rehearsal.vertex.jobs import Step
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.custom_jobs import Step
 
 SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
 FALLBACK = (
@@ -44,7 +44,7 @@ STOCKOUT = Step("FAILED", 8, "Resources are insufficient in region: us-central1.
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         yield running
@@ -74,7 +74,7 @@ def climb(server: FakeVertex, run: Path) -> str:
         "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
         "base_output_directory": {"output_uri_prefix": str(run)},
     }
-    fallback = CapacityFallback(settings, spec, now=lambda: server.floor.now, sleep=server.floor.sleep)
+    fallback = CapacityFallback(settings, spec, now=lambda: server.custom_jobs.now, sleep=server.custom_jobs.sleep)
     with translate_errors(fallback.place, what="custom job"):
         return fallback.run()
 
@@ -85,23 +85,23 @@ def tried(run: Path) -> list[tuple[str, str]]:
 
 
 def strategies(server: FakeVertex) -> list[str]:
-    return [job.job_spec.scheduling.strategy.name for job in server.floor.jobs.values()]
+    return [job.job_spec.scheduling.strategy.name for job in server.custom_jobs.jobs.values()]
 
 
 def test_the_first_rung_that_finds_machines_trains(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [[*WAITS, *RUNS]]
+    server.custom_jobs.scripts = [[*WAITS, *RUNS]]
     resources = json.loads(climb(server, run))
-    (job,) = server.floor.jobs.values()
+    (job,) = server.custom_jobs.jobs.values()
     assert resources["resources"][0]["resourceUri"].endswith(f"/v1/{job.name}")
     assert tried(run) == [("spot", "done")]
     assert (strategies(server), job.display_name) == (["SPOT"], "llava-7b-zero2-spot-train-spot")
 
 
 def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [[Step("PENDING")], [Step("PENDING"), STOCKOUT], [Step("RUNNING"), Step("SUCCEEDED")]]
+    server.custom_jobs.scripts = [[Step("PENDING")], [Step("PENDING"), STOCKOUT], [Step("RUNNING"), Step("SUCCEEDED")]]
     climb(server, run)
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "no capacity"), ("standard", "done")]
-    spot, flex, standard = server.floor.jobs.values()
+    spot, flex, standard = server.custom_jobs.jobs.values()
     assert spot.state.name == "JOB_STATE_CANCELLED"
     assert 600 <= (spot.end_time - spot.create_time).total_seconds() <= 660
     assert flex.job_spec.scheduling.max_wait_duration.total_seconds() == 1200
@@ -117,15 +117,15 @@ def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server
 
 
 def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: FakeVertex, run: Path) -> None:
-    server.floor.stockouts = 1
+    server.custom_jobs.stockouts = 1
     server.faults.append(Fault("status", code=429, message="Quota exceeded for quota metric requests per minute"))
-    server.floor.courses = [[Step("RUNNING"), Step("RUNNING"), STOCKOUT], RUNS]
+    server.custom_jobs.scripts = [[Step("RUNNING"), Step("RUNNING"), STOCKOUT], RUNS]
     climb(server, run)
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "no capacity"), ("standard", "done")]
 
 
-def test_when_no_rung_finds_machines_the_step_says_what_was_tried(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [[STOCKOUT]] * 3
+def test_without_capacity_on_any_option_the_error_lists_the_attempts(server: FakeVertex, run: Path) -> None:
+    server.custom_jobs.scripts = [[STOCKOUT]] * 3
     with pytest.raises(UserError, match=r"no option of cluster.capacity_fallback found machines") as caught:
         climb(server, run)
     assert caught.value.code == ExitCode.UNAVAILABLE
@@ -133,7 +133,9 @@ def test_when_no_rung_finds_machines_the_step_says_what_was_tried(server: FakeVe
 
 
 def test_a_training_that_fails_is_not_tried_again_elsewhere(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [[Step("RUNNING"), Step("FAILED", 3, "The replica workerpool0-0 exited with status 65.")]]
+    server.custom_jobs.scripts = [
+        [Step("RUNNING"), Step("FAILED", 3, "The replica workerpool0-0 exited with status 65.")]
+    ]
     with pytest.raises(UserError, match="the training job failed: The replica workerpool0-0"):
         climb(server, run)
     assert tried(run) == [("spot", "failed")]
@@ -143,7 +145,7 @@ def test_the_limit_stops_training_over_all_rungs(server: FakeVertex, run: Path) 
     settings = json.loads((run / "run.json").read_text())
     settings["cluster"]["max_spend_usd"] = 1.5  # an hour of Spot is 36: 20 s are 0.20; of flex_start 0.40
     (run / "run.json").write_text(json.dumps(settings))
-    server.floor.courses = [[Step("RUNNING"), Step("RUNNING"), Step("RUNNING"), STOCKOUT], [Step("RUNNING")]]
+    server.custom_jobs.scripts = [[Step("RUNNING"), Step("RUNNING"), Step("RUNNING"), STOCKOUT], [Step("RUNNING")]]
     with pytest.raises(UserError, match=r"cluster.max_spend_usd, \$1.50, is reached") as caught:
         climb(server, run)
     assert caught.value.code == ExitCode.PREEMPTED
@@ -154,30 +156,30 @@ def test_the_limit_stops_training_over_all_rungs(server: FakeVertex, run: Path) 
 
 @pytest.mark.parametrize("action", ["drop_before", "drop_after"])
 def test_a_lost_answer_starts_no_second_job(server: FakeVertex, run: Path, action: Any) -> None:
-    server.floor.courses = [RUNS]
+    server.custom_jobs.scripts = [RUNS]
     server.faults.append(Fault(action))
     climb(server, run)
-    assert len(server.floor.jobs) == 1
+    assert len(server.custom_jobs.jobs) == 1
 
 
 def test_a_job_of_which_no_answer_ever_came_is_watched_all_the_same(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [RUNS]
+    server.custom_jobs.scripts = [RUNS]
     server.faults += [Fault("drop_before", times=2), Fault("drop_after")]
     climb(server, run)
-    assert len(server.floor.jobs) == 1 and tried(run) == [("spot", "done")]
+    assert len(server.custom_jobs.jobs) == 1 and tried(run) == [("spot", "done")]
 
 
 def test_a_stop_before_the_answer_leaves_no_job_behind(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [[Step("RUNNING")]]
+    server.custom_jobs.scripts = [[Step("RUNNING")]]
     server.faults.append(Fault("drop_after"))
 
     def stop(_: float) -> None:
         raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
 
-    server.floor.sleep = stop  # type: ignore[method-assign]
+    server.custom_jobs.sleep = stop  # type: ignore[method-assign]
     with pytest.raises(UserError, match="stopped on request"):
         climb(server, run)
-    (job,) = server.floor.jobs
+    (job,) = server.custom_jobs.jobs
     assert sum(f"{job}:cancel" in request for request in server.requests) == 1
 
 
@@ -186,29 +188,29 @@ def test_too_many_requests_are_no_lack_of_machines(server: FakeVertex, run: Path
     server.faults.append(Fault("status", code=429, message=message, times=3))
     with pytest.raises(UserError, match="per minute"):
         climb(server, run)
-    assert not server.floor.jobs, "the next option would have cost more"
+    assert not server.custom_jobs.jobs, "the next option would have cost more"
 
 
 def test_a_job_that_cannot_be_cancelled_is_named(
     server: FakeVertex, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.floor.courses = [[Step("RUNNING")]]
+    server.custom_jobs.scripts = [[Step("RUNNING")]]
 
     def stop(_: float) -> None:
         server.faults.append(Fault("status", code=403, message="no permission"))
         raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
 
-    server.floor.sleep = stop  # type: ignore[method-assign]
+    server.custom_jobs.sleep = stop  # type: ignore[method-assign]
     with pytest.raises(UserError, match="stopped on request"):
         climb(server, run)
-    (job,) = server.floor.jobs
-    assert f"{job} could not be cancelled and may go on" in capsys.readouterr().out
+    (job,) = server.custom_jobs.jobs
+    assert f"{job} could not be cancelled and may still run" in capsys.readouterr().out
 
 
 def test_a_folder_that_can_no_longer_be_written_leaves_no_job_behind(
     server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.floor.courses = [[Step("RUNNING")]]
+    server.custom_jobs.scripts = [[Step("RUNNING")]]
     write = LocalStorage.write
 
     def write_no_job(self: LocalStorage, name: str, data: bytes, **options: Any) -> Any:
@@ -219,36 +221,36 @@ def test_a_folder_that_can_no_longer_be_written_leaves_no_job_behind(
     monkeypatch.setattr(LocalStorage, "write", write_no_job)
     with pytest.raises(UserError, match="the bucket is gone"):
         climb(server, run)
-    (job,) = server.floor.jobs
+    (job,) = server.custom_jobs.jobs
     assert sum(f"{job}:cancel" in request for request in server.requests) == 1
 
 
 def test_a_step_that_begins_again_takes_up_the_job_it_left(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [[STOCKOUT], RUNS]
+    server.custom_jobs.scripts = [[STOCKOUT], RUNS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CapacityFallback, "_watch", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         patch.setattr(CapacityFallback, "_abandon", lambda *_: None)  # killed, without a chance to cancel
         with pytest.raises(KeyboardInterrupt):
             climb(server, run)
-    assert len(server.floor.jobs) == 1
+    assert len(server.custom_jobs.jobs) == 1
     climb(server, run)
     assert tried(run) == [("spot", "no capacity"), ("flex_start", "done")]
     assert strategies(server) == ["SPOT", "FLEX_START"]
     (run / "run.json").write_text((run / "run.json").read_text() + "\n")  # the run is continued: it climbs anew
-    server.floor.courses = [RUNS]
+    server.custom_jobs.scripts = [RUNS]
     climb(server, run)
     assert tried(run) == [("spot", "done")]
 
 
 def test_a_step_that_is_stopped_cancels_its_job(server: FakeVertex, run: Path) -> None:
-    server.floor.courses = [[Step("RUNNING")]]
+    server.custom_jobs.scripts = [[Step("RUNNING")]]
     sleeps = iter(range(3))
 
     def sleep(_: float) -> None:
         if next(sleeps, None) is None:
             raise UserError("train was stopped on request", code=ExitCode.PREEMPTED)
 
-    server.floor.sleep = sleep  # type: ignore[method-assign]
+    server.custom_jobs.sleep = sleep  # type: ignore[method-assign]
     with pytest.raises(UserError, match="stopped on request"):
         climb(server, run)
     assert sum(request.endswith(":cancel?%24alt=json%3Benum-encoding%3Dint") for request in server.requests) == 1
@@ -290,7 +292,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_work_on_some_rung_is_refused_in_words(name: str) -> None:
+def test_a_job_that_one_option_cannot_run_is_refused(name: str) -> None:
     override, said = REFUSALS[name]
     overrides = [override, *(["cluster.accelerator_type="] if name == "no GPU" else [])]
     with pytest.raises(RunFileError, match=said):

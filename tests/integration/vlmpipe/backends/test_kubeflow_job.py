@@ -64,9 +64,7 @@ def test_a_job_is_created_watched_and_named_in_the_output(
     waits = Scene(pods=[pod(rank, unscheduled="0/3 nodes are available") for rank in (0, 1)])
     trains = Scene(pods=[pod(rank, state=RUNNING) for rank in (0, 1)], logs={"pod-0": ["step 1"], "pod-1": ["step 1"]})
     done = Scene(COMPLETE.conditions, trains.pods, {"pod-0": ["step 1", "step 2"], "pod-1": ["step 1"]})
-    cluster.courses = [
-        Course([Scene([("Suspended", "Suspended", "TrainJob is suspended")]), waits, waits, trains, done])
-    ]
+    cluster.runs = [Course([Scene([("Suspended", "Suspended", "TrainJob is suspended")]), waits, waits, trains, done])]
     (resources,) = run_kubeflow_job(**inputs(run, nodes=2))
     (name,) = cluster.jobs
     uri = f"apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs/{name}"
@@ -87,7 +85,7 @@ def test_a_job_is_created_watched_and_named_in_the_output(
 def test_the_run_files_section_and_the_machine_type_reach_the_job(cluster: FakeKubernetes, tmp_path: Path) -> None:
     section = {"runtime": "ours", "service_account": "trainer", "queue": "q", "node_selector": {"pool": "gpu"}}
     run = run_folder(tmp_path / "of section", section)
-    cluster.runtimes, cluster.courses = {"ours"}, [Course([COMPLETE])]
+    cluster.runtimes, cluster.runs = {"ours"}, [Course([COMPLETE])]
     run_kubeflow_job(**inputs(run))
     (job,) = cluster.jobs.values()
     assert job["spec"]["runtimeRef"]["name"] == "ours"
@@ -96,10 +94,10 @@ def test_the_run_files_section_and_the_machine_type_reach_the_job(cluster: FakeK
     assert job["spec"]["trainer"]["resourcesPerNode"] == {"requests": {"cpu": "7000m", "memory": "24576Mi"}}  # of 8, 30
 
 
-def test_a_reduction_server_is_left_out_and_that_is_said(
+def test_a_reduction_server_is_left_out_with_a_notice(
     cluster: FakeKubernetes, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.courses = [Course([COMPLETE])]
+    cluster.runs = [Course([COMPLETE])]
     run_kubeflow_job(**inputs(run, nodes=2, reducers=3))
     (job,) = cluster.jobs.values()
     assert job["spec"]["trainer"]["numNodes"] == 2 and "Reduction Server" in capsys.readouterr().out
@@ -120,7 +118,7 @@ def test_a_reduction_server_is_left_out_and_that_is_said(
 def test_a_failed_job_ends_the_step_with_its_exit_code_and_words(
     cluster: FakeKubernetes, run: Path, fails: Fails, scene: Scene, code: int, said: str
 ) -> None:
-    cluster.courses = [Course([Scene(pods=[pod(0, state=RUNNING)]), scene])]
+    cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)]), scene])]
     found, words = fails()
     assert found == code and said in words
     assert step_record(run)["state"] == "failed" and step_record(run)["detail"]["exit_code"] == code
@@ -131,14 +129,14 @@ def test_a_lasting_cause_ends_the_job_before_kubernetes_starts_the_node_again(
 ) -> None:
     again = pod(0, state=RUNNING, last={"terminated": {"exitCode": 64}}, restarts=1)
     logs = {"pod-0 previous": ["error: train.epochs is 0"], "pod-0": ["starting"]}
-    cluster.courses = [Course([Scene(pods=[again], logs=logs)])]
+    cluster.runs = [Course([Scene(pods=[again], logs=logs)])]
     code, words = fails()
     assert (code, cluster.jobs) == (64, {}) and "error: train.epochs is 0" in words
 
 
 def test_a_node_that_is_restarted_and_then_completes_is_no_failure(cluster: FakeKubernetes, run: Path) -> None:
     again = pod(0, state=RUNNING, last={"terminated": {"exitCode": 137}}, restarts=1)
-    cluster.courses = [Course([Scene(pods=[again], logs={"pod-0": []}), COMPLETE])]
+    cluster.runs = [Course([Scene(pods=[again], logs={"pod-0": []}), COMPLETE])]
     run_kubeflow_job(**inputs(run))
     assert step_record(run)["state"] == "done"
 
@@ -148,14 +146,14 @@ def test_an_image_that_cannot_be_pulled_ends_the_job_after_a_while(
 ) -> None:
     monkeypatch.setattr(train_job_watch, "STUCK_S", 0.05)
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
-    cluster.courses = [Course([Scene(pods=[pod(0, state=waiting)])])]
+    cluster.runs = [Course([Scene(pods=[pod(0, state=waiting)])])]
     code, words = fails()
     assert (code, cluster.jobs) == (ExitCode.UNAVAILABLE, {})
     assert "pod-0 cannot start: ImagePullBackOff: not found" in words
 
 
 def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeKubernetes, run: Path) -> None:
-    cluster.courses = [Course([COMPLETE])]
+    cluster.runs = [Course([COMPLETE])]
     run_kubeflow_job(**inputs(run))
     before = json.loads((run / "steps/train.json").read_text())
     run_kubeflow_job(**inputs(run))
@@ -163,16 +161,16 @@ def test_a_step_that_is_tried_again_watches_the_job_that_is_there(cluster: FakeK
     assert json.loads((run / "steps/train.json").read_text()) == before, "what the job left is not touched"
 
 
-def test_a_job_that_failed_before_is_deleted_and_created_anew(cluster: FakeKubernetes, run: Path, fails: Fails) -> None:
-    cluster.courses, cluster.deletions_take = [Course([Scene([FAILED], [ended(1)])]), Course([COMPLETE])], 3
+def test_a_failed_job_is_deleted_and_created_again(cluster: FakeKubernetes, run: Path, fails: Fails) -> None:
+    cluster.runs, cluster.deletions_take = [Course([Scene([FAILED], [ended(1)])]), Course([COMPLETE])], 3
     assert fails()[0] == 1
     run_kubeflow_job(**inputs(run))
     sent = [one.split()[0] for one in cluster.requests if "/trainjobs" in one and not one.startswith("GET")]
     assert sent == ["POST", "DELETE", "POST"]
 
 
-def test_a_run_that_is_started_anew_gets_a_job_of_its_own(cluster: FakeKubernetes, run: Path) -> None:
-    cluster.courses = [Course([COMPLETE]), Course([COMPLETE])]
+def test_a_restarted_run_gets_a_job_of_its_own(cluster: FakeKubernetes, run: Path) -> None:
+    cluster.runs = [Course([COMPLETE]), Course([COMPLETE])]
     run_kubeflow_job(**inputs(run))
     (run / "steps/resolve-run.json").write_text('{"started_s": 99.0}')
     run_kubeflow_job(**inputs(run))
@@ -180,26 +178,26 @@ def test_a_run_that_is_started_anew_gets_a_job_of_its_own(cluster: FakeKubernete
 
 
 def test_an_answer_that_is_lost_creates_no_second_job(cluster: FakeKubernetes, run: Path) -> None:
-    cluster.courses = [Course([COMPLETE])]
+    cluster.runs = [Course([COMPLETE])]
     cluster.faults = [("GET", 503), ("POST", 503), ("POST", 0)]  # the last is done and not answered
     run_kubeflow_job(**inputs(run))
     assert len(cluster.jobs) == 1
     assert [one.split()[0] for one in cluster.requests].count("POST") == 3, "and the third one met the second's job"
 
 
-def test_a_job_that_somebody_deletes_is_stopped_and_can_be_continued(cluster: FakeKubernetes, fails: Fails) -> None:
-    cluster.courses = [Course([Scene(pods=[pod(0, state=RUNNING)]), Scene(deleted=True)])]
+def test_a_job_deleted_from_outside_is_stopped_and_resumable(cluster: FakeKubernetes, fails: Fails) -> None:
+    cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)]), Scene(deleted=True)])]
     code, words = fails()
-    assert code == ExitCode.PREEMPTED and "deleted by somebody else" in words
+    assert code == ExitCode.PREEMPTED and "deleted from outside" in words
 
 
-def test_without_kubeflow_trainer_the_step_says_so(cluster: FakeKubernetes, fails: Fails) -> None:
+def test_without_kubeflow_trainer_the_step_reports_it(cluster: FakeKubernetes, fails: Fails) -> None:
     cluster.installed = False
     code, words = fails()
     assert code == ExitCode.NOT_FOUND and "expected: Kubeflow Trainer 2.2 or newer" in words
 
 
-def test_an_older_trainer_that_would_drop_fields_is_told_apart(cluster: FakeKubernetes, fails: Fails) -> None:
+def test_an_older_trainer_that_would_drop_fields_is_recognised(cluster: FakeKubernetes, fails: Fails) -> None:
     cluster.lacks = {"runtimePatches"}
     code, words = fails()
     assert (code, cluster.jobs) == (ExitCode.CONFIG, {})
@@ -210,12 +208,12 @@ WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "d
 
 
 @pytest.mark.parametrize(("kept", "owners"), [(True, [WORKFLOW]), (False, None)], ids=["there", "gone"])
-def test_the_job_belongs_to_the_workflow_of_its_step_so_that_it_goes_with_it(
+def test_the_job_is_owned_by_the_workflow_of_its_step(
     cluster: FakeKubernetes, run: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, owners: Any
 ) -> None:
     monkeypatch.setenv("KFP_POD_NAME", "step")
     cluster.step_pods = {"step": WORKFLOW | {"controller": True, "blockOwnerDeletion": True}} if kept else {}
-    cluster.courses = [Course([COMPLETE])]
+    cluster.runs = [Course([COMPLETE])]
     run_kubeflow_job(**inputs(run))
     (job,) = cluster.jobs.values()
     assert job["metadata"].get("ownerReferences") == owners
@@ -237,9 +235,9 @@ def test_a_log_that_may_not_be_read_does_not_end_the_job(
     cluster: FakeKubernetes, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster.allowed -= {"get pods/log"}
-    cluster.courses = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["x"]}), COMPLETE])]
+    cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["x"]}), COMPLETE])]
     run_kubeflow_job(**inputs(run))
-    assert capsys.readouterr().out.count("its log is not shown: not allowed to read the log of") == 1
+    assert capsys.readouterr().out.count("the log is not shown: not allowed to read the log of") == 1
 
 
 def test_a_runtime_that_is_not_there_is_no_matter_of_permission(cluster: FakeKubernetes, fails: Fails) -> None:
@@ -258,7 +256,7 @@ def test_an_api_that_does_not_answer_is_unavailable(
 
 
 def test_a_request_to_stop_deletes_the_job(cluster: FakeKubernetes, run: Path) -> None:
-    cluster.courses = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["ready"]})])]
+    cluster.runs = [Course([Scene(pods=[pod(0, state=RUNNING)], logs={"pod-0": ["ready"]})])]
     step = start_step(inputs(run))
     assert step.stdout and any("ready" in line for line in step.stdout)
     assert cluster.jobs

@@ -82,7 +82,7 @@ def test_a_worker_is_restarted_alone_with_the_same_addresses(tmp_path: Path, mon
     assert record(tmp_path)["state"] == "done"
 
 
-def test_all_are_restarted_together_when_the_job_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_job_on_worker_restart_restarts_all_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(RETRIES_VARIABLE, "2")
     os.mkfifo(tmp_path / "done")
     run(spec(tmp_path, starting(tmp_path, WAITS), starting(tmp_path, FAILS_TWICE), scheduling=TOGETHER))
@@ -268,7 +268,7 @@ def test_a_whole_node_is_killed_with_all_it_started(
     assert os.read(alive, 1) == b""
 
 
-def test_a_stopped_node_goes_on_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_node_continues_after_the_given_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker looks at the clock all the time, and is done when it has missed most of a second."""
     monkeypatch.setenv(FAULTS_VARIABLE, "stop:node=1,after_step=5,for=1s")
     os.mkfifo(tmp_path / "ready")
@@ -286,9 +286,7 @@ while (now := time.monotonic()) - last < 0.9:
     assert [line["event"] for line in chaos_log(tmp_path)] == ["stop"]
 
 
-def test_an_event_waits_for_the_steps_of_the_start_after_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_event_counts_the_steps_since_the_last_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the first start's record still counted, the second kill would come before anything was trained again."""
     monkeypatch.setenv(FAULTS_VARIABLE, "kill:node=0,after_step=5;kill:node=0,after_step=5;kill:node=0,after_step=8")
     script = """
@@ -304,13 +302,13 @@ signal.pause()
     assert [line["event"] for line in chaos_log(tmp_path)] == ["kill", "restart", "kill", "restart", "missed"]
 
 
-def test_only_training_meets_what_is_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_injected_into_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAULTS_VARIABLE, "kill:node=0,after_step=0")
     run_job("x", spec(tmp_path, starting(tmp_path, "")), labels={"vlmpipe-step": "evaluate"})
     assert not (tmp_path / "run/faults.jsonl").exists()
 
 
-def test_a_user_who_stops_the_run_is_left_alone_by_chaos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fault_is_injected_after_a_stop_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reclaimed node may finish what it saves: its notice is not enforced any more."""
     monkeypatch.setenv(FAULTS_VARIABLE, "preempt:node=0,after_step=5,notice=0.3s")
     script = """

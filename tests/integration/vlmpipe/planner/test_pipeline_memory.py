@@ -1,4 +1,5 @@
-"""The planner's memory of every pipeline stage against what three real processes hold, and four that split layers."""
+"""The planner's memory of every pipeline stage against what three real processes hold, four that split layers, and
+eight over which two copies of the model are sharded."""
 
 from __future__ import annotations
 
@@ -10,30 +11,30 @@ import pytest
 
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.short_form import chosen
-from tests.support.trainer.pipeline_memory import CASES, SPLIT_CASES, STAGES, predicted
+from tests.support.trainer.pipeline_memory import CASES, COPIED_CASES, SPLIT_CASES, STAGES, predicted
 from tests.support.trainer.runs import run_ranks
 
 pytestmark = pytest.mark.slow
 SHORT = ("pp bf16 checkpointing", "pp tower trained")
 WEIGHED = chosen(CASES, SHORT.__contains__)
-WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp")
+WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp adapters")
+WEIGHED_COPIED = chosen(COPIED_CASES, lambda name: name == "tp+pp+dp, two copies")
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
     found: dict[str, Any] = {}
-    for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4)):
-        run_ranks(
-            "tests.support.trainer.pipeline_memory", ["--output", str(output), "--cases", *cases], processes=ranks
-        )
+    for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4), (WEIGHED_COPIED, 8)):
+        arguments = ["--output", str(output), "--cases", *cases]
+        run_ranks("tests.support.trainer.pipeline_memory", arguments, processes=ranks)
         found |= json.loads(output.read_text())
     return found
 
 
-@pytest.mark.parametrize("name", [*WEIGHED, *WEIGHED_SPLIT])
+@pytest.mark.parametrize("name", [*WEIGHED, *WEIGHED_SPLIT, *WEIGHED_COPIED])
 def test_each_stage_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
-    for stage, expected in enumerate(predicted({**CASES, **SPLIT_CASES}[name])):
+    for stage, expected in enumerate(predicted({**CASES, **SPLIT_CASES, **COPIED_CASES}[name])):
         found = measured[name][stage]
         for part in ("weights", "gradients", "optimizer"):
             assert expected[part] == pytest.approx(found[part], rel=COUNTED), (stage, part)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.gcs import QUICK_RETRY
 from trainer.errors import UserError
 from trainer.storage.base import Storage
@@ -14,7 +15,6 @@ from trainer.storage.gcs import GcsStorage
 from trainer.storage.local import LocalStorage
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry.folder import Candidate, FolderRegistry
-from vlmpipe.rehearsal.gcs.server import FakeGcs
 
 ROOT = "gs://bucket/some/root/registry"
 

@@ -15,6 +15,8 @@ from google.api_core.retry import Retry
 
 from components.runtime.resolve import compiled_settings, resolve
 from pipelines.check import check_run
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
 from tests.support.reports import make_run, write_export
@@ -22,9 +24,10 @@ from trainer.errors import ConfigError, UserError
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.local import LocalStorage
-from vlmpipe.backends.vertex import pipeline_job as vertex_job
+from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry import release as release_module
@@ -32,8 +35,6 @@ from vlmpipe.registry import vertex as vertex_models
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 from vlmpipe.registry.vertex import VertexRegistry
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
 
 REGISTRY_ROOT = "gs://bucket/root/registry"
 PLACE = Place("test-project", "us-central1")
@@ -58,7 +59,7 @@ def server(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     for module in (registry_module, vertex_models, release_module):
         monkeypatch.setattr(module, "open_storage", open_storage)
-    monkeypatch.setattr(vertex_job, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
     monkeypatch.setattr(vertex_models, "SETTLE_S", 0.05)
     monkeypatch.setattr(vertex_models, "POLLING", vertex_models.DEFAULT_POLLING.with_delay(initial=0.01))
     with FakeVertex() as running:
@@ -86,11 +87,11 @@ def uploads(server: FakeVertex) -> int:
     return sum(request.startswith("POST") and ":upload" in request for request in server.requests)
 
 
-def test_a_version_says_where_its_files_are_and_what_serves_them(server: FakeVertex, tmp_path: Path) -> None:
+def test_a_version_has_its_files_and_its_serving_container(server: FakeVertex, tmp_path: Path) -> None:
     assert registry().champion("digits") is None
     assert registry().versions("digits") == []
     entry = registry().register("digits", candidate(tmp_path, "Run.1"), "# card")
-    (made,) = server.shelf.models["digits"]
+    (made,) = server.models.models["digits"]
     assert sum("/models/digits/operations/1" in request for request in server.requests) == 2  # under way, then done
     assert (entry.version, entry.resource) == (1, f"{PARENT}/models/digits@1")
     assert made.artifact_uri == entry.model_uri == f"{REGISTRY_ROOT}/digits/Run.1/model"
@@ -105,7 +106,7 @@ def test_a_version_says_where_its_files_are_and_what_serves_them(server: FakeVer
     assert files.list()[-1].crc32c == entry.files[0].crc32c
 
 
-def test_versions_count_up_and_the_alias_moves_only_from_what_was_compared(server: FakeVertex, tmp_path: Path) -> None:
+def test_versions_count_up_and_the_alias_moves_from_the_compared_one(server: FakeVertex, tmp_path: Path) -> None:
     for number, run_id in enumerate("abca"):
         assert registry().register("digits", candidate(tmp_path, run_id), "").version == number % 3 + 1
     assert uploads(server) == 3
@@ -118,7 +119,7 @@ def test_versions_count_up_and_the_alias_moves_only_from_what_was_compared(serve
     champion = registry().champion("digits")
     assert champion is not None
     assert champion.as_champion() == {"version": 2, "run_id": "b", "exact_match": 0.9, "held_out_sha256": "h"}
-    assert [list(one.version_aliases) for one in server.shelf.models["digits"]] == [["default"], ["champion"], []]
+    assert [list(one.version_aliases) for one in server.models.models["digits"]] == [["default"], ["champion"], []]
     assert registry(alias="staging").champion("digits") is None
 
 
@@ -131,7 +132,7 @@ def test_a_lost_answer_makes_no_second_version(server: FakeVertex, tmp_path: Pat
     entry = registry().register("digits", candidate(tmp_path, "a"), "")
     again = registry().register("digits", candidate(tmp_path, "a"), "")
     assert entry == again
-    assert len(server.shelf.models["digits"]) == entry.version == (1 if first else 2)
+    assert len(server.models.models["digits"]) == entry.version == (1 if first else 2)
     server.faults.append(Fault(action))
     registry().promote("digits", entry.version, instead_of=None)
     champion = registry().champion("digits")
@@ -145,16 +146,16 @@ def test_a_step_that_was_killed_after_sending_finds_its_version(server: FakeVert
         with pytest.raises(UserError, match="does not answer"):
             registry().register("digits", candidate(tmp_path, "a"), "")
     assert registry().register("digits", candidate(tmp_path, "a"), "").version == 1
-    assert uploads(server) == len(server.shelf.models["digits"]) == 1
+    assert uploads(server) == len(server.models.models["digits"]) == 1
 
 
-def test_what_the_service_refuses_comes_in_words_and_leaves_nothing(server: FakeVertex, tmp_path: Path) -> None:
+def test_a_refused_request_is_an_error_message_and_leaves_nothing(server: FakeVertex, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Vertex AI refuses the model: .* image_uri"):
         registry(image_uri="vllm/vllm-openai:1").register("digits", candidate(tmp_path, "a"), "")
-    server.shelf.fail_next = "the service agent cannot read the bucket"
+    server.models.fail_next = "the service agent cannot read the bucket"
     with pytest.raises(ConfigError, match=r"refuses the model: .*cannot read the bucket"):
         registry().register("digits", candidate(tmp_path, "a"), "")
-    assert not server.shelf.models.get("digits")
+    assert not server.models.models.get("digits")
     assert vertex_models.open_storage(f"{REGISTRY_ROOT}/digits/a").stat("SENT") is None
     server.faults.append(Fault("status", code=403, message="aiplatform.models.upload"))
     with pytest.raises(UserError, match="no permission in project test-project"):
@@ -164,16 +165,16 @@ def test_what_the_service_refuses_comes_in_words_and_leaves_nothing(server: Fake
         registry().register("digits", candidate(tmp_path, "a", checkpoint="c2"), "")
 
 
-def test_a_champion_that_somebody_else_uploaded_is_not_compared_with(server: FakeVertex, tmp_path: Path) -> None:
+def test_a_champion_uploaded_by_another_tool_is_refused(server: FakeVertex, tmp_path: Path) -> None:
     registry().register("digits", candidate(tmp_path, "a"), "")
     registry().promote("digits", 1, instead_of=None)
-    server.shelf.models["digits"][0].artifact_uri = "gs://bucket/elsewhere/model"
+    server.models.models["digits"][0].artifact_uri = "gs://bucket/elsewhere/model"
     with pytest.raises(ConfigError, match="digits@1 was not registered by vlmpipe"):
         registry().champion("digits")
     assert registry().versions("digits") == []
 
 
-def test_of_concurrent_promotions_one_wins_and_a_dead_one_holds_nobody(server: FakeVertex, tmp_path: Path) -> None:
+def test_of_concurrent_promotions_one_wins_and_a_dead_one_blocks_none(server: FakeVertex, tmp_path: Path) -> None:
     for run_id in "abc":
         registry().register("digits", candidate(tmp_path, run_id), "")
     store = vertex_models.open_storage(f"{REGISTRY_ROOT}/digits")
@@ -227,7 +228,7 @@ def test_the_gate_asks_the_alias_and_both_answers_are_acted_on(
     assert uploads(server) == 1
     registered = json.loads((run / "registered.json").read_text())
     assert registered["resource"] == entry.resource == f"{PARENT}/models/digits@1"
-    assert list(server.shelf.models["digits"][0].version_aliases) == ["default", "champion"]
+    assert list(server.models.models["digits"][0].version_aliases) == ["default", "champion"]
 
     worse = run.parent / "second"
     write_export(worse)
@@ -243,14 +244,14 @@ def test_the_gate_asks_the_alias_and_both_answers_are_acted_on(
     assert decision.champion is not None and decision.champion.version == 1
     with pytest.raises(ConfigError, match="was not accepted"):
         register_run(str(worse))
-    assert len(server.shelf.models["digits"]) == 1
+    assert len(server.models.models["digits"]) == 1
 
 
 def digits(*overrides: str) -> RunConfig:
     return load_run_file(DIGITS, overrides)
 
 
-def test_the_run_file_says_which_registry_and_refuses_what_cannot_work(tmp_path: Path) -> None:
+def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Path) -> None:
     config = digits(*ON_VERTEX)
     found = {finding.subject: finding for finding in check_run(config)}
     assert found["registry"].text.startswith("projects/example-project/locations/us-central1/models/digits, alias")
@@ -261,7 +262,7 @@ def test_the_run_file_says_which_registry_and_refuses_what_cannot_work(tmp_path:
     with pytest.raises(RunFileError, match="looks like a secret"):
         digits(ON_VERTEX[0], f"register.serving={json.dumps({**SERVING, 'env': {'HF_TOKEN': 'x'}})}")
     with pytest.raises(RunFileError, match="expected gs:// or vertex://MODEL_ID"):
-        digits("register.registry=models").require_vertex()
+        require_vertex(digits("register.registry=models"))
     local = json.dumps(digits(*ON_VERTEX).to_dict())
     compiled = compiled_settings(config, "local", str(tmp_path))
     with pytest.raises(ConfigError, match="Model Registry keeps models in Cloud Storage"):
@@ -313,7 +314,7 @@ def test_an_upload_with_one_fault_is_refused(server: FakeVertex, name: str) -> N
         inner = inner[parent]
     inner[last] = value
     assert ask(server, "POST", "models:upload", body)[0] == code
-    assert server.shelf.models == {}
+    assert server.models.models == {}
 
 
 def test_models_versions_and_aliases_follow_the_api(server: FakeVertex) -> None:

@@ -47,7 +47,7 @@ def files_with(folder: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("error", RAISED_TRIED.values(), ids=RAISED_TRIED)
-def test_a_token_of_a_step_is_nowhere_in_what_a_run_writes_and_says(tmp_path: Path, error: str) -> None:
+def test_a_steps_token_is_in_no_file_and_no_output_of_a_run(tmp_path: Path, error: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(PLANTED.format(error=error))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "PLANTED": TOKEN}
@@ -87,7 +87,7 @@ def test_a_token_of_a_replica_is_in_no_log_and_no_record(
     assert TOKEN not in log + shown + str(error) + (tmp_path / "run/steps/train.json").read_text()
 
 
-def test_what_has_no_known_form_is_kept_byte_by_byte(tmp_path: Path, alive: int) -> None:
+def test_text_without_a_known_form_is_kept_byte_by_byte(tmp_path: Path, alive: int) -> None:
     script = 'os.write(1, b"caf\\xe9 \\xff\\r\\nno end"); sys.exit(65)'
     run_failing(spec(tmp_path, pool(tmp_path, script)))
     assert (tmp_path / "run/logs/train/workerpool0-0.log").read_bytes() == b"caf\xe9 \xff\r\nno end"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from google.cloud.aiplatform_v1.types import JobState
 
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import Submit
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.courses import BEGUN, TRAINING, Move
-from vlmpipe.rehearsal.vertex.jobs import Step
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.custom_jobs import Step
+from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, TRAINING, Move
 from vlmpipe.runs.vertex.names import RunRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Step, str, str, int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_ended_a_training_is_found_where_the_service_says_it(
+def test_the_cause_is_found_in_the_services_own_messages(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, name: str
 ) -> None:
     custom_job, task, expected, code = CASES[name]
@@ -65,7 +65,7 @@ def test_what_ended_a_training_is_found_where_the_service_says_it(
     ],
     ids=["noted", "published", "not known"],
 )
-def test_how_to_continue_names_what_was_submitted(
+def test_the_continue_command_names_the_submitted_run_file(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, source: tuple[str, ...], template: str, said: str
 ) -> None:
     train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
@@ -77,7 +77,7 @@ def test_how_to_continue_names_what_was_submitted(
     assert f"  continue: {said}" in vlmpipe("status", RUN).out
 
 
-def test_a_record_says_more_than_the_service_and_the_notes_how_far_it_came(
+def test_records_outrank_the_service_and_notes_show_the_progress(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
 ) -> None:
     train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
@@ -89,7 +89,7 @@ def test_a_record_says_more_than_the_service_and_the_notes_how_far_it_came(
     assert (found["id"], found["exit_code"], found["seen"]["where"]) == ("not-finite", 65, "steps/train.json")
     assert found["seen"]["line"] is None
     assert "training came to step 41 of 120, loss 0.500" in found["notes"]
-    assert "a checkpoint at step 40 is saved: a run that is continued goes on from there" in found["notes"]
+    assert "a checkpoint at step 40 is saved, from which a resumed run continues" in found["notes"]
     said = vlmpipe("diagnose", RUN).out
     assert said.startswith(f"run {JOB}: failed in step train with exit code 65\n  cause:     the loss or a gradient")
     assert "  seen in:   steps/train.json: the loss of step 41" in said
@@ -101,8 +101,8 @@ def test_logs_say_it_where_nothing_else_does_and_a_missing_role_is_a_note(
 ) -> None:
     train_fails(started, Step("FAILED", 9, REPLICA.format(1)))
     job = started.jobs[RUN]
-    started.courses.print(job, "train", "step 7", replica="workerpool0-0")
-    started.courses.print(job, "train", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    started.print(job, "train", "step 7", replica="workerpool0-0")
+    started.print(job, "train", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
                           replica="workerpool1-0")  # fmt: skip
     found = vlmpipe("diagnose", RUN, "--json").json
     assert (found["id"], found["seen"]["where"]) == ("gpu-out-of-memory", "vlmpipe logs --step train, workerpool1-0")
@@ -123,9 +123,9 @@ def test_a_missing_bucket_is_the_cause_where_no_step_could_say_it(
     assert (found["id"], found["seen"]["where"]) == ("bucket-missing", "the run's folder")
 
 
-def test_a_run_that_somebody_cancelled_says_so(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
+def test_a_cancelled_run_is_diagnosed_as_cancelled(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
-    started.courses.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
+    started.print(started.jobs[RUN], "train", "stopped on request after step 5; resumable")
     vlmpipe("cancel", RUN)
     vlmpipe("status", RUN)
     found = vlmpipe("diagnose", RUN, "--json").json
@@ -144,14 +144,14 @@ def test_a_training_that_was_stopped_for_money_names_the_rungs(
     assert "option spot: no capacity, $0.00: no machines within 600 s, job PENDING" in found["notes"]
 
 
-def test_a_training_that_waits_for_machines_is_said_to_wait(
+def test_a_training_job_without_machines_is_shown_as_waiting(
     started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
 ) -> None:
     course(started, *TRAINING, begun=4)
-    number = list(started.floor.jobs)[-1]
-    started.floor.jobs[number].state = JobState.JOB_STATE_PENDING
+    number = list(started.custom_jobs.jobs)[-1]
+    started.custom_jobs.jobs[number].state = JobState.JOB_STATE_PENDING
     found = vlmpipe("diagnose", RUN, "--json").json
-    assert (found["outcome"], found["cause"]) == ("running", "nothing yet: the run is going on")
+    assert (found["outcome"], found["cause"]) == ("running", "nothing yet: the run is still running")
     assert f"step train waits for machines: custom job {number[-4:]} is PENDING" in found["notes"]
     started.faults.append(Fault("status", "GET", code=403, message="denied"))
     assert vlmpipe("diagnose", RUN).code == 77  # the pipeline job itself

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from google.auth.exceptions import RefreshError
 
+from tests.fakes.gcs.server import FakeGcs
+from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, LINK, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import CONFIG, Submit, submitter
-from vlmpipe.rehearsal.gcs.server import FakeGcs
-from vlmpipe.rehearsal.vertex.courses import BEGUN, DONE, TRAINING, Move
-from vlmpipe.rehearsal.vertex.server import FakeVertex, Fault
+from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, DONE, TRAINING, Move
 from vlmpipe.runs import watch
 from vlmpipe.runs.local.state import Step
 from vlmpipe.runs.vertex.names import RunRecord
@@ -75,9 +75,7 @@ def test_the_rungs_of_a_ladder_are_shown_with_what_became_of_them(
     assert vlmpipe("status", RUN, "--json").json["capacity_fallback"] is None
 
 
-def test_a_failed_step_says_its_own_words_and_gives_its_code(
-    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
-) -> None:
+def test_a_failed_step_reports_its_own_error_and_code(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
     failed = Move({"train": "FAILED", "notify": "RUNNING"}, error="The replica exited with a non-zero status of 1.")
     course(started, *TRAINING, failed, Move({"notify": "SUCCEEDED"}, "FAILED", "Job failed."), begun=6)
     put_record(
@@ -98,7 +96,7 @@ def test_a_failed_step_says_its_own_words_and_gives_its_code(
         ("Something else.", 1, ""),
     ],
 )
-def test_where_no_record_says_it_the_services_words_do(
+def test_without_a_record_the_services_message_is_used(
     started: FakeVertex, vlmpipe: Submit, words: str, code: int, to_do: str
 ) -> None:
     course(started, BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", words), begun=2)
@@ -107,7 +105,9 @@ def test_where_no_record_says_it_the_services_words_do(
     assert vlmpipe("status", RUN, "--json").json["exit_code"] == code
 
 
-def test_without_the_runs_folder_the_rest_is_still_shown(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:
+def test_without_the_runs_folder_the_other_fields_are_shown(
+    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
+) -> None:
     course(started, *TRAINING, begun=4)
     bucket.buckets.clear()
     answer = vlmpipe("status", RUN)
@@ -133,7 +133,7 @@ def test_watching_shows_every_move_and_leaves_with_the_runs_code(
     lines = answer.out.splitlines()
     for line in ("resolve-run: running", "train: done", "register-model: skipped", "gate         exact match 0.1"):
         assert any(text.startswith(line) for text in lines), line
-    assert answer.code == 0 and started.courses.moves[JOB] == []
+    assert answer.code == 0 and started.runs.moves[JOB] == []
 
 
 def test_watching_outlives_a_service_that_is_silent_for_a_while(
@@ -151,7 +151,7 @@ def test_watching_outlives_a_service_that_is_silent_for_a_while(
     monkeypatch.setattr(watch, "VERTEX_POLL_S", 77.0)
     monkeypatch.setattr(watch.time, "sleep", nap)
     answer = vlmpipe("status", RUN, "--watch", "--plain")
-    assert (answer.code, answer.out.count("no answer, asking again")) == (1, 1)
+    assert (answer.code, answer.out.count("no answer, trying again")) == (1, 1)
 
 
 def test_leaving_the_watch_leaves_the_run_alone(
@@ -162,7 +162,7 @@ def test_leaving_the_watch_leaves_the_run_alone(
 
     monkeypatch.setattr(watch.time, "sleep", interrupt)
     answer = vlmpipe("status", RUN, "--watch", "--plain")
-    assert (answer.code, "the run goes on" in answer.err) == (130, True)
+    assert (answer.code, "the run continues" in answer.err) == (130, True)
     assert not any("cancel" in request for request in started.requests)
 
 
@@ -174,7 +174,7 @@ def test_run_on_vertex_submits_and_watches(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("pipelines.submit.job_id_at", lambda config, moment: JOB)
-    vertex.courses.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
+    vertex.runs.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
     run = submitter(tmp_path, monkeypatch, capfd, "run", "--target", "vertex")
     answer = run("--plain")
     assert (answer.code, "resolve-run: running" in answer.out) == (64, True)
@@ -186,7 +186,7 @@ def test_run_on_vertex_submits_and_watches(
 
 
 @pytest.mark.parametrize("option", ["--force", "--yes", "--dry-run", "--detach"])
-def test_what_is_only_for_vertex_is_refused_here(vlmpipe: Submit, option: str) -> None:
+def test_vertex_options_are_refused_for_local_runs(vlmpipe: Submit, option: str) -> None:
     answer = vlmpipe("run", CONFIG, option)
     assert (answer.code, f"{option} is only for runs on Vertex AI" in answer.err) == (64, True)
 
@@ -216,8 +216,8 @@ def test_a_run_that_is_over_cannot_be_cancelled(started: FakeVertex, vlmpipe: Su
 def test_logs_are_those_of_the_step_and_in_order(started: FakeVertex, vlmpipe: Submit) -> None:
     course(started, *TRAINING, begun=4)
     job = started.jobs[RUN]
-    started.courses.print(job, "resolve-run", "run file is valid")
-    started.courses.print(job, "train", *(f"step {number}" for number in range(8)))
+    started.print(job, "resolve-run", "run file is valid")
+    started.print(job, "train", *(f"step {number}" for number in range(8)))
     whole = vlmpipe("logs", RUN)
     texts = [line.split("] ", 1)[1] for line in whole.out.splitlines()]
     assert (whole.code, texts) == (0, ["run file is valid", *(f"step {number}" for number in range(8))])
@@ -233,10 +233,10 @@ def test_following_logs_prints_each_line_once_until_the_end(
     started: FakeVertex, vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     course(started, *TRAINING, begun=4)
-    started.courses.print(started.jobs[RUN], "train", "step 0", "step 1")
+    started.print(started.jobs[RUN], "train", "step 0", "step 1")
 
     def go_on(seconds: float) -> None:
-        started.courses.print(started.jobs[RUN], "train", "step 2", "step 3")
+        started.print(started.jobs[RUN], "train", "step 2", "step 3")
         course(started, Move({"train": "FAILED"}, "FAILED", "no"))
 
     monkeypatch.setattr("vlmpipe.cli.runs.time.sleep", go_on)

@@ -118,7 +118,7 @@ def test_a_local_root_becomes_absolute(config: RunConfig, tmp_path: Path, monkey
         ({"overrides": '{"gcp.labels": {"a": "b"}}'}, "gcp differs from the compiled pipeline"),
     ],
 )
-def test_a_wrong_parameter_is_refused_in_words_and_nothing_is_written(
+def test_a_wrong_parameter_is_refused_and_nothing_is_written(
     config: RunConfig, tmp_path: Path, inputs: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(config, **inputs)

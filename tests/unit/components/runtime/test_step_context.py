@@ -80,7 +80,7 @@ def test_no_step_begins_after_a_request_to_stop_but_the_last(tmp_path: Path, mon
     assert record(tmp_path)["state"] == "done"
 
 
-def test_an_empty_run_id_stands_for_the_job_name() -> None:
+def test_an_empty_run_id_takes_the_job_name() -> None:
     assert run_uri_of("gs://b/root/", "", "job-1") == "gs://b/root/runs/job-1"
     assert run_uri_of("gs://b/root", "mine", "job-1") == "gs://b/root/runs/mine"
 

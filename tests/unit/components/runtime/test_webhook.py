@@ -42,7 +42,7 @@ def failed_run(tmp_path: Path) -> str:
     return str(run)
 
 
-def test_a_failure_is_told_with_its_step_code_and_words(receiver: Receiver, failed_run: str) -> None:
+def test_a_failure_message_has_step_code_and_error(receiver: Receiver, failed_run: str) -> None:
     assert webhook.send_notification(receiver.address, failed_run, "FAILED") == "webhook notified (200)"
     (message,) = receiver.messages
     told = {key: message[key] for key in ("run_id", "outcome", "step", "exit_code", "error")}
@@ -50,12 +50,12 @@ def test_a_failure_is_told_with_its_step_code_and_words(receiver: Receiver, fail
     assert message["text"].startswith("Run r1: failed in train. loss is nan\n")
 
 
-def test_a_run_without_any_file_is_told_in_the_services_words(receiver: Receiver, tmp_path: Path) -> None:
+def test_a_run_without_files_is_reported_with_the_services_message(receiver: Receiver, tmp_path: Path) -> None:
     webhook.send_notification(receiver.address, str(tmp_path / "nothing"), "FAILED", "the image cannot be pulled")
     assert receiver.messages[0]["error"] == "the image cannot be pulled"
 
 
-def test_a_decision_is_told_with_its_reason(receiver: Receiver, tmp_path: Path) -> None:
+def test_a_decision_message_has_its_reason(receiver: Receiver, tmp_path: Path) -> None:
     (tmp_path / "decision.json").write_text('{"accepted": true, "reason": "above the champion"}')
     webhook.send_notification(receiver.address, str(tmp_path), "SUCCEEDED")
     message = receiver.messages[0]
@@ -77,7 +77,7 @@ def test_the_address_is_read_from_secret_manager(receiver: Receiver, failed_run:
         ([302], "webhook NOT notified: it answers 302", 0),
     ],
 )
-def test_a_webhook_that_is_ill_is_a_sentence(
+def test_unreachable_webhook_is_reported(
     receiver: Receiver, failed_run: str, codes: list[int], said: str, messages: int
 ) -> None:
     receiver.codes = codes
@@ -116,7 +116,7 @@ def test_a_silent_webhook_is_not_waited_for_again(
     assert told == "webhook NOT notified: no answer within 0.1 s"
 
 
-def test_without_a_webhook_nothing_is_said(failed_run: str) -> None:
+def test_without_a_webhook_there_is_no_message(failed_run: str) -> None:
     assert webhook.send_notification("", failed_run, "FAILED") == ""
 
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
-from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder, newest_good
+from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.staging import sweep_staging
@@ -142,9 +142,7 @@ class Failing:
         (ValueError("not foreseen"), ExitCode.UNEXPECTED),
     ],
 )
-def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(
-    store: LocalStorage, error: Exception, code: ExitCode
-) -> None:
+def test_background_errors_are_raised_by_the_next_call(store: LocalStorage, error: Exception, code: ExitCode) -> None:
     saver = saver_of(Failing(store, error), Counter())
     saver.save(at(1))
     with pytest.raises(UserError) as caught:
@@ -183,7 +181,7 @@ class Stop:
 @pytest.mark.parametrize(
     ("seconds_ago", "saved"), [(None, [1, 2]), (0.0, [1, 2]), (27.0, [1])], ids=["no stop", "in time", "too late"]
 )
-def test_a_save_that_does_not_fit_the_notice_is_not_begun(
+def test_save_that_exceeds_the_preemption_notice_is_not_begun(
     store: LocalStorage, seconds_ago: float | None, saved: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = _checkpoints(store)

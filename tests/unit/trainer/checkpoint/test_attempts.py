@@ -48,7 +48,7 @@ def test_each_start_takes_the_next_number(store: LocalStorage) -> None:
     assert [claim_attempt(store, fresh=False).attempt for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_fresh_start_gives_up_what_came_before_and_later_ones_keep_to_that(store: LocalStorage) -> None:
+def test_fresh_start_gives_up_earlier_checkpoints_for_good(store: LocalStorage) -> None:
     claim_attempt(store, fresh=False)
     assert claim_attempt(store, fresh=True).fresh_from == 2
     assert claim_attempt(store, fresh=False).fresh_from == 2
@@ -64,7 +64,7 @@ def test_only_the_last_start_is_current(store: LocalStorage) -> None:
         assert caught.value.code == ExitCode.SUPERSEDED
 
 
-def test_the_end_of_a_superseded_start_is_nobodys_business(store: LocalStorage) -> None:
+def test_end_of_a_superseded_start_is_ignored(store: LocalStorage) -> None:
     first = start(store, 0)
     start(store, 0)
     note_end(store, first, "done")
@@ -99,7 +99,7 @@ def test_a_crash_after_progress_never_ends_a_run_before_it_begins(store: LocalSt
         begin_at(store, mine, step, most=1)
 
 
-def test_with_a_remedy_the_limit_can_be_raised(store: LocalStorage) -> None:
+def test_crash_limit_can_be_raised(store: LocalStorage) -> None:
     start(store, 20, most=1)
     with pytest.raises(UserError, match="crashed 1 times"):
         start(store, 20, most=1)
@@ -113,7 +113,7 @@ def test_without_a_limit_nothing_is_given_up(store: LocalStorage) -> None:
 
 
 @pytest.mark.parametrize("ended", ["preempted", "done"])
-def test_an_end_on_request_is_no_crash(store: LocalStorage, ended: str) -> None:
+def test_preempted_start_is_not_a_crash(store: LocalStorage, ended: str) -> None:
     for _ in range(5):
         note_end(store, start(store, 20), ended)
     assert read_attempts(store).without_progress == 0
@@ -124,7 +124,7 @@ def test_a_checkpoint_between_crashes_is_progress(store: LocalStorage) -> None:
         start(store, step, most=2)
 
 
-def test_a_fresh_start_owes_nothing_to_the_crashes_before(store: LocalStorage) -> None:
+def test_fresh_start_resets_the_crash_count(store: LocalStorage) -> None:
     start(store, 0, most=2)
     start(store, 0, most=2)
     start(store, 0, most=2, fresh=True)
@@ -147,13 +147,13 @@ def test_only_crashes_in_a_row_at_one_step_are_counted(ends: list[str]) -> None:
                 note_end(store, mine, end)
 
 
-def test_the_number_outranks_what_is_saved_whatever_the_count_says(store: LocalStorage) -> None:
+def test_new_attempt_outranks_all_saved_checkpoints(store: LocalStorage) -> None:
     store.write("checkpoints/0007-00000010-abc/node-0.json", b"{}")
     assert claim_attempt(store, fresh=False).attempt == 8
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"attempt": 1, "of_the_future": 2}', b"\xff"])
-def test_a_damaged_count_is_an_error_in_words(store: LocalStorage, content: bytes) -> None:
+def test_damaged_attempts_file_is_reported(store: LocalStorage, content: bytes) -> None:
     store.write("checkpoints/ATTEMPTS.json", content)
     with pytest.raises(UserError, match=r"ATTEMPTS\.json is damaged") as caught:
         claim_attempt(store, fresh=False)
@@ -171,5 +171,5 @@ def test_a_damaged_count_is_an_error_in_words(store: LocalStorage, content: byte
         ("LATEST", -1),
     ],
 )
-def test_the_start_of_a_folder_is_in_its_name(name: str, attempt: int) -> None:
+def test_attempt_is_parsed_from_the_name(name: str, attempt: int) -> None:
     assert attempt_of(name) == attempt

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.trainer.checkpoints import record
+from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
     DamagedError,
@@ -20,7 +20,6 @@ from trainer.checkpoint.commit import (
     committed,
     fetch_folder,
     inspect,
-    newest_good,
     read_record,
     reject,
     upload_node_files,
@@ -80,7 +79,7 @@ def test_the_newest_committed_one_is_taken(store: LocalStorage, tmp_path: Path) 
     assert found is not None and found.record.step == 100 and passed_over == []
 
 
-def test_its_files_come_back_in_their_layout(store: LocalStorage, tmp_path: Path) -> None:
+def test_files_are_restored_in_their_layout(store: LocalStorage, tmp_path: Path) -> None:
     save(store, tmp_path, 7)
     found, _ = newest_good(store)
     assert found is not None
@@ -113,7 +112,7 @@ def test_damage_anywhere_falls_back_to_the_one_before(store: LocalStorage, tmp_p
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_flipped_bit_of_commit_is_believed(store: LocalStorage, tmp_path: Path, data: st.DataObject) -> None:
+def test_any_flipped_bit_of_commit_is_detected(store: LocalStorage, tmp_path: Path, data: st.DataObject) -> None:
     """Also one that leaves it readable: another step number would misplace the run in its data."""
     if not committed(store):
         save(store, tmp_path, 1)
@@ -146,16 +145,14 @@ def test_old_ones_are_deleted_and_the_newest_kept(store: LocalStorage, tmp_path:
     assert not store.list(f"checkpoints/{names[0]}")
 
 
-def test_what_a_later_start_saved_is_newer_whatever_its_step(store: LocalStorage, tmp_path: Path) -> None:
+def test_later_attempts_outrank_higher_steps(store: LocalStorage, tmp_path: Path) -> None:
     save(store, tmp_path, 9, attempt=1)
     newest = save(store, tmp_path, 2, attempt=2)
     found, _ = newest_good(store)
     assert found is not None and found.name == newest
 
 
-def test_checkpoints_of_a_future_that_did_not_happen_never_outlive_the_one_just_saved(
-    store: LocalStorage, tmp_path: Path
-) -> None:
+def test_retention_deletes_later_steps_of_earlier_attempts(store: LocalStorage, tmp_path: Path) -> None:
     resumed_from = save(store, tmp_path, 1, attempt=1)
     save(store, tmp_path, 9, attempt=1)  # passed over as damaged
     newest = save(store, tmp_path, 2, attempt=2)
@@ -177,7 +174,7 @@ def test_multiples_of_a_step_and_the_best_stay(store: LocalStorage, tmp_path: Pa
     assert committed(store) == [names[step] for step in (3, 4, 6)]
 
 
-def test_a_rejected_one_takes_no_place_among_the_last(store: LocalStorage, tmp_path: Path) -> None:
+def test_rejected_checkpoints_do_not_count_as_kept(store: LocalStorage, tmp_path: Path) -> None:
     names = [save(store, tmp_path, step) for step in (1, 2, 3)]
     reject(store, names[1], "damaged")
     assert delete_old(store, Retention(2), newest=names[-1]) == [names[1]]
@@ -194,7 +191,7 @@ def test_a_rejection_deletes_nothing_and_keeps_its_reason(store: LocalStorage, t
     verify(store, name)  # another reader judges for itself
 
 
-def test_sweeping_takes_leftovers_of_earlier_starts_only(store: LocalStorage, tmp_path: Path) -> None:
+def test_sweeping_deletes_leftovers_of_earlier_starts_only(store: LocalStorage, tmp_path: Path) -> None:
     kept = save(store, tmp_path, 1, attempt=1)
     left = save(store, tmp_path, 2, attempt=1, commits=False)
     own = save(store, tmp_path, 3, attempt=2, commits=False)
@@ -204,7 +201,7 @@ def test_sweeping_takes_leftovers_of_earlier_starts_only(store: LocalStorage, tm
     assert store.read("checkpoints/notes.txt") == b"not ours"
 
 
-def test_what_was_given_up_does_not_exist_and_is_swept(store: LocalStorage, tmp_path: Path) -> None:
+def test_given_up_checkpoints_are_ignored_and_swept(store: LocalStorage, tmp_path: Path) -> None:
     given_up = save(store, tmp_path, 9, attempt=claim_attempt(store, fresh=False).attempt)
     mine = claim_attempt(store, fresh=True)
     assert newest_good(store) == (None, [])
@@ -213,7 +210,7 @@ def test_what_was_given_up_does_not_exist_and_is_swept(store: LocalStorage, tmp_
     assert committed(store) == [newest]
 
 
-def test_a_start_that_was_overtaken_cannot_commit(store: LocalStorage, tmp_path: Path) -> None:
+def test_superseded_start_cannot_commit(store: LocalStorage, tmp_path: Path) -> None:
     name = save(store, tmp_path, 1, attempt=1, commits=False)
     assert claim_attempt(store, fresh=False).attempt == 2
     with pytest.raises(UserError, match="start 2 has taken over") as caught:
@@ -224,7 +221,7 @@ def test_a_start_that_was_overtaken_cannot_commit(store: LocalStorage, tmp_path:
         commit(store, name, record())
 
 
-def test_latest_names_the_last_one_and_nobody_trusts_it(store: LocalStorage, tmp_path: Path) -> None:
+def test_latest_is_only_informational(store: LocalStorage, tmp_path: Path) -> None:
     name = save(store, tmp_path, 1)
     assert store.read("checkpoints/LATEST") == name.encode()
     store.write("checkpoints/LATEST", b"nonsense")
@@ -232,7 +229,7 @@ def test_latest_names_the_last_one_and_nobody_trusts_it(store: LocalStorage, tmp
     assert found is not None and found.name == name
 
 
-def test_a_look_reads_no_shard(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspection_reads_no_shard(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = save(store, tmp_path, 1)
     monkeypatch.setattr(store, "fetch", lambda _: pytest.fail("a shard was read"))
     checkpoint, files = inspect(store, name, Listing.read(store))
@@ -242,14 +239,14 @@ def test_a_look_reads_no_shard(store: LocalStorage, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("how", ["cut", "remove"])
-def test_a_look_finds_what_is_missing_or_of_another_size(store: LocalStorage, tmp_path: Path, how: str) -> None:
+def test_inspection_finds_missing_files_and_wrong_sizes(store: LocalStorage, tmp_path: Path, how: str) -> None:
     name = save(store, tmp_path, 1)
     damage(store.path(f"checkpoints/{name}/deep/shard-1"), how)
     with pytest.raises(DamagedError, match="deep/shard-1"):
         inspect(store, name, Listing.read(store))
 
 
-def test_a_signature_is_asked_for_by_who_has_the_key(store: LocalStorage, tmp_path: Path) -> None:
+def test_reader_with_a_key_requires_a_signature(store: LocalStorage, tmp_path: Path) -> None:
     signed, unsigned = save(store, tmp_path, 1, key=KEY), save(store, tmp_path, 2)
     for name in (signed, unsigned):
         verify(store, name)
@@ -259,7 +256,7 @@ def test_a_signature_is_asked_for_by_who_has_the_key(store: LocalStorage, tmp_pa
             verify(store, name, key=key)
 
 
-def test_a_format_of_another_version_is_refused_rather_than_passed_over(store: LocalStorage, tmp_path: Path) -> None:
+def test_other_format_version_is_refused_rather_than_skipped(store: LocalStorage, tmp_path: Path) -> None:
     """Passed over, it would be cleared away by the next save of the older program."""
     save(store, tmp_path, 1)
     newest = save(store, tmp_path, 2)

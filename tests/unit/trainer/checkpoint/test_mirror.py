@@ -100,7 +100,7 @@ class Counting(LocalStorage):
         super().delete(name)
 
 
-def test_the_copy_is_the_original_byte_for_byte(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
+def test_copy_equals_the_original_byte_for_byte(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
     checkpoint = save(store, tmp_path, 1)
     uri = mirror_checkpoint(store, mirror, checkpoint)
     assert uri == mirror.uri(f"checkpoints/{checkpoint.name}")
@@ -108,7 +108,7 @@ def test_the_copy_is_the_original_byte_for_byte(store: LocalStorage, mirror: Loc
     assert verify(mirror, checkpoint.name, key=KEY) == checkpoint
 
 
-def test_what_is_there_and_whole_is_left_alone(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
+def test_undamaged_copy_is_left_unchanged(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
     checkpoint = save(store, tmp_path, 1)
     mirror_checkpoint(store, mirror, checkpoint)
     before = mirror.list()
@@ -135,7 +135,7 @@ def test_a_copy_that_was_cut_off_never_counts_and_is_continued(
 @pytest.mark.parametrize("what", ["deep/shard-1-0", "node-1.json", "COMMIT"])
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
 @pytest.mark.parametrize("changes", [0, 1, 2, 10**9])
-def test_a_damaged_copy_is_mended_and_never_counts_meanwhile(
+def test_damaged_copy_is_repaired_and_uncommitted_meanwhile(
     store: LocalStorage, mirror: LocalStorage, tmp_path: Path, what: str, how: str, changes: int
 ) -> None:
     checkpoint = save(store, tmp_path, 1)
@@ -198,7 +198,7 @@ def test_the_newest_over_both_wins_wherever_it_is(store: LocalStorage, mirror: L
     assert (found, checkpoint) == (store, older) and len(passed_over) == 1
 
 
-def test_nothing_anywhere_is_no_checkpoint_and_nothing_whole_is_74(
+def test_no_checkpoint_is_none_and_only_damaged_ones_are_74(
     store: LocalStorage, mirror: LocalStorage, tmp_path: Path
 ) -> None:
     assert newest_good_of([store, mirror]) == (store, None, [])
@@ -211,14 +211,14 @@ def test_nothing_anywhere_is_no_checkpoint_and_nothing_whole_is_74(
     assert caught.value.code == ExitCode.CHECKPOINT_CORRUPT
 
 
-def test_a_signature_is_asked_of_the_mirror_too(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
+def test_mirror_must_be_signed_too(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
     mirror_checkpoint(store, mirror, save(store, tmp_path, 1))
     with pytest.raises(UserError, match="not signed with this run's key") as caught:
         newest_good_of([store, mirror], key=b"another")
     assert caught.value.code == ExitCode.CHECKPOINT_CORRUPT
 
 
-def test_what_was_given_up_is_not_brought_back_by_the_mirror(
+def test_mirror_does_not_restore_given_up_checkpoints(
     store: LocalStorage, mirror: LocalStorage, tmp_path: Path
 ) -> None:
     """resume=never: a checkpoint of an earlier start is of a future that is not wanted."""
@@ -229,9 +229,7 @@ def test_what_was_given_up_is_not_brought_back_by_the_mirror(
     assert newest_good_of([store, mirror]) == (store, mine, [])
 
 
-def test_the_mirror_knows_the_starts_so_that_a_lost_primary_counts_on(
-    store: LocalStorage, mirror: LocalStorage, tmp_path: Path
-) -> None:
+def test_mirror_has_the_attempts_file(store: LocalStorage, mirror: LocalStorage, tmp_path: Path) -> None:
     for _ in range(3):
         claim_attempt(store, fresh=False)
     mirror_checkpoint(store, mirror, save(store, tmp_path, 1, attempt=4))
@@ -251,7 +249,7 @@ class Unreachable(LocalStorage):
     list = stat = read = _fail  # type: ignore[assignment]
 
 
-def test_a_mirror_out_of_reach_does_not_stop_a_run_that_has_its_own(store: LocalStorage, tmp_path: Path) -> None:
+def test_unreachable_mirror_does_not_stop_a_run_with_its_own_checkpoint(store: LocalStorage, tmp_path: Path) -> None:
     out_of_reach = Unreachable(tmp_path / "away")
     with pytest.raises(UserError, match="no answer"):  # it may hold the only one: no fresh start because of it
         newest_good_of([store, out_of_reach])

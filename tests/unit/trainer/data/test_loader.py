@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
+from trainer.config.data import DataConfig
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
@@ -39,13 +40,9 @@ class Fixture:
         self.tokenizer = load_tokenizer(self.storage)
 
     def sequence(self, **options: Any) -> PackedBatchSampler:
-        budget = {
-            "sequence_length": ROW_TOKENS,
-            "max_images_per_sequence": 8,
-            "seed": 3,
-            "global_batch_size": GLOBAL_BATCH,
-        }
-        return PackedBatchSampler(self.split, **budget | options)
+        order = {name: options.pop(name, value) for name, value in (("seed", 3), ("global_batch_size", GLOBAL_BATCH))}
+        data = {"source": "", "sequence_length": ROW_TOKENS, "max_images_per_sequence": 8}
+        return PackedBatchSampler(self.split, DataConfig.model_validate(data | options), **order)
 
     def loader(self, *, images: bool = False, **options: Any) -> PackedLoader:
         reader = ShardReader.open(self.storage)
@@ -142,7 +139,7 @@ def test_label_tokens_of_a_step_are_known_without_reading(data: Fixture) -> None
     loader = data.loader()
     for step in range(data.sequence().num_steps(2)):
         rows = loader.sequences_for_step(step, 0, 1)
-        assert loader.total_label_tokens(step) == sum(row.label_tokens for row in rows)
+        assert loader.sampler.label_tokens(loader.sampler.batch(step)) == sum(row.label_tokens for row in rows)
         assert all(row.label_tokens == int((row.labels != IGNORED).sum()) for row in rows)
 
 
@@ -181,7 +178,7 @@ def test_images_are_read_only_when_asked_for(data: Fixture) -> None:
     assert bare.images == () and len(full.images) == len(full.image_sha256) == len(bare.image_sha256) > 0
 
 
-def test_a_damaged_shard_stops_the_step_again_and_again(tmp_path: Path) -> None:
+def test_damaged_shard_fails_every_read(tmp_path: Path) -> None:
     data = Fixture(tmp_path)
     shard = next(Path(data.uri, "shards").glob("train-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -203,14 +200,13 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no samples"):
         PackedBatchSampler(
             Index.load(prepared.uri).split("eval"),
-            sequence_length=10,
-            max_images_per_sequence=1,
+            DataConfig(source="", sequence_length=10, max_images_per_sequence=1),
             seed=0,
             global_batch_size=1,
         )
 
 
-def test_the_fixture_holds_what_it_says(data: Fixture) -> None:
+def test_fixture_has_the_expected_content(data: Fixture) -> None:
     assert "text" in data.split.ids
     assert 0 in data.split.image_count.tolist()
     assert data.sequence().num_steps(1) > 2

@@ -118,7 +118,7 @@ def test_packing_fills_rows_of_mixed_lengths() -> None:
     assert made.fill > 0.98
 
 
-def test_few_lengths_are_packed_as_well_as_they_come() -> None:
+def test_few_distinct_lengths_are_packed_well() -> None:
     """Of two lengths, four long ones leave a gap that no short one fits into: all rows of longest first are such."""
     lengths = np.random.default_rng(0).choice([40, 55], 2000, p=[1 / 3, 2 / 3])
     made = plan([(int(length), 0) for length in lengths], window=1024, sequence_length=256)

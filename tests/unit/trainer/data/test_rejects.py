@@ -181,7 +181,7 @@ def _link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Callable[[ta
         (RejectCode.RECORD_ENCODING, lambda tar: add_member(tar, "bad.json", b'{"caption": "\\ud800"}')),
     ],
 )
-def test_an_odd_member_is_rejected_and_the_samples_around_it_are_not(
+def test_unsafe_member_is_rejected_without_its_neighbours(
     tmp_path: Path, code: RejectCode, add: Callable[[tarfile.TarFile], Any]
 ) -> None:
     with tarfile.open(tmp_path / "data.tar", "w") as tar:
@@ -239,13 +239,13 @@ def test_too_many_rejects_fail_with_the_top_codes_and_leave_nothing(tmp_path: Pa
     assert not (tmp_path / "root" / "prepared").exists()
 
 
-def test_duplicates_that_are_dropped_on_request_are_no_fault(tmp_path: Path) -> None:
+def test_dropped_duplicates_do_not_count_as_faults(tmp_path: Path) -> None:
     codes = [RejectCode.SAMPLE_DUPLICATE]
     uri = prepare_lines(tmp_path, codes, max_reject_fraction=0.0)
     assert json.loads(Path(uri, "rejects_summary.json").read_text())["rejected"] == 1
 
 
-def test_a_few_rejects_can_be_looked_at(tmp_path: Path) -> None:
+def test_example_rejects_have_images(tmp_path: Path) -> None:
     uri = prepare_lines(tmp_path, [RejectCode.CONV_IMAGE_COUNT, RejectCode.IMAGE_EMPTY])
     pictures = json.loads(Path(uri, "rejects_summary.json").read_text())["pictures"]
     assert pictures[RejectCode.IMAGE_EMPTY] == [""]

@@ -144,7 +144,7 @@ def test_a_saved_tokenizer_loads_with_its_template(tmp_path: Path) -> None:
     assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == ("<pad>", "<s>", "</s>")
 
 
-def test_a_pretrained_tokenizer_gets_what_it_lacks(tmp_path: Path) -> None:
+def test_pretrained_tokenizer_gets_missing_tokens(tmp_path: Path) -> None:
     bare = Tokenizer(models.BPE())
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bare.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False))
@@ -156,7 +156,7 @@ def test_a_pretrained_tokenizer_gets_what_it_lacks(tmp_path: Path) -> None:
     assert through_template(messages_of(TURNS), tokenizer, [4]) == encoded.input_ids
 
 
-def test_a_tokenizer_without_the_tokens_that_a_model_has_learnt_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_without_the_models_image_tokens_is_refused(tmp_path: Path) -> None:
     bare = make_tokenizer("train:400", TEXTS)
     bare.save_pretrained(tmp_path)
     mark = f"<around><whole>{IMAGE_TOKEN}<around>"
@@ -168,7 +168,7 @@ def test_a_tokenizer_without_the_tokens_that_a_model_has_learnt_is_refused(tmp_p
     assert len(make_tokenizer(str(tmp_path), [], mark, has_mark=True)) == len(made)
 
 
-def test_a_tokenizer_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded") as caught:
         make_tokenizer(str(tmp_path / "nothing"), [])
     assert caught.value.code == ExitCode.UNAVAILABLE

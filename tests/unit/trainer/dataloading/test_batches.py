@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trainer.data.loader import PackedSequence
+from trainer.data.sampler import GlobalBatch
 from trainer.data.tokenize import IGNORED
 from trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
 from trainer.errors import DataError
@@ -41,10 +42,10 @@ def no_images(rows: Sequence[PackedSequence]) -> Images:
 
 
 class Loader:
-    """Stands in for PackedLoader: one row a step, and an error at one step if wanted."""
+    """Stands in for PackedLoader: three sequences per step, and an error at one step if wanted."""
 
     def __init__(self, fails_at: int | None = None) -> None:
-        self.fails_at, self.asked = fails_at, []
+        self.fails_at, self.asked, self.sampler = fails_at, [], Sampler()
 
     def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         self.asked.append(step)
@@ -52,11 +53,15 @@ class Loader:
             raise DataError("this step cannot be read")
         return [row([IGNORED] * 4 + [4, 5, IGNORED, 7]), row([IGNORED] * ROW_TOKENS), row([IGNORED, 1] + [IGNORED] * 6)]
 
-    def total_label_tokens(self, step: int) -> int:
-        return 4
 
-    def epoch(self, step: int) -> int:
-        return 0
+class Sampler:
+    """Stands in for PackedBatchSampler: one epoch of batches with four label tokens each."""
+
+    def batch(self, step: int) -> GlobalBatch:
+        return GlobalBatch(epoch=0, start=3 * step, stop=3 * step + 3, sequences_consumed=3 * step)
+
+    def label_tokens(self, batch: GlobalBatch) -> int:
+        return 4
 
 
 def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cpu") -> PrefetchingLoader:
@@ -94,7 +99,7 @@ def test_an_error_of_the_thread_reaches_the_loop() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_closing_ends_the_thread_wherever_it_stands(taken: int) -> None:
+def test_closing_always_ends_the_thread(taken: int) -> None:
     before = set(threading.enumerate())  # those of other tests in this process may end meanwhile
     batches = stream(Loader(), end_step=1000)
     for _, _ in zip(range(taken), batches, strict=False):
@@ -122,7 +127,7 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}
 
 
-def test_the_host_knows_where_the_samples_of_a_row_are() -> None:
+def test_host_has_the_sample_boundaries() -> None:
     whole = row([IGNORED] * ROW_TOKENS)
     packed = dataclasses.replace(whole, sample_tokens=(3, 2))
     batch = collate([whole, packed], no_images)
@@ -131,7 +136,7 @@ def test_the_host_knows_where_the_samples_of_a_row_are() -> None:
     assert not collate([whole, whole], no_images).samples.packed
 
 
-def test_the_host_knows_how_many_tokens_the_images_take() -> None:
+def test_host_counts_image_tokens() -> None:
     batch = collate([row([IGNORED] * ROW_TOKENS, images=2), row([IGNORED] * ROW_TOKENS, images=1)], no_images)
     assert batch.image_tokens == 3
     assert batch.to(torch.device("cpu"))["image_tokens"] == 3

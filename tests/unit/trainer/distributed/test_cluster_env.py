@@ -67,7 +67,7 @@ def test_kubeflows_variables_name_the_chief_and_count_the_nodes() -> None:
     assert node_name(cluster, 1) == "digits-train-1a-node-0-1.digits-train-1a", "who does not come is called by its pod"
 
 
-def test_a_chief_of_another_form_of_name_leaves_the_others_without_one() -> None:
+def test_unknown_chief_name_leaves_other_nodes_unnamed() -> None:
     cluster = read_cluster({**PET, "PET_MASTER_ADDR": "localhost"})
     assert cluster is not None and [node_name(cluster, node) for node in range(3)] == ["localhost", "node 1", "node 2"]
 
@@ -78,7 +78,7 @@ def test_cluster_spec_wins_over_kubeflows_variables_and_those_over_tf_config() -
     assert read_cluster({**PET, **spec("workerpool0", 0)}) == read_cluster(spec("workerpool0", 0))
 
 
-def test_without_either_there_is_no_cluster() -> None:
+def test_no_variables_mean_no_cluster() -> None:
     assert read_cluster({"RANK": "3", "WORLD_SIZE": "8"}) is None
 
 
@@ -101,7 +101,7 @@ def test_without_either_there_is_no_cluster() -> None:
         ({"TF_CONFIG": '{"cluster": {}, "task": {"type": "evaluator"}}'}, "task.type is 'evaluator'"),
     ],
 )
-def test_a_malformed_spec_is_refused_in_words(environment: dict[str, str], said: str) -> None:
+def test_malformed_spec_is_reported(environment: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said.replace("(", r"\(")):
         read_cluster(environment)
 

@@ -90,7 +90,7 @@ def test_the_watch_begins_with_the_first_step(make: Make, ended: queue.SimpleQue
     assert nothing_ended(ended, QUIET_LIMITS * 0.1), "compiling and loading take as long as they take"
 
 
-def test_steps_keep_it_quiet(make: Make, ended: queue.SimpleQueue[int]) -> None:
+def test_regular_steps_do_not_trigger_the_watchdog(make: Make, ended: queue.SimpleQueue[int]) -> None:
     watchdog = make(floor_s=0.5)
     deadline_s = time.monotonic() + 2 * 0.5
     step = 0
@@ -100,7 +100,7 @@ def test_steps_keep_it_quiet(make: Make, ended: queue.SimpleQueue[int]) -> None:
         assert nothing_ended(ended, 0.05)
 
 
-def test_a_pause_is_not_counted_and_the_watch_goes_on_after_it(make: Make, ended: queue.SimpleQueue[int]) -> None:
+def test_pauses_do_not_count_as_stalls(make: Make, ended: queue.SimpleQueue[int]) -> None:
     watchdog = make(floor_s=0.2)
     watchdog.beat(1)
     with watchdog.pause():
@@ -121,7 +121,7 @@ def test_slow_steps_raise_the_limit_and_pauses_do_not(make: Make, monkeypatch: p
     assert watchdog.limit_s == 60.0
 
 
-def test_a_factor_of_zero_switches_it_off(make: Make, ended: queue.SimpleQueue[int]) -> None:
+def test_stall_factor_zero_disables_the_watchdog(make: Make, ended: queue.SimpleQueue[int]) -> None:
     make(factor=0.0, floor_s=0.05).beat(1)
     assert nothing_ended(ended, QUIET_LIMITS * 0.05)
 
@@ -145,9 +145,7 @@ waits_for_ever()
 
 
 @pytest.mark.parametrize("log_is_read", [True, False], ids=["log", "full-log"])
-def test_a_stalled_process_leaves_with_71_its_stacks_and_its_code_for_the_launcher(
-    tmp_path: Path, log_is_read: bool
-) -> None:
+def test_stalled_process_exits_with_71_and_writes_stacks_and_code(tmp_path: Path, log_is_read: bool) -> None:
     reader, writer = os.pipe()
     if not log_is_read:  # nobody reads the log: every further write to it waits for ever
         os.set_blocking(writer, False)

@@ -27,7 +27,7 @@ def test_of_two_pictures_with_one_word_in_common() -> None:
     assert found == pytest.approx([5.0, 0.0])
 
 
-def test_a_word_said_twice_counts_as_often_as_the_reference_has_it() -> None:
+def test_repeated_words_are_clipped_to_the_reference() -> None:
     # Counts (cat 2) and (cat 1) x log 2: min(2, 1) x 1 / (2 x 1) = 1/2 in words; pairs: "cat cat" is in no reference.
     # One word more than the reference: exp(-1 / 72).
     found = cider_d_of_tokens([(words("cat"), ["cat", "cat"]), (words("dog"), ["dog"])])
@@ -89,7 +89,7 @@ LONG = [asked(0, "a cat sits on the mat", "a cat sits on the mat"), asked(1, "tw
 SHORT = [asked(2, "red", "red", "color"), asked(3, "two", "2", "color")]
 
 
-def test_captions_are_told_by_their_length_in_each_slice() -> None:
+def test_captions_are_recognized_by_length_in_each_slice() -> None:
     assert looks_like_captions(["one two three four", "one two three four five six"])
     assert not looks_like_captions(["one two three four five", "four words it is"]) and not looks_like_captions([])
     found = scores([*LONG, *SHORT], captions="auto")
@@ -99,7 +99,7 @@ def test_captions_are_told_by_their_length_in_each_slice() -> None:
     )
 
 
-def test_who_asks_for_it_gets_it_and_who_does_not_want_it_does_not() -> None:
+def test_cider_d_can_be_forced_on_or_off() -> None:
     assert "cider_d" in scores(SHORT, captions="on")
     assert "cider_d" not in scores(LONG, captions="off")
 
@@ -114,5 +114,5 @@ def test_captions_of_one_picture_are_references_of_one() -> None:
     assert scores(lines, same, "on")["cider_d"] == pytest.approx(sum(expected) / 2)
 
 
-def test_of_one_picture_there_is_no_score() -> None:
+def test_single_image_has_no_score() -> None:
     assert scores(LONG[:1], captions="on")["cider_d"] is None

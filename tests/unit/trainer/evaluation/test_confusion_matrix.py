@@ -34,7 +34,7 @@ def test_every_question_is_counted_once_and_the_diagonal_is_exact_match(pairs: l
     assert len(set(names)) == len(names) == len(rows) == len(rows[0])
 
 
-def test_what_is_no_answer_of_the_set_has_a_column_of_its_own() -> None:
+def test_other_predictions_have_their_own_column() -> None:
     found = confusion_of([("10", "10"), ("10", "ten"), ("2", "2."), ("2", "10")])
     assert found is not None
     assert (found.answers, found.columns) == (("2", "10"), ("2", "10", "other"))
@@ -50,7 +50,7 @@ MANY = [(str(n), "0") for n in range(MOST_ANSWERS + 1) for _ in range(5)]
 @pytest.mark.parametrize(
     "pairs", [[], [("a", "b")] * 9, ONCE, SELDOM, MANY], ids=["none", "one", "once", "seldom", "many"]
 )
-def test_answers_that_are_no_closed_set_have_no_matrix_and_a_sentence(pairs: list[tuple[str, str]]) -> None:
+def test_open_answers_have_a_note_and_no_matrix(pairs: list[tuple[str, str]]) -> None:
     found = confusions(asked(*pairs))
     assert (found["shown"], found["slices"]) == (None, {})
     assert found["note"] == f"no confusion matrix: no slice has {RULE}"

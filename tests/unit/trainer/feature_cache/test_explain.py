@@ -76,7 +76,7 @@ def test_a_store_of_an_earlier_version_is_named_without_reasons(job: JobConfig, 
     assert not old.described and old.differences == {}
 
 
-def test_before_the_data_is_prepared_it_says_so(job: JobConfig) -> None:
+def test_unprepared_data_is_reported(job: JobConfig) -> None:
     prepared = open_storage(job.pointers().prepared_uri)
     done = prepared.read(DONE)
     prepared.delete(DONE)
@@ -86,7 +86,7 @@ def test_before_the_data_is_prepared_it_says_so(job: JobConfig) -> None:
         prepared.write(DONE, done)
 
 
-def test_the_command_says_it_to_people_and_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command_prints_text_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["cache", "explain", "configs/digits.yaml", f"output.root_uri={tmp_path}"]
     for extra in ([], ["--json"]):
         cli.app([*arguments, *extra], standalone_mode=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -13,7 +13,7 @@ from trainer.storage.records import unseal
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_tensorboard_folder_that_cannot_be_written_costs_a_warning(
+def test_unwritable_tensorboard_folder_is_a_warning(
     writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mount").touch()
@@ -39,7 +39,7 @@ def test_tensorboard_has_every_number_at_its_step(tmp_path: Path, monkeypatch: p
 
 
 class Recorded:
-    """A mirror that keeps what it is given."""
+    """Stands in for W&B and records what it gets."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -52,15 +52,15 @@ class Recorded:
 
 
 @pytest.mark.parametrize(("word", "number"), [("active", 1), ("absent", 0)])
-def test_a_word_of_the_log_is_a_number_where_numbers_alone_are_taken(
+def test_words_in_the_log_become_numbers_elsewhere(
     word: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
-    mirror = Recorded()
-    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, mirrors=[mirror])
+    recorded = Recorded()
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, wandb=cast(Any, recorded))
     log.write(1, {"reduction_server": word})
     log.close()
-    assert mirror.lines == [{"step": 1, "reduction_server": number}]
+    assert recorded.lines == [{"step": 1, "reduction_server": number}]
     assert unseal((tmp_path / "run" / FILE).read_bytes().rstrip()) == {"step": 1, "reduction_server": word}
     (events,) = (tmp_path / "logs").iterdir()
     assert b"train/reduction_server" in events.read_bytes()

@@ -55,14 +55,12 @@ def pending(loss: float, norm: float, *, skipped: bool = False, stop: bool = Fal
 
 
 @pytest.mark.parametrize(("loss", "norm", "name"), [(math.nan, 1.0, "loss"), (1.0, math.inf, "gradient norm")])
-def test_a_number_that_is_none_is_an_error_that_names_the_step_and_its_samples(
-    loss: float, norm: float, name: str
-) -> None:
+def test_non_finite_loss_names_the_step_and_its_samples(loss: float, norm: float, name: str) -> None:
     with pytest.raises(DataError, match=f"the {name} of step 7 is (nan|inf); this rank's samples: cat, dog"):
         pending(loss, norm).read()
 
 
-def test_the_norm_of_a_skipped_step_is_no_error_and_not_said() -> None:
+def test_norm_of_a_skipped_step_is_ignored() -> None:
     totals = pending(2.5, math.inf, skipped=True).read()
     assert (totals.step, totals.epoch, totals.loss, totals.grad_norm) == (7, 1, 2.5, None)
     assert (totals.useful_tokens, totals.slot_tokens, totals.images, totals.samples, totals.stop) == (7, 8, 2, 2, False)

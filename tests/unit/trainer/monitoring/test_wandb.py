@@ -59,9 +59,9 @@ def records(folder: Path) -> list[Any]:
 
 def test_every_line_is_in_the_run_that_has_the_runs_id(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    mirror = open_wandb(job(project="digits", entity="team"))
-    assert mirror
-    log = MetricsLog(str(place / "run"), resumed_from_step=0, mirrors=[mirror])
+    wandb_log = open_wandb(job(project="digits", entity="team"))
+    assert wandb_log
+    log = MetricsLog(str(place / "run"), resumed_from_step=0, wandb=wandb_log)
     for step in (10, 20):
         log.write(step, {"loss": 1 / step, "fill": 0.5})
     log.close()
@@ -75,7 +75,7 @@ def test_every_line_is_in_the_run_that_has_the_runs_id(place: Path, monkeypatch:
     assert len((place / "run" / FILE).read_text().splitlines()) == 2
 
 
-def test_without_being_asked_nothing_of_it_is_imported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_is_not_imported_unless_configured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", None)
     assert open_wandb(job()) is None
 
@@ -89,7 +89,7 @@ def test_without_being_asked_nothing_of_it_is_imported(place: Path, monkeypatch:
     ],
     ids=["no login", "forbidden", "absent"],
 )
-def test_who_is_not_let_in_trains_all_the_same(
+def test_refused_access_does_not_stop_training(
     settings: dict[str, str],
     words: str,
     place: Path,
@@ -104,7 +104,7 @@ def test_who_is_not_let_in_trains_all_the_same(
     assert "train: warning: Weights & Biases: no metrics: " in said and words in said
 
 
-def test_a_service_that_breaks_is_told_once_and_training_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failing_service_is_reported_once_and_training_continues(capfd: pytest.CaptureFixture[str]) -> None:
     class Broken:
         calls = 0
 
@@ -121,7 +121,7 @@ def test_a_service_that_breaks_is_told_once_and_training_goes_on(capfd: pytest.C
     assert capfd.readouterr().out == "train: warning: Weights & Biases: no metrics from step 10 on: BrokenPipeError\n"
 
 
-def test_an_error_that_nobody_foresaw_is_named_without_its_text(
+def test_unknown_error_is_named_without_its_text(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken(**settings: Any) -> None:
@@ -133,7 +133,7 @@ def test_an_error_that_nobody_foresaw_is_named_without_its_text(
 
 
 @pytest.mark.parametrize(("run_uri", "with_it"), [("/runs/one", True), ("gs://bucket/runs/one", False)])
-def test_its_files_lie_with_a_run_that_is_a_folder(
+def test_wandb_files_are_in_a_local_runs_folder(
     run_uri: str, with_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_DIR", raising=False)
@@ -153,16 +153,16 @@ def test_the_key_comes_from_secret_manager_and_is_not_printed(
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/wandb/versions/latest": key}
         monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
-        mirror = open_wandb(job(project="digits", api_key_secret="projects/p/secrets/wandb"))
-    assert mirror
-    mirror.close()
+        wandb_log = open_wandb(job(project="digits", api_key_secret="projects/p/secrets/wandb"))
+    assert wandb_log
+    wandb_log.close()
     assert os.environ[KEY_VARIABLE] == key
     said = capfd.readouterr()
     assert key not in said.out + said.err
     assert not any(key.encode() in path.read_bytes() for path in place.rglob("*") if path.is_file())
 
 
-def test_a_missing_package_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"vlmpipe\[wandb\]") as caught:
         open_wandb(job(project="digits"))

@@ -20,6 +20,7 @@ from tests.support.data.prepared import encode, job_config, run_prepare, write_j
 from tests.support.run_files import small
 from tests.support.trainer.native_models import picture
 from tests.support.trainer.tiny_native import model_section
+from trainer.config.data import DataConfig
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.data.loader import PackedLoader, PackedSequence
@@ -197,8 +198,7 @@ def sequences_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[PackedSequen
     split, form = Index.load(uri).split("train"), image_form_of(config.model)
     sequence = PackedBatchSampler(
         split,
-        sequence_length=512,
-        max_images_per_sequence=12,
+        DataConfig(source="", sequence_length=512, max_images_per_sequence=12),
         seed=0,
         global_batch_size=4,
         tile_tokens=form.tile_tokens,

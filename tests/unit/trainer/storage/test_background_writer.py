@@ -50,14 +50,14 @@ def until_written(store: Slow) -> None:
             thread.join(LIMIT_S)
 
 
-def test_who_begins_a_write_does_not_wait_for_the_store(store: Slow) -> None:
+def test_beginning_a_write_does_not_block(store: Slow) -> None:
     assert BackgroundWriter(store, "file").begin(b"first")
     assert store.stat("file") is None, "the store has not been let go"
     until_written(store)
     assert store.read("file") == b"first"
 
 
-def test_a_write_under_way_is_not_overtaken(store: Slow) -> None:
+def test_running_write_is_not_overtaken(store: Slow) -> None:
     file = BackgroundWriter(store, "file")
     assert file.begin(b"first") and not file.begin(b"second")
     until_written(store)
@@ -72,7 +72,7 @@ def test_the_last_write_comes_after_the_one_under_way_and_is_stored(store: Slow)
     assert store.read("file") == b"last" and store.most_at_once == 1
 
 
-def test_an_error_reaches_whoever_writes_next(store: Slow) -> None:
+def test_write_error_is_raised_by_the_next_write(store: Slow) -> None:
     file, store.broken = BackgroundWriter(store, "file"), True
     file.begin(b"first")
     until_written(store)

@@ -34,7 +34,7 @@ SPECIAL: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_a_special_file_is_named_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_special_file_is_reported_without_blocking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
     SPECIAL[kind](tmp_path / "file")
     with pytest.raises(NotRegularFileError, match=f"file is {kind}, not a regular file"):
@@ -42,7 +42,7 @@ def test_a_special_file_is_named_and_not_waited_for(tmp_path: Path, monkeypatch:
     assert kind_of(tmp_path / "file") == kind
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_folder_is_not_a_regular_file(tmp_path: Path) -> None:
     with pytest.raises(NotRegularFileError, match="a folder"):
         open_regular(tmp_path)
 
@@ -60,7 +60,7 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
         read_regular(tmp_path / "sparse", 100)
 
 
-def test_a_file_that_hides_its_size_is_read_up_to_the_bound() -> None:
+def test_file_without_a_true_size_is_read_up_to_the_bound() -> None:
     assert os.stat("/proc/self/maps").st_size == 0
     with pytest.raises(FileTooLargeError):
         read_regular("/proc/self/maps", 10)

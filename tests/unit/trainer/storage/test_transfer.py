@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainer.errors import UserError
 from trainer.storage.transfer import in_parallel
@@ -55,3 +57,28 @@ def test_the_first_error_in_time_wins_and_nothing_further_is_begun() -> None:
         list(in_parallel(call, range(100), threads=2))
     assert len(begun) <= 3, "the two threads, and one more that may have begun before the error was known"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("transfer")]
+
+
+@settings(deadline=None, max_examples=100)
+@given(weights=st.lists(st.integers(0, 12), max_size=40), threads=st.integers(1, 4))
+def test_held_items_stay_within_the_bound_unless_one_alone_exceeds_it(weights: list[int], threads: int) -> None:
+    held: dict[int, int] = {}
+    lock = threading.Lock()
+    most: list[tuple[int, int]] = []
+
+    def work(item: tuple[int, int]) -> tuple[int, int]:
+        number, weight = item
+        with lock:
+            held[number] = weight
+            most.append((sum(held.values()), len(held)))
+        return item
+
+    seen = []
+    items = enumerate(weights)
+    for number, _ in in_parallel(work, items, threads=threads, weigh=lambda item: item[1], max_bytes=10):
+        seen.append(number)
+        with lock:
+            held.pop(number)
+    assert seen == list(range(len(weights)))
+    assert all(weight <= 10 or count == 1 for weight, count in most)
+    assert all(count <= 2 * threads for _, count in most)

@@ -70,7 +70,7 @@ def test_a_run_on_kubeflow_is_refused_with_the_commands_that_start_it(vlmpipe: V
     assert "--package-file build/pipelines/digits.kubeflow.yaml" in answer.err
 
 
-def test_what_has_no_effect_on_kubeflow_is_said_when_it_is_compiled(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+def test_compile_reports_settings_without_effect_on_kubeflow(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     answer = vlmpipe("compile", "configs/llava-7b-lora.yaml", "--target", "kubeflow", "--output", str(tmp_path))
     assert answer.code == 0 and (tmp_path / "llava-7b-lora.kubeflow.yaml").exists()
     assert "  cluster.scheduling_strategy: spot: has no effect on Kubeflow" in answer.out
@@ -156,7 +156,7 @@ def test_check_prints_a_line_for_each_check(vlmpipe: Vlmpipe) -> None:
         ("output.root_uri=README.md/runs", "output", 64),
     ],
 )
-def test_check_fails_with_what_is_wrong_and_its_exit_code(
+def test_check_fails_with_the_finding_and_its_exit_code(
     vlmpipe: Vlmpipe, override: str, subject: str, code: int
 ) -> None:
     answer = vlmpipe("check", DIGITS, override, "--json")
@@ -204,7 +204,7 @@ def test_an_unexpected_error_has_a_traceback_only_with_debug(vlmpipe: Vlmpipe, m
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
-def test_a_slow_command_says_once_what_it_is_doing(
+def test_a_slow_command_prints_one_notice(
     vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch, as_json: list[str]
 ) -> None:
     """Not on standard output, which stays as it is."""
@@ -293,7 +293,7 @@ def test_completion_can_be_installed(vlmpipe: Vlmpipe) -> None:
     assert "--install-completion" in vlmpipe("--help").out
 
 
-def test_plan_shows_the_pools_and_says_what_is_unknown(vlmpipe: Vlmpipe) -> None:
+def test_plan_shows_the_pools_and_marks_unknown_values(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "plan.samples=0")
     assert answer.code == 0
     pools = [line.split() for line in answer.out.splitlines() if "a2-ultragpu-8g" in line or "n1-highcpu-16" in line]
@@ -441,7 +441,7 @@ def test_a_rejected_model_ends_with_76_where_that_is_asked_for(vlmpipe: Vlmpipe,
 
 
 @pytest.mark.usefixtures("rejecting_pipeline")
-def test_a_rejected_run_is_told_how_to_train_for_longer(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+def test_a_rejected_run_shows_the_command_to_train_for_longer(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "train.epochs=7", "--plain")
     assert f"vlmpipe run {DIGITS} output.root_uri={tmp_path} train.epochs=14  " in answer.out
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import string
 import uuid
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.check import check_run
+from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
 from tests.support.job_specs import (
     CASES,
     CPU,
@@ -37,11 +37,10 @@ from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secr
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import JOBS, check_jobs, job_violations
-from vlmpipe.job_spec.parse import api_fields
-from vlmpipe.job_spec.rules import RULES, Violation, check_spec, markdown
+from vlmpipe.job_spec.rules import RULES, Violation, check_spec
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 
-REFERENCE = ROOT / "docs/reference/job-spec-rules.md"
+GENERATE = "run: python -m tests.support.generated_files"
 RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 CATALOG = load_catalog()
 
@@ -59,21 +58,21 @@ def name_of(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_a_rule_is_broken_by_its_fixture_and_no_other_rule_is(case: Case) -> None:
+def test_each_fixture_breaks_its_rule_and_no_other(case: Case) -> None:
     assert codes(changed(case.base, case.broken), case.region) == [case.code]
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_the_fixture_beside_it_breaks_no_rule(case: Case) -> None:
+def test_the_valid_neighbour_of_each_fixture_breaks_no_rule(case: Case) -> None:
     assert check(changed(case.base, case.neighbour), case.region) == []
 
 
 @pytest.mark.parametrize(("code", "broken", "neighbour"), WHOLE)
-def test_what_is_not_a_job_spec_as_a_whole_is_named_alone(code: str, broken: Any, neighbour: Any) -> None:
+def test_content_that_is_no_job_spec_gives_a_single_violation(code: str, broken: Any, neighbour: Any) -> None:
     assert (codes(broken), codes(neighbour)) == ([code], [])
 
 
-def test_no_rule_is_without_its_two_fixtures() -> None:
+def test_every_rule_has_two_fixtures() -> None:
     assert {case.code for case in CASES} | {code for code, *_ in WHOLE} == set(RULES)
 
 
@@ -134,19 +133,19 @@ def findings(*overrides: str) -> list[tuple[str, str]]:
     return [(one.state, one.text) for one in found if one.subject.startswith("job ") and one.state != "ok"]
 
 
-def test_checking_a_run_file_says_an_error_that_several_jobs_share_once() -> None:
+def test_an_error_shared_by_several_jobs_is_reported_once() -> None:
     found = findings("cluster.machine_type=n1-standard-9", "cluster.replica_count=1")
     assert [(state, text[:5]) for state, text in found] == [("failed", "VP301")]
     assert "did you mean n1-standard-96?" in found[0][1] or "did you mean n1-standard-8?" in found[0][1]
 
 
-def test_warnings_about_vertex_are_said_of_run_files_that_can_run_there() -> None:
+def test_vertex_warnings_are_reported_for_run_files_that_can_run_there() -> None:
     image = "cluster.image_uri=docker.io/example/trainer:1"
     assert [(state, text[:5]) for state, text in findings(image)] == [("warning", "VP604"), ("warning", "VP604")]
     assert findings(image, "gcp.project=") == []
 
 
-def test_a_wrong_value_says_what_is_right_and_where_that_is_written() -> None:
+def test_a_violation_names_the_right_value_and_its_source() -> None:
     (found,) = check(changed(ONE, {"worker_pool_specs.0.machine_spec.accelerator_count": 4}))
     assert found.as_dict() == {
         "code": "VP304",
@@ -179,7 +178,7 @@ def test_the_comparable_gpu_machine_has_at_least_the_memory(machine: str, expect
     assert CATALOG.gpu_machine_like(machine) == expected
 
 
-def test_too_few_reducers_are_answered_with_the_number_that_suffices() -> None:
+def test_too_few_reducers_are_answered_with_the_sufficient_number() -> None:
     config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["cluster.reduction_server.replica_count=2"])
     (found,) = [one for one in job_violations(config, "train", "gs://b/r") if one.code == "VP215"]
     assert (found.severity, found.found) == ("warning", "2 reducers, 64 Gbit/s in total")
@@ -195,7 +194,7 @@ def test_too_few_reducers_are_answered_with_the_number_that_suffices() -> None:
         ({"service_acount": "a@b"}, "did you mean service_account?"),
     ],
 )
-def test_a_misspelt_name_gets_the_right_one(changes: dict[str, Any], hint: str) -> None:
+def test_a_misspelt_name_is_answered_with_the_right_one(changes: dict[str, Any], hint: str) -> None:
     found = check(changed(ONE, changes))
     assert hint in found[0].expected + found[0].fix
 
@@ -219,19 +218,16 @@ def test_problems_of_all_kinds_are_found_at_once() -> None:
 
 
 def test_the_reference_page_is_what_the_rules_say() -> None:
-    assert REFERENCE.read_text(encoding="utf-8") == markdown()
+    assert RULES_PAGE.read_text(encoding="utf-8") == job_spec_rules_page(), GENERATE
 
 
-def test_every_rule_says_where_it_comes_from() -> None:
+def test_every_rule_has_a_source() -> None:
     for rule in RULES.values():
         assert rule.source and rule.title and rule.severity in ("error", "warning")
 
 
 def test_the_fields_are_those_of_the_installed_api_client() -> None:
-    written = json.dumps(api_fields(), indent=1) + "\n"
-    assert FIELDS_FILE.read_text(encoding="utf-8") == written, (
-        f"write the output of vlmpipe.job_spec.parse.api_fields() to {FIELDS_FILE.name}"
-    )
+    assert FIELDS_FILE.read_text(encoding="utf-8") == fields_json(), GENERATE
 
 
 # Secrets
@@ -239,7 +235,7 @@ def test_the_fields_are_those_of_the_installed_api_client() -> None:
 
 @pytest.mark.parametrize("path", list(leaves(REDUCED)), ids=lambda path: ".".join(map(str, path)))
 @pytest.mark.parametrize("as_name", [False, True])
-def test_a_secret_is_never_printed_wherever_it_was_pasted(path: tuple[Any, ...], as_name: bool) -> None:
+def test_a_secret_in_any_place_is_never_printed(path: tuple[Any, ...], as_name: bool) -> None:
     place = ".".join(map(str, path[:-1] if as_name and isinstance(path[-1], str) else path))
     key = f"{place}.{HUB_TOKEN}" if as_name and isinstance(path[-1], str) and place else place
     found = check(changed(REDUCED, {key: HUB_TOKEN} if place else {HUB_TOKEN: 1}))
@@ -256,7 +252,7 @@ def test_a_secret_is_never_printed_wherever_it_was_pasted(path: tuple[Any, ...],
         ("PRIMARY_KEY", "id"), ("SECRET_NAME", "wandb-api-key"), ("ADD_SPECIAL_TOKENS", "all"), ("NUM_SECRETS", "many"),
     ],
 )  # fmt: skip
-def test_an_ordinary_variable_is_no_secret_by_its_name(name: str, value: str) -> None:
+def test_an_ordinary_variable_name_is_not_taken_for_a_secret(name: str, value: str) -> None:
     assert not (is_secret_name(name) and may_be_secret(name, value))
 
 
@@ -267,7 +263,7 @@ def test_an_ordinary_variable_is_no_secret_by_its_name(name: str, value: str) ->
         "GITHUB_TOKEN", "wandb-api-key", "clientSecret", "SSH_PRIVATE_KEY", "COMET_APIKEY", "AZURE_CREDENTIALS",
     ],
 )  # fmt: skip
-def test_a_secret_is_known_by_its_name(name: str) -> None:
+def test_a_secret_is_recognized_by_its_name(name: str) -> None:
     assert is_secret_name(name) and may_be_secret(name, "0123456789abcdef")
 
 
@@ -287,12 +283,12 @@ ORDINARY_VALUES = [
 
 
 @pytest.mark.parametrize("value", ORDINARY_VALUES)
-def test_an_ordinary_value_is_no_secret(value: str) -> None:
+def test_an_ordinary_value_is_not_taken_for_a_secret(value: str) -> None:
     assert form_of_secret(value) == ""
 
 
 @given(st.binary(min_size=1, max_size=64), st.uuids(), st.sampled_from(["md5", "sha1", "sha256", "sha512"]))
-def test_digests_and_uuids_are_no_secrets(data: bytes, identifier: uuid.UUID, algorithm: str) -> None:
+def test_digests_and_uuids_are_not_taken_for_secrets(data: bytes, identifier: uuid.UUID, algorithm: str) -> None:
     digest = hashlib.new(algorithm, data).hexdigest()
     for value in (digest, digest.upper(), str(identifier), str(identifier).upper(), identifier.hex, f"sha256:{digest}"):
         assert form_of_secret(value) == ""
@@ -306,12 +302,12 @@ def test_digests_and_uuids_are_no_secrets(data: bytes, identifier: uuid.UUID, al
         "-----BEGIN RSA PRIVATE KEY-----", "postgres://user:letmein@db/x", "GOCSPX-" + 28 * "a",
     ],
 )  # fmt: skip
-def test_a_well_known_form_of_secret_is_known(value: str) -> None:
+def test_a_well_known_form_of_secret_is_recognized(value: str) -> None:
     assert form_of_secret(value) not in ("", "random text")
     assert form_of_secret(f"--option={value}") != ""
 
 
-def test_most_random_text_of_32_characters_and_more_is_known_as_such() -> None:
+def test_most_random_text_of_32_characters_or_more_is_recognized() -> None:
     source = random.Random(0)
     letters = string.ascii_letters + string.digits
     for length, least in ((32, 0.85), (40, 0.85), (64, 0.9)):

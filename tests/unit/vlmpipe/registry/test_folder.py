@@ -141,7 +141,7 @@ def test_a_version_that_does_not_exist_cannot_be_promoted(tmp_path: Path) -> Non
         FolderRegistry(str(tmp_path)).promote("model", 1, instead_of=None)
 
 
-def test_a_run_without_an_export_says_which_step_is_missing(tmp_path: Path) -> None:
+def test_a_run_without_an_export_names_the_missing_step(tmp_path: Path) -> None:
     nothing = Candidate(run_id="a", export_uri=str(tmp_path / "export"), metrics={})
     with pytest.raises(ConfigError, match="sync_checkpoint"):
         FolderRegistry(str(tmp_path / "registry")).register("model", nothing, "")

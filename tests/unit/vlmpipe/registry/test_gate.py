@@ -59,7 +59,7 @@ def failed(decision: Decision) -> list[str]:
         (GateConfig(max_images_also_in_train=0.09), "share of held-out images also in training"),
     ],
 )
-def test_each_threshold_rejects_alone_and_says_which(gate: GateConfig, failing: str) -> None:
+def test_each_threshold_alone_rejects_and_is_named(gate: GateConfig, failing: str) -> None:
     decision = decide(EVALUATION, gate)
     assert not decision.accepted
     assert failed(decision) == [failing]
@@ -67,7 +67,7 @@ def test_each_threshold_rejects_alone_and_says_which(gate: GateConfig, failing: 
     assert failing in decision.reason
 
 
-def test_an_acceptance_says_nothing_of_images_where_none_are_shared() -> None:
+def test_an_acceptance_mentions_shared_images_only_if_there_are_any() -> None:
     decision = decide(evaluation(images_also_in_train=0), GateConfig(max_images_also_in_train=0.0))
     assert decision.reason == "Accepted: all 2 checks passed."
     unknown = evaluation()
@@ -108,7 +108,7 @@ def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
         ("slices", GateConfig(per_slice={"digit": 0.0}), "its slices are: none"),
     ],
 )
-def test_a_missing_metric_fails_in_words(without: str, gate: GateConfig, words: str) -> None:
+def test_a_missing_metric_is_a_failed_check_with_a_reason(without: str, gate: GateConfig, words: str) -> None:
     incomplete = evaluation()
     del incomplete[without]
     decision = decide(incomplete, gate)
@@ -117,7 +117,7 @@ def test_a_missing_metric_fails_in_words(without: str, gate: GateConfig, words: 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "0.9", True])
-def test_what_is_no_finite_number_never_passes(value: object) -> None:
+def test_a_value_that_is_not_finite_never_passes(value: object) -> None:
     gate = GateConfig(max_loss=10.0, per_slice={"digit": 0.0}, min_margin_over_chance=0.0)
     broken = evaluation(exact_match=value, loss=value, chance=value, slices={"digit": {"exact_match": value}})
     decision = decide(broken, gate, CHAMPION)
@@ -207,7 +207,7 @@ def test_worse_than_the_champion_is_rejected_beyond_the_allowed_drop() -> None:
 def test_a_run_is_not_compared_with_itself() -> None:
     decision = decide(evaluation(run_id="run-a"), GateConfig(max_regression=1), CHAMPION)
     assert not decision.accepted
-    assert "a comparison of a model with itself says nothing" in decision.reason
+    assert "a model is not compared with itself" in decision.reason
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.support.reports import make_run, write_json
 from tests.support.short_form import chosen
 from trainer.errors import UserError
 from vlmpipe.report.build import build_report, write_report
-from vlmpipe.report.format import duration
+from vlmpipe.report.load import duration
 from vlmpipe.report.samples import choose, thumbnail
 from vlmpipe.report.svg_charts import line_chart, nice_ticks, thin_out
 from vlmpipe.report.tables import confusions, wilson
@@ -170,7 +170,7 @@ def test_all_answers_are_listed_wrong_ones_first_with_pictures(finished: Path) -
     assert all(with_picture[:100]) and len(found["pictures"]) == 100
 
 
-def test_a_list_of_many_long_answers_is_cut_to_its_bound_and_says_so(run: Path) -> None:
+def test_a_long_list_of_answers_is_cut_with_a_note(run: Path) -> None:
     lines = [
         {"id": f"s{number}", "slice": "x", "question": "?", "answer": "a" * 3000, "prediction": "b" * 3000,
          "correct": number % 2 == 0}
@@ -223,7 +223,7 @@ def test_a_loss_that_is_not_a_number_is_counted_not_drawn(run: Path) -> None:
     assert "nan" not in re.findall(r'points="([^"]*)"', html)[0]
 
 
-def test_a_failed_run_says_which_step_failed_and_why(run: Path) -> None:
+def test_a_failed_run_shows_the_failed_step_and_its_error(run: Path) -> None:
     for name in RUN_FILES[1:]:
         (run / name).unlink()
     for step in ("sync-checkpoint", "evaluate", "decide", "register-model"):
@@ -235,7 +235,7 @@ def test_a_failed_run_says_which_step_failed_and_why(run: Path) -> None:
     assert "There is no evaluate.json" not in page.text, "what was not reached is not shown"
 
 
-def test_a_stopped_run_says_so_whatever_an_earlier_attempt_left(run: Path) -> None:
+def test_a_stopped_run_is_shown_as_stopped_whatever_an_earlier_attempt_left(run: Path) -> None:
     (run / "decision.json").unlink()
     edit(run / "steps" / "evaluate.json", state="failed", message="of an earlier attempt", started_s=1.0)
     edit(run / "steps" / "train.json", state="stopped", message="stopped on request after step 7")
@@ -302,7 +302,7 @@ def test_the_plan_shows_memory_by_part_and_dollars_by_step(run: Path) -> None:
     assert "left:66.67%" in styles  # the capacity
 
 
-def test_a_plan_without_prices_says_unknown_and_names_them(run: Path) -> None:
+def test_a_plan_without_prices_names_the_missing_ones(run: Path) -> None:
     write_json(run / "plan.json", amber())
     page = Page(build_report(str(run)))
     assert "No price is known for: a3-megagpu-8g in us-central1, spot." in page.text

@@ -94,7 +94,7 @@ def test_an_example_in_the_log_of_a_run_is_the_diagnosis(name: str, run: Run) ->
     assert found.pattern and found.pattern.remedy in said and found.cause in said
 
 
-def test_exit_codes_are_told_apart() -> None:
+def test_exit_codes_are_distinguished() -> None:
     codes = [code for pattern in patterns() for code in pattern.exit_codes]
     assert len(codes) == len(set(codes))
 
@@ -115,7 +115,7 @@ def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
     return names
 
 
-def test_what_is_not_known_is_said_to_be_so_and_shown(run: Run) -> None:
+def test_unknown_values_are_shown_as_unknown(run: Run) -> None:
     log = "".join(f"line {number}\n" for number in range(100)) + "KeyError: 'colour'\n"
     found = diagnose_folder(run(logs={"workerpool0-0": log}))
     lines = found.lines()
@@ -148,7 +148,7 @@ def test_the_exit_code_decides_between_two_causes(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("code", "name"), [(137, "killed"), (139, "crashed"), (71, "stalled"), (64, "bad-config")])
-def test_an_exit_code_says_it_where_no_text_does(code: int, name: str, run: Run) -> None:
+def test_an_exit_code_decides_where_no_text_is_recognised(code: int, name: str, run: Run) -> None:
     found = diagnose_folder(run(exit_code=code, logs={"workerpool0-0": "nothing of interest\n"}))
     assert identity(found) == name and found.hit is None
     assert "{" not in found.cause

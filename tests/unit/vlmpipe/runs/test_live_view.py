@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from trainer.errors import DataError
+from trainer.storage.local import LocalStorage
+from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.state import (
@@ -23,7 +25,6 @@ from vlmpipe.runs.local.state import (
     Step,
     clock,
     first_error,
-    newest_checkpoint_step,
     read_state,
 )
 from vlmpipe.runs.local.summary import RunReport, report_of
@@ -127,10 +128,10 @@ def test_preparation_shared_by_tasks_is_seen_before_its_own_step_begins(tmp_path
     }
     plan = {"steps/plan-data.json": json.dumps(record("plan-data", "running"))}
     step = read_state(lay_out(tmp_path / "plan", plan), now_s=NOW_S).step("prepare-data")
-    assert (step.state, step.message, step.elapsed_s) == ("running", "plan-data is going on", 40)
+    assert (step.state, step.message, step.elapsed_s) == ("running", "plan-data is running", 40)
     plan["steps/plan-data.json"] = json.dumps(record("plan-data", "done"))
     step = read_state(lay_out(tmp_path / "share", plan | shares), now_s=NOW_S).step("prepare-data")
-    assert (step.state, step.done, step.total, step.message) == ("running", 750, 1200, "prepare-chunks is going on")
+    assert (step.state, step.done, step.total, step.message) == ("running", 750, 1200, "prepare-chunks is running")
     own = {"steps/prepare-data.json": json.dumps(record("prepare-data", "running"))}
     step = read_state(lay_out(tmp_path / "own", plan | shares | own), now_s=NOW_S).step("prepare-data")
     assert (step.state, step.message) == ("running", "")
@@ -199,7 +200,7 @@ def test_plain_output_has_one_line_for_each_change_and_every_few_seconds() -> No
     ]
 
 
-def test_what_is_not_over_when_a_run_ends_was_stopped_or_skipped() -> None:
+def test_unfinished_steps_of_an_ended_run_are_stopped_or_skipped() -> None:
     states = ("done", "failed", "running", "waiting")
     run = RunState("r", tuple(Step(name, state) for name, state in zip(STEPS, states, strict=False)))
     assert [step.state for step in run.ended(65).steps] == ["done", "failed", "failed", "skipped"]
@@ -208,7 +209,7 @@ def test_what_is_not_over_when_a_run_ends_was_stopped_or_skipped() -> None:
 
 
 def test_only_committed_checkpoints_count(tmp_path: Path) -> None:
-    assert newest_checkpoint_step(lay_out(tmp_path, RUN_FILES)) == 120
+    assert newest_checkpoint_step(LocalStorage(lay_out(tmp_path, RUN_FILES))) == 120
 
 
 def test_of_several_errors_the_first_is_the_cause(tmp_path: Path) -> None:

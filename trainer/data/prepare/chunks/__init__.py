@@ -1,1 +1,1 @@
-"""Data preparation in chunks, of which only new ones are prepared again."""
+"""Data preparation in chunks, which are reused."""

@@ -1,31 +1,40 @@
-"""A chunk: a run of neighbouring records, prepared by itself into shards, an index and counts of its own.
+"""Prepares one chunk: consecutive records, with shards, an index and counts of their own.
 
-Nothing in a chunk's files depends on where in the source it lies, so a chunk that was prepared once serves wherever the
-same records come again. What only the whole can tell is left to `trainer.data.prepare.chunks.merge`.
+A chunk's files do not depend on its place in the source, so they are reused wherever the same records come again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config.data import DataConfig
+from trainer.config.job import JobConfig
+from trainer.data.malloc_trim import trim_memory
+from trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
+from trainer.data.prepare.chunks.store import ChunkStore
 from trainer.data.prepare.deduplicate import AnswerCounts
-from trainer.data.prepare.preview import ContactSheet
+from trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from trainer.data.prepare.statistics import sample_digest
-from trainer.data.prepare.thread_map import map_in_order
-from trainer.data.prepare.thumbnails import write_reject_pictures
 from trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
 from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
-from trainer.data.sample import SPLITS
+from trainer.data.sample import SPLITS, Sample
 from trainer.data.shards.index import IndexWriter
 from trainer.data.shards.tar import ShardWriter, key_of, sample_json
+from trainer.data.sources.base import Source, records_from
+from trainer.errors import os_errors
+from trainer.storage.transfer import in_parallel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SUMMARY = "chunk.json"
 ANSWERS = "answers.parquet"
@@ -36,11 +45,58 @@ ANSWERS_SCHEMA = pa.schema(
 Report = Callable[[int, int], None]  # records read and rejected so far
 
 
+class ChunkMaker:
+    """Prepares chunks of a source in ascending order: each record is read once, and only parts that are needed."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        source: Source,
+        plan: Path,
+        tokenizer: PreTrainedTokenizerFast,
+        settings: str,
+        threads: int,
+    ) -> None:
+        """`plan`: folder of the plan. `settings`: digest of all that decides a chunk's files beside its records."""
+        self._config, self._settings, self._threads = config, settings, threads
+        self._parts, self._part_starts = source.parts(), json.loads((plan / PARTS).read_text())
+        self._validator = SampleValidator(config, tokenizer)
+        self._store = ChunkStore(config.run.chunks_root)
+        self._records: Iterator[Sample | Reject] = iter(())
+        self._position = -1  # of the next record; nothing is open yet
+
+    def make(self, chunk: Chunk, report: Report) -> None:
+        """Prepare the chunk and store it under its fingerprint."""
+        with tempfile.TemporaryDirectory(prefix="vlmpipe-chunk-") as scratch, os_errors(f"preparing data in {scratch}"):
+            build_chunk(
+                self._entries(chunk),
+                Path(scratch),
+                self._config.data,
+                self._validator,
+                threads=self._threads,
+                repeats=frozenset(chunk.repeats),
+                report=report,
+            )
+            self._store.put(chunk.fingerprint(self._settings), Path(scratch))
+        trim_memory()
+
+    def _entries(self, chunk: Chunk) -> Iterator[Entry | Reject]:
+        records, position = records_from(self._parts, self._part_starts, chunk.start)
+        if not position <= self._position <= chunk.start:
+            self._records, self._position = records, position
+        for _ in islice(self._records, chunk.start - self._position):
+            pass
+        self._position = chunk.start
+        for entry in chunk.entries(self._records, self._config.data.source):
+            self._position += 1
+            yield entry
+
+
 def build_chunk(
     entries: Iterable[Entry | Reject],
     folder: Path,
     config: DataConfig,
-    examine: SampleValidator,
+    validator: SampleValidator,
     *,
     threads: int,
     repeats: frozenset[str] = frozenset(),
@@ -49,7 +105,7 @@ def build_chunk(
     """Write the records' shards, index, rejects and counts into `folder`.
 
     Args:
-        repeats: contents (`sample_digest`) that came in a chunk before, which data.duplicates drop leaves out here.
+        repeats: contents (`sample_digest`) of earlier chunks, which `data.duplicates: drop` leaves out here.
         report: called after each record.
     """
     writers = {split: ShardWriter(folder, split, config.shard_samples) for split in SPLITS}
@@ -57,8 +113,13 @@ def build_chunk(
     met, dropped = set(repeats), 0
     with (folder / REJECTS).open("w") as lines:
         ledger = Ledger(config.max_reject_fraction, lines)
-        results = map_in_order(
-            examine, ledger.counting(entries), threads, weigh=image_bytes, max_bytes=threads * config.max_image_bytes
+        results = in_parallel(
+            validator,
+            ledger.counting(entries),
+            threads=threads,
+            ahead=RECORDS_AHEAD,
+            weigh=image_bytes,
+            max_bytes=threads * config.max_image_bytes,
         )
         for position, result in enumerate(results):
             if isinstance(result, Accepted):
@@ -68,7 +129,7 @@ def build_chunk(
                     message = "the same images with the same text came before"
                     result = Reject(result.where, result.id, RejectCode.SAMPLE_DUPLICATE, message)
             if isinstance(result, Reject):
-                # Where the record lies is known to whoever puts chunks together: here it is the how-manieth.
+                # The record's number in the chunk; `merge` knows its place in the source.
                 ledger.reject(replace(result, where=str(position)))
             else:
                 met.add(content)
@@ -84,10 +145,10 @@ def build_chunk(
     rows = [dict(zip(ANSWERS_SCHEMA.names, row, strict=True)) for row in answers.rows()]
     pq.write_table(pa.Table.from_pylist(rows, ANSWERS_SCHEMA), folder / ANSWERS)
     summary = ledger.summary()
-    kept = {name: summary[name] for name in ("read", "accepted", "rejected", "repaired", "repairs")}
+    counts = {name: summary[name] for name in ("read", "accepted", "rejected", "repaired", "repairs")}
     pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
     shards = {split: writer.shards for split, writer in writers.items()}
-    write_json(folder / SUMMARY, kept | {"dropped": dropped, "pictures": pictures, "shards": shards})
+    write_json(folder / SUMMARY, counts | {"dropped": dropped, "pictures": pictures, "shards": shards})
 
 
 def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexWriter) -> None:

@@ -1,6 +1,6 @@
 """Merges prepared chunks into one data set, in the order of the source.
 
-Shards are taken as they are, under the numbers that they have in the whole. What grows with the data stays on disk.
+Shards are reused and only renumbered. Tables that grow with the data are kept on disk.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import pyarrow.parquet as pq
 from trainer.config.data import DataConfig
 from trainer.data.malloc_trim import trim_memory
 from trainer.data.prepare.chunks.chunk import ANSWERS, SUMMARY, write_json
-from trainer.data.prepare.preview import ContactSheet
+from trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from trainer.data.prepare.statistics import Counts, describe
-from trainer.data.prepare.thumbnails import write_reject_pictures
 from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
 from trainer.data.sample import SPLITS, ImageRef, Split
@@ -35,7 +34,7 @@ from trainer.storage.base import Storage
 
 @dataclass(frozen=True)
 class Part:
-    """One chunk of the whole: its fingerprint, its files, and where in the source each of its records lies."""
+    """A chunk: its fingerprint, its files, and the place in the source, for people, of each record."""
 
     name: str
     files: Storage
@@ -44,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard of a chunk, by its name there and in the whole."""
+    """A shard, by its name in the chunk and in the whole."""
 
     chunk: str
     name: str
@@ -56,9 +55,9 @@ class Shard:
 def merge(
     parts: Iterable[Part], folder: Path, config: DataConfig, tile_tokens: int = 0
 ) -> tuple[dict[str, int], list[Shard]]:
-    """Write everything but the shards, the tokenizer and DONE into `folder`. Returns the counts, and the shards.
+    """Write everything but the shards, the tokenizer and DONE into `folder`. Returns the counts and the shards.
 
-    `tile_tokens`: of each tile of images that are cut, which rows are counted by.
+    `tile_tokens`: tokens of a tile, for families that cut images into tiles.
     Raises DataError when too many samples were rejected or a split is empty.
     """
     lines, counts, sheet = IndexWriter(), Counts(), ContactSheet()
@@ -69,7 +68,7 @@ def merge(
         ledger = Ledger(config.max_reject_fraction, rejects)
         for part in parts:
             summary = json.loads(part.files.read(SUMMARY))
-            assert summary["read"] == len(part.where), "a chunk has other records than were planned"
+            assert summary["read"] == len(part.where), "a chunk's records differ from the plan"
             _add_rejects(part, summary, ledger)
             ledger.add_accepted(summary["accepted"], summary["repaired"], summary["repairs"])
             assert ledger.rejected + ledger.accepted == ledger.read
@@ -97,7 +96,7 @@ def merge(
 
 
 def _add_rejects(part: Part, summary: dict[str, Any], ledger: Ledger) -> None:
-    """The chunk's rejects with their places in the source; its first ones of each code with their pictures."""
+    """Add the chunk's rejects, with their places in the source and the images of the first ones of each code."""
     met: Counter[str] = Counter()
     with part.files.fetch(REJECTS).open() as lines:
         for line in map(json.loads, lines):
@@ -108,11 +107,11 @@ def _add_rejects(part: Part, summary: dict[str, Any], ledger: Ledger) -> None:
             ledger.read += 1
             ledger.reject(Reject(part.where[int(line["where"])], line["id"], code, line["message"], picture))
             met[code] += 1
-    assert met.total() == summary["rejected"], "a chunk's rejects are not what it counted"
+    assert met.total() == summary["rejected"], "a chunk's rejects differ from its count"
 
 
 def _shard_names(shards: dict[Split, int], first: Counter[Split]) -> dict[str, str]:
-    """The name in the whole of each of a chunk's shards."""
+    """A chunk's shards by name, with their names in the whole."""
     return {
         shard_name(split, number): shard_name(split, first[split] + number)
         for split, count in shards.items()
@@ -124,7 +123,7 @@ def _add_samples(part: Part, new_names: dict[str, str], lines: IndexWriter, coun
     table = pq.read_table(part.files.fetch(index.NAME))
     names = [new_names[name] for name in table.column("shard").to_pylist()]
     place = table.schema.get_field_index("shard")
-    lines.add_sorted(table.set_column(place, "shard", pa.array(names, pa.string())))
+    lines.add_table(table.set_column(place, "shard", pa.array(names, pa.string())))
     columns = (table.column(name).to_pylist() for name in ("split", "image_sha256", "content"))
     for split, image_sha256, content in zip(*columns, strict=True):
         counts.add(split, image_sha256, content)
@@ -133,7 +132,7 @@ def _add_samples(part: Part, new_names: dict[str, str], lines: IndexWriter, coun
 
 
 def _check_splits(samples: dict[Split, int], config: DataConfig) -> None:
-    """Training needs samples; evaluation too, unless nothing was to be held out."""
+    """Raise DataError when a split is empty, unless `data.validation_fraction` is 0."""
     train, held_out = samples["train"], samples["eval"]
     if train and (held_out or not config.validation_fraction):
         return

@@ -1,7 +1,7 @@
-"""Plans where a source is split into chunks, and what each chunk's files depend on.
+"""Plans the chunks of a source.
 
-The cuts are decided by the records' own ids (content-defined chunking, as in Xia et al., "FastCDC", 2016), so records
-that come between others, or are taken out, change the chunks around them and no others.
+Chunks end at certain record ids (content-defined chunking, as in Xia et al., "FastCDC", 2016), so that inserted or
+removed records change only the chunks around them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.config.data import DataConfig
 from trainer.data.prepare.deduplicate import Met
 from trainer.data.prepare.split_groups import ImageGroups, group_of
-from trainer.data.prepare.thread_map import map_in_order
 from trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
 from trainer.data.rejects import Reject, RejectedError
 from trainer.data.sample import ImageRef, Sample, Split, split_of, stable_digest
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import DataError
+from trainer.storage.transfer import in_parallel
 
 CHUNKS = "chunks.jsonl"
+PARTS = "parts.json"  # number of the first record of each of the source's parts
 WHERE = "where.parquet"  # one row group a chunk
 WHERE_SCHEMA = pa.schema([("where", pa.string())])
 LARGEST = 2  # times data.chunk_samples
 SMALLEST = 0.5
+RECORDS_AHEAD = 4  # records in memory for each thread
 
 
 @dataclass(frozen=True)
@@ -40,27 +43,27 @@ class Chunk:
     start: int
     records: int
     content: str  # changes with its records and their images
-    met: dict[int, Met] = field(default_factory=dict)  # by place in the chunk, of the ids that were used before
+    met: dict[int, Met] = field(default_factory=dict)  # of ids used before, by place in the chunk
     held_out: tuple[int, ...] = ()  # places in the chunk of the samples for evaluation
-    repeats: tuple[str, ...] = ()  # contents that a chunk before has and data.duplicates drop leaves out of this one
+    repeats: tuple[str, ...] = ()  # contents of earlier chunks, left out of this one (data.duplicates: drop)
 
     def fingerprint(self, settings: str) -> str:
-        """Name of the chunk's files, 32 hexadecimal digits; `settings` stands for all else that decides their bytes."""
+        """Name of the chunk's files, 32 hexadecimal digits; `settings` covers all else that decides their bytes."""
         return stable_digest(settings, self.content, self.records, self.repeats)[:32]
 
     def without(self, contents: Iterable[str]) -> Chunk:
-        """The chunk that leaves these out, which come in chunks before it."""
+        """The chunk without these contents, which earlier chunks have."""
         return replace(self, repeats=tuple(sorted(contents)))
 
     def splits(self) -> Iterator[Split]:
-        """The split of each record; of a reject it means nothing."""
+        """The split of each record; meaningless for a reject."""
         held_out = frozenset(self.held_out)
         return ("eval" if place in held_out else "train" for place in range(self.records))
 
     def entries(self, records: Iterator[Sample | Reject], source: str) -> Iterator[Entry | Reject]:
-        """The chunk's records with their final ids and splits. Takes no more of `records`, which begin with them.
+        """The chunk's records, taken from the front of `records`, with their final ids and splits.
 
-        Raises DataError when there are too few; `source`, for its message, is `data.source`.
+        Raises DataError, which names `source`, when there are too few.
         """
         for place, split in enumerate(self.splits()):
             record = next(records, None)
@@ -68,7 +71,7 @@ class Chunk:
                 raise DataError(
                     f"data.source {source!r} ended at record {self.start + place} of {self.start + self.records}",
                     expected="a source that does not change while it is prepared",
-                    fix="run again: what is prepared then is what is there then",
+                    fix="run again, which reads data.source from the start",
                 )
             yield final_entry(record, self.met.get(place, "new"), split)
 
@@ -83,9 +86,9 @@ class Chunk:
 
 
 def ends_chunk(identity: str, records: int, chunk_samples: int) -> bool:
-    """Whether a chunk that has `records` records ends behind the one with this id (empty: it has none).
+    """Whether a chunk of `records` records ends with the one of this id ("" for a reject).
 
-    From half of `chunk_samples` on, one id in half of `chunk_samples` ends it: nearly `chunk_samples` on average.
+    From half of `chunk_samples` on, one id in `chunk_samples` / 2 ends it: about `chunk_samples` on average.
     """
     if records >= LARGEST * chunk_samples:
         return True
@@ -94,36 +97,23 @@ def ends_chunk(identity: str, records: int, chunk_samples: int) -> bool:
     return int(stable_digest("chunk", identity)[:16], 16) / 2**64 < 1 / (SMALLEST * chunk_samples)
 
 
-def is_one_chunk(records: int, chunk_samples: int) -> bool:
-    """Whether a source of so many records is never cut."""
-    return records <= SMALLEST * chunk_samples
+def write_plan(source: Iterable[Sample | Reject], folder: Path, config: DataConfig, *, threads: int) -> Iterator[int]:
+    """Read the source once, write `chunks.jsonl` and `where.parquet`; yields the number of records read so far.
 
-
-def write_plan(
-    source: Iterable[Sample | Reject],
-    folder: Path,
-    *,
-    split_by: str,
-    validation_fraction: float,
-    chunk_samples: int,
-    threads: int,
-    max_image_bytes: int,
-) -> Iterator[int]:
-    """Read the source once, write `chunks.jsonl` and `where.parquet`; yields how many records were read so far.
-
-    Which samples belong together is known at the end of the source only, so what decides the chunks waits on disk.
+    Groups of samples are complete only at the end of the source, so digests and groups wait on disk until then.
     """
-    # A split is there where the source names it, a member of the sample's group where the group decides.
+    # `split` where the source names it; otherwise `member`, any member of the sample's group.
     table = disk_table(
         "CREATE TABLE records (place TEXT, met TEXT, identity TEXT, digest BLOB, split TEXT, member TEXT)"
     )
     groups = ImageGroups()
-    records = map_in_order(
-        lambda record: _look_at(*record, split_by),
+    records = in_parallel(
+        lambda record: _look_at(*record, config.split_by),
         with_met_ids(source),
-        threads,
+        threads=threads,
+        ahead=RECORDS_AHEAD,
         weigh=lambda record: image_bytes(record[0]),
-        max_bytes=threads * max_image_bytes,
+        max_bytes=threads * config.max_image_bytes,
     )
     for read, (line, group) in enumerate(records, 1):
         if len(group) > 1:
@@ -133,9 +123,9 @@ def write_plan(
     with (folder / CHUNKS).open("w") as chunks, pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places:
         draft = _Draft(0, 0)
         for place, met, identity, digest, named, member in table.execute("SELECT * FROM records ORDER BY rowid"):
-            split = named or split_of(groups.root(member), validation_fraction)
+            split = named or split_of(groups.root(member), config.validation_fraction)
             draft.add(place, met, digest, split)
-            if ends_chunk(identity, len(draft.where), chunk_samples):
+            if ends_chunk(identity, len(draft.where), config.chunk_samples):
                 draft.write(chunks, places)
                 draft = _Draft(draft.number + 1, draft.start + len(draft.where))
         if draft.where or not draft.number:
@@ -175,7 +165,7 @@ def read_plan(folder: Path) -> Iterator[Chunk]:
 
 
 class Places:
-    """Where the records of each chunk lie in the source, for people."""
+    """The place in the source, for people, of each chunk's records."""
 
     def __init__(self, folder: Path) -> None:
         self._file = pq.ParquetFile(folder / WHERE)
@@ -185,14 +175,13 @@ class Places:
         return places
 
 
-Line = tuple[str, Met, str, bytes, Split | None]  # where it is, id met before, id (of a reject none), digest, own split
+Line = tuple[str, Met, str, bytes, Split | None]  # place, whether the id was met, id ("" for a reject), digest, split
 
 
 def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tuple[str, ...]]:
-    """What the plan needs of a record, and its group; the group is empty where the source names the split.
+    """A record's line in the plan, and its group, which is empty where the source names the split.
 
-    The digest changes with all that decides what becomes of a record but its split, and not with its place in the
-    source.
+    The digest covers all that decides the prepared sample except its split, and not its place in the source.
     """
     entry = final_entry(record, met, "train")
     if isinstance(entry, Reject):
@@ -201,12 +190,12 @@ def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tu
         return (_printable(entry.where), met, "", bytes.fromhex(digest), "train"), ()
     sample = entry.sample
     contents = [_content(image) for image in sample.images]
-    # Of a name only the ending matters: the rest may say where in the source the image lies.
+    # Only the suffix of a name: the rest may contain the image's place in the source.
     suffixes = [image.name.rpartition(".")[2].lower() for image in sample.images]
     images = list(zip(suffixes, contents, strict=True))
     turns = [(turn.question, turn.answer, turn.slice) for turn in sample.turns]
     digest = stable_digest(sample.id, entry.repairs, turns, images)
-    # By the id before a suffix, so that samples that share an id, as a rule about one picture, stay together.
+    # By the original id: samples that share an id are usually about one image and must stay together.
     assert isinstance(record, Sample)
     group = () if record.split else group_of(record, contents, split_by)
     return (_printable(sample.where), met, sample.id, bytes.fromhex(digest), sample.split), group
@@ -215,10 +204,10 @@ def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tu
 def _content(image: ImageRef) -> str:
     try:
         return image.content()
-    except RejectedError as error:  # what is wrong will be found again, and counted, when the chunk is prepared
+    except RejectedError as error:  # counted when the chunk is prepared
         return f"{error.code} {error}"
 
 
 def _printable(where: str) -> str:
-    """A file's name may hold half a character, which no file of ours takes."""
+    """Without the lone surrogates that a file's name may contain."""
     return where.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
-"""Worker processes that prepare chunks in parallel, each a fresh interpreter that reads its tasks line by line.
+"""Worker processes that prepare chunks in parallel: fresh interpreters that read their tasks from standard input.
 
-Threads alone do not get far: parsing and tokenizing hold Python's lock. Forking would copy locks that threads hold, and
-multiprocessing's own fresh processes import the main program anew, which not every caller can stand.
+Parsing and tokenizing hold Python's lock, so threads are not enough. Forking would copy locks that threads hold, and
+multiprocessing's spawn imports the main program again, which a script without a main guard does not survive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -20,15 +20,32 @@ from queue import SimpleQueue
 from typing import Any
 
 from trainer.config.job import JobConfig
-from trainer.data.prepare.chunks.builder import ChunkMaker
+from trainer.data.prepare.chunks.chunk import ChunkMaker
 from trainer.data.prepare.chunks.plan import Chunk
 from trainer.errors import ExitCode, UserError
 
-REPORT_RECORDS = 100  # between two lines about progress
+REPORT_RECORDS = 100  # between two progress lines
+MAX_THREADS = 32
+# https://docs.kernel.org/admin-guide/cgroup-v2.html, "CPU Interface Files": quota and period in microseconds.
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 ROOT = Path(__file__).parents[4]  # where `trainer` is imported from
 
 ChunkReport = Callable[[int, int, int], None]  # number of the chunk, its records read and rejected so far
 Message = dict[str, Any] | None  # None: the process has ended
+
+
+def cores() -> int:
+    """Processor cores that this process may use: the machine's, or fewer if its container has a limit."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no cgroup v2, or no limit ("max")
+        quota, period = CPU_LIMIT.read_text().split()
+        usable = min(usable, max(1, int(quota) // int(period)))
+    return usable
+
+
+def threads_for(processes: int) -> int:
+    """Threads for each of `processes` processes, so that together they use the cores."""
+    return max(1, min(MAX_THREADS, cores() // processes))
 
 
 class _Worker:
@@ -47,7 +64,7 @@ class _Worker:
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended; that is heard too
+        with suppress(BrokenPipeError):  # it has ended, which _listen reports
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
 
@@ -67,24 +84,15 @@ class _Worker:
         self._answers.put((self, None))
 
 
-def make_in_processes(
-    chunks: Iterable[Chunk],
-    config: JobConfig,
-    *,
-    workers: int,
-    threads: int,
-    part_starts: Sequence[int],
-    tokenizer: Path,
-    settings: str,
-    report: ChunkReport,
-) -> None:
-    """Prepare the chunks in `workers` processes of `threads` threads each; `tokenizer` is its folder.
+def make_in_processes(chunks: Iterable[Chunk], job: dict[str, Any], workers: int, *, report: ChunkReport) -> None:
+    """Prepare the chunks in `workers` processes.
 
-    Raises what a process raised for people, and UserError when one was ended from outside.
+    Raises a worker's own UserError, and UserError when a worker was killed.
+
+    Args:
+        job: JSON of the `config`, the `plan` folder with the tokenizer in it, `settings` and `threads` of a ChunkMaker.
     """
     answers: SimpleQueue[tuple[_Worker, Message]] = SimpleQueue()
-    job = {"config": config.model_dump_json(), "tokenizer": str(tokenizer), "settings": settings, "threads": threads}
-    job["part_starts"] = list(part_starts)
     crew: list[_Worker] = []
     try:
         todo = iter(chunks)
@@ -120,10 +128,10 @@ def _ended(code: int) -> UserError:
 
 
 def main() -> None:
-    """One process: a job on the first line of standard input, then a chunk a line, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; who started this process ends it
+    """A worker: reads a job from the first line of standard input, then a chunk from each further line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
 
     def say(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -150,12 +158,10 @@ def _maker(job: dict[str, Any]) -> ChunkMaker:
     from trainer.storage import open_storage
 
     config = JobConfig.model_validate_json(job["config"])
-    folder = Path(job["tokenizer"])
-    tokenizer = load_tokenizer(open_storage(str(folder.parent)), folder.name)
-    source = open_source(config.data)
-    return ChunkMaker(config, source, job["part_starts"], tokenizer, job["settings"], job["threads"])
+    tokenizer = load_tokenizer(open_storage(job["plan"]))
+    return ChunkMaker(config, open_source(config.data), Path(job["plan"]), tokenizer, job["settings"], job["threads"])
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):  # whoever asked is gone
+    with suppress(BrokenPipeError):  # the parent is gone
         main()

@@ -42,7 +42,7 @@ def stored(checked: CheckedImage) -> Image.Image:
         (encode(picture(mode="L"), "JPEG"), "jpg"),
     ],
 )
-def test_good_bytes_are_kept_as_they_came(data: bytes, extension: str) -> None:
+def test_good_images_are_stored_unchanged(data: bytes, extension: str) -> None:
     checked = check(data)
     assert (checked.data, checked.extension, checked.repairs) == (data, extension, ())
     assert stored(checked).mode in ("L", "RGB")
@@ -140,7 +140,7 @@ def test_metadata_is_taken_out_and_pixels_stay(data: bytes) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe1"]))
-def test_taking_metadata_out_of_anything_ends(data: bytes, start: bytes) -> None:
+def test_stripping_metadata_always_terminates(data: bytes, start: bytes) -> None:
     assert len(without_metadata(start + data)) <= len(start + data)
 
 
@@ -185,7 +185,7 @@ def test_shapes_within_the_limits_pass(size: tuple[int, int], limits: dict[str, 
         (RejectCode.IMAGE_MODE, encode(Image.new("I", (8, 8)), "TIFF")),
     ],
 )
-def test_what_cannot_be_used_is_rejected_with_its_code(code: RejectCode, data: bytes) -> None:
+def test_unusable_images_are_rejected_with_their_code(code: RejectCode, data: bytes) -> None:
     with pytest.raises(RejectedError) as caught:
         check(data)
     assert caught.value.code == code

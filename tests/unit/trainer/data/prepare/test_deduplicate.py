@@ -72,12 +72,12 @@ def test_answers_are_counted_as_a_counter_would(given_answers: list[tuple[Split,
 
 @settings(max_examples=30)
 @given(ids=st.lists(st.text(max_size=8), unique=True, max_size=40), data=st.data())
-def test_an_index_written_in_runs_is_sorted_and_whole(
+def test_index_is_sorted_and_whole(
     tmp_path_factory: pytest.TempPathFactory, ids: list[str], data: st.DataObject
 ) -> None:
     lines = [(data.draw(splits), identity) for identity in ids]
     folder = tmp_path_factory.mktemp("index")
-    with mock.patch.multiple(index_module, RUN_LINES=3, MERGED_LINES=2, MERGED_RUNS=3):
+    with mock.patch.object(index_module, "ROW_GROUP_LINES", 3):
         writer = IndexWriter()
         for split, identity in lines:
             writer.add(**{name: [] if "list" in str(SCHEMA.field(name).type) else 0 for name in SCHEMA.names}

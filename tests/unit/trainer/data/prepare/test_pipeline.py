@@ -202,7 +202,7 @@ def test_max_samples_uses_the_first_ones(tmp_path: Path) -> None:
     assert ids == {f"sample-{number}" for number in range(15)}
 
 
-def test_an_empty_split_is_a_sentence(tmp_path: Path) -> None:
+def test_empty_split_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 held out"):
         prepare_llava(tmp_path, count=5, validation_fraction=0.0001)
 
@@ -232,7 +232,7 @@ def test_a_stored_image_opens_as_grey_or_colour(tmp_path: Path) -> None:
         assert image.mode in ("L", "RGB") and image.format in ("PNG", "JPEG")
 
 
-def test_a_failed_preparation_keeps_its_rejects_until_one_goes_through(tmp_path: Path) -> None:
+def test_failed_preparation_keeps_its_rejects_until_one_succeeds(tmp_path: Path) -> None:
     images, records = llava_folder(tmp_path, 20)
     (images / "3.png").write_bytes(b"no picture")
     (images / "4.png").unlink()

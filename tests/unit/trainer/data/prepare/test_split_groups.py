@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.data.formats import FORMATS, captioned, write_source
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
+from trainer.config.data import DataConfig
 from trainer.data.prepare.chunks.plan import read_plan, write_plan
 from trainer.data.sample import ImageRef, Sample, Split, Turn
 from trainer.data.shards.index import Index
@@ -47,9 +49,10 @@ def splits_of(folder: Path, records: Sequence[Sequence[int]], split_by: str = "i
         )
         for number, images in enumerate(records)
     ]
-    for _ in write_plan(
-        samples, folder, split_by=split_by, validation_fraction=0.4, chunk_samples=8, threads=2, max_image_bytes=99
-    ):
+    config = DataConfig(
+        source="", sequence_length=8, split_by=split_by, validation_fraction=0.4, chunk_samples=8, max_image_bytes=99
+    )
+    for _ in write_plan(samples, folder, config, threads=2):
         pass
     return [split for chunk in read_plan(folder) for split in chunk.splits()]
 
@@ -118,6 +121,19 @@ def test_every_format_is_split_by_picture(tmp_path: Path, name: str) -> None:
     assert stats["eval_images_also_in_train"] == 0
 
 
+def test_an_image_has_the_same_split_in_every_format(tmp_path: Path) -> None:
+    held_out = []
+    for name in sorted(FORMATS):
+        (tmp_path / name).mkdir()
+        source = write_source(name, tmp_path / name, captioned(20))
+        index = pq.read_table(
+            Path(run_prepare(job_config(tmp_path / f"{name}-root", source=source)).uri, "index.parquet")
+        )
+        rows = zip(index["split"].to_pylist(), index["image_sha256"].to_pylist(), strict=True)
+        held_out.append({str(images) for split, images in rows if split == "eval"})
+    assert held_out[0] and all(images == held_out[0] for images in held_out)
+
+
 def test_a_field_keeps_its_records_together(tmp_path: Path) -> None:
     images, records = llava_folder(tmp_path, 40)
     records = [line | {"patient": f"p{n // 5}"} for n, line in enumerate(records)]
@@ -137,7 +153,7 @@ def test_a_record_without_the_field_is_a_reject(tmp_path: Path) -> None:
         run_prepare(job_config(tmp_path / "root", split_by="patient", **settings))
 
 
-def test_all_samples_joined_by_pictures_are_a_sentence(tmp_path: Path) -> None:
+def test_split_that_images_make_impossible_is_reported(tmp_path: Path) -> None:
     images, _ = llava_folder(tmp_path, 10)
     chain = [record(n, image=[f"{n}.png", f"{(n + 1) % 10}.png"]) for n in range(10)]
     chain = [line | {"conversations": conversation("<image>\n<image>\nSame?", "No.")} for line in chain]
@@ -147,6 +163,6 @@ def test_all_samples_joined_by_pictures_are_a_sentence(tmp_path: Path) -> None:
     assert "data.split_by: record" in str(raised.value)
 
 
-def test_a_built_in_set_has_no_fields(tmp_path: Path) -> None:
+def test_builtin_set_has_no_fields_to_split_by(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"names a field of records, which builtin:digits has none of"):
         job_config(tmp_path, source="builtin:digits", split_by="patient")

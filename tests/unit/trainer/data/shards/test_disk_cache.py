@@ -16,8 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.data.shard_splits import sequence_of, split_of
-from trainer.data.prefetch import GROUPS_AHEAD, ShardPrefetcher
-from trainer.data.prefetch_schedule import Needs, ShardSchedule
+from trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
 from trainer.data.sample import Turn
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards import disk_cache as shard_cache
@@ -29,7 +28,6 @@ from trainer.data.shards.disk_cache import (
     divide,
     files_in,
     open_shards,
-    open_together,
 )
 from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
 from trainer.data.shards.verified_files import DataShards, ShardsInPlace
@@ -156,7 +154,7 @@ def test_threads_that_fetch_ahead_fetch_no_shard_more_often(data: Fixture, room:
     assert data.remote.most_cached_bytes <= room * data.shard_bytes
 
 
-def test_a_cache_that_holds_all_fetches_all_once(data: Fixture) -> None:
+def test_large_cache_fetches_each_shard_once(data: Fixture) -> None:
     walk(data, data.cache(SHARDS), shuffle_shards=4, threads=True)
     assert sorted(data.remote.downloads) == data.shards
 
@@ -181,13 +179,13 @@ def test_processes_of_one_machine_fetch_each_shard_once_between_them(data: Fixtu
     assert sorted(data.remote.downloads) == data.shards
 
 
-def test_processes_that_share_too_small_a_cache_get_on(data: Fixture) -> None:
+def test_processes_sharing_a_too_small_cache_make_progress(data: Fixture) -> None:
     caches = [data.cache(2) for _ in range(3)]
     walk_together(data, caches)
     assert data.remote.most_cached_bytes <= 2 * data.shard_bytes
 
 
-def test_what_is_in_use_is_not_evicted(data: Fixture) -> None:
+def test_shards_in_use_are_not_evicted(data: Fixture) -> None:
     cache, (first, second) = data.cache(1), data.shards[:2]
     came = threading.Event()
 
@@ -204,7 +202,7 @@ def test_what_is_in_use_is_not_evicted(data: Fixture) -> None:
     assert came.is_set() and data.remote.downloads == [first, second]
 
 
-def test_what_is_needed_last_is_evicted_first(data: Fixture) -> None:
+def test_shards_needed_last_are_evicted_first(data: Fixture) -> None:
     cache, (one, two, three, four) = data.cache(3), data.shards[:4]
     cache.expect(lambda: {one: 5, two: 9, three: 7, four: 8})
     for shard in (one, two, three):
@@ -220,7 +218,7 @@ def test_what_is_needed_last_is_evicted_first(data: Fixture) -> None:
     assert cache.fetch_ahead(two, needed_at=6, keep={four}) is PrefetchResult.FETCHED
 
 
-def test_what_no_plan_names_is_evicted_first(data: Fixture) -> None:
+def test_unscheduled_shards_are_evicted_first(data: Fixture) -> None:
     """Such as the shards of an earlier run's data."""
     data.read(data.cache(2), data.shards[5])
     cache = data.cache(2)
@@ -230,7 +228,7 @@ def test_what_no_plan_names_is_evicted_first(data: Fixture) -> None:
     assert cache.fetch_ahead(data.shards[0], needed_at=1) is PrefetchResult.THERE
 
 
-def test_what_a_killed_process_left_takes_no_room(data: Fixture) -> None:
+def test_leftovers_of_killed_processes_are_evicted(data: Fixture) -> None:
     data.read(data.cache(1), data.shards[0])
     (whole,) = data.cached()
     part = whole.with_suffix(".part")
@@ -265,7 +263,7 @@ def test_a_damaged_download_is_fetched_again_once(data: Fixture, damage: Callabl
 
 
 @pytest.mark.parametrize("damage", [flip, cut])
-def test_a_damaged_original_is_named_and_leaves_nothing(data: Fixture, damage: Callable[[str, Path], None]) -> None:
+def test_damaged_original_is_named_and_not_cached(data: Fixture, damage: Callable[[str, Path], None]) -> None:
     shard, cache = data.shards[3], data.cache(2)
     damage(shard, Path(data.remote.uri(shard)))
     for _ in range(2):
@@ -282,14 +280,14 @@ def test_a_shard_that_is_gone_is_named(data: Fixture, suffix: str) -> None:
         data.read(cache, shard)
 
 
-def test_a_file_that_was_damaged_in_the_cache_is_fetched_anew(data: Fixture) -> None:
+def test_file_damaged_in_the_cache_is_fetched_again(data: Fixture) -> None:
     data.read(data.cache(2), data.shards[0])
     flip("", data.cached()[0])
     data.read(data.cache(2), data.shards[0])
     assert data.remote.downloads == [data.shards[0]] * 2
 
 
-def test_fetching_ahead_leaves_an_error_to_the_step_that_meets_it(data: Fixture) -> None:
+def test_prefetch_errors_are_raised_by_the_step_that_needs_the_shard(data: Fixture) -> None:
     Path(data.remote.uri(data.shards[0])).unlink()
     with pytest.raises(DataError, match=r"000000\.tar is missing"):
         walk(data, data.cache(8), shuffle_shards=4, threads=True)
@@ -301,7 +299,7 @@ def test_a_shard_larger_than_the_cache_is_refused_at_once(data: Fixture) -> None
     assert "data.shard_cache_gib" in caught.value.fix
 
 
-def test_a_full_disk_is_a_sentence(data: Fixture) -> None:
+def test_a_full_disk_is_reported(data: Fixture) -> None:
     def full(name: str, path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 
@@ -312,7 +310,7 @@ def test_a_full_disk_is_a_sentence(data: Fixture) -> None:
 
 def test_a_local_folder_is_read_in_place(data: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
-    assert isinstance(open_shards(DataShards(LocalStorage(data.remote.root))), ShardsInPlace)
+    assert isinstance(open_shards(DataShards(LocalStorage(data.remote.root)))[0], ShardsInPlace)
     assert not data.remote.cache.exists()
 
 
@@ -321,22 +319,22 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     monkeypatch.setattr(shard_cache, "LocalStorage", type("Other", (), {}))  # so that the folder counts as remote
     free = [10 * data.shard_bytes]
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[0]))
-    cache = open_shards(DataShards(data.remote))
+    (cache,) = open_shards(DataShards(data.remote))
     for shard in data.shards:
         with cache.opened(shard):
             pass
     cached = sum(path.stat().st_size for path in data.remote.cache.rglob("*.whole"))
     assert cached == 8 * data.shard_bytes
     free[0] -= cached  # another process that starts now comes to the same bound
-    other: Any = open_shards(DataShards(data.remote))
+    other: Any = open_shards(DataShards(data.remote))[0]
     assert other._limit_bytes == 8 * data.shard_bytes
-    other = open_shards(DataShards(data.remote), set_aside_bytes=5 * data.shard_bytes)
+    other = open_shards(DataShards(data.remote), set_aside_bytes=5 * data.shard_bytes)[0]
     assert other._limit_bytes == 4 * data.shard_bytes
-    other = open_shards(DataShards(data.remote), share=0.5)
+    other = open_shards(DataShards(data.remote), share=0.5)[0]
     assert other._limit_bytes == 4 * data.shard_bytes
     wanted_gib = 11 * data.shard_bytes / GIB
     with pytest.raises(ConfigError, match=r"is more than the .* GiB that .* has room for"):
-        open_shards(DataShards(data.remote), wanted_gib)
+        open_shards(DataShards(data.remote), cache_gib=wanted_gib)
 
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)
@@ -360,7 +358,7 @@ def test_a_set_in_a_folder_takes_no_room_of_one_that_is_remote(data: Fixture, mo
     folder = type("Folder", (), {})
     monkeypatch.setattr(shard_cache, "LocalStorage", folder)  # so that the fixture's folder counts as remote
     here: Any = SimpleNamespace(storage=folder(), kind="features", sizes=lambda: {"one": 1 << 40})
-    local, cached = open_together([here, DataShards(data.remote)], 6 * data.shard_bytes / GIB)
+    local, cached = open_shards(here, DataShards(data.remote), cache_gib=6 * data.shard_bytes / GIB)
     assert isinstance(local, ShardsInPlace)
     assert isinstance(cached, ShardCache)
     assert cached._limit_bytes == 6 * data.shard_bytes

@@ -78,7 +78,7 @@ def test_damage_to_any_file_names_it(
             assert Path(name).stem in str(raised.value) and "is damaged" in str(raised.value), name
 
 
-def test_a_missing_file_names_it(prepared: tuple[JobConfig, Path], tmp_path: Path) -> None:
+def test_missing_file_is_named(prepared: tuple[JobConfig, Path], tmp_path: Path) -> None:
     for name in prepared_files(str(prepared[1])):
         folder = shutil.copytree(prepared[1], tmp_path / name.replace("/", "-"))
         (folder / name).unlink()
@@ -94,7 +94,7 @@ def test_a_file_that_the_manifest_does_not_list_is_not_read(prepared: tuple[JobC
         open_prepared(str(folder)).read("tokenizer/added_tokens.json")
 
 
-def test_the_next_preparation_makes_what_is_damaged_anew(prepared: tuple[JobConfig, Path], tmp_path: Path) -> None:
+def test_next_preparation_replaces_damaged_data(prepared: tuple[JobConfig, Path], tmp_path: Path) -> None:
     config, folder = prepared
     before, draw = prepared_files(str(folder)), random.Random(3)
     assert run_prepare(config).reused

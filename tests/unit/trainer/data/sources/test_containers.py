@@ -35,7 +35,7 @@ def samples_in(source: Path | str, **data: Any) -> list[Sample]:
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_every_dialect_of_tar_is_read_as_the_standard_library_reads_it(tmp_path: Path, tar_format: int) -> None:
+def test_every_tar_dialect_is_read_like_the_standard_library(tmp_path: Path, tar_format: int) -> None:
     long = "x" * 90 + "/" + "y" * 90 + ".txt"  # 184 bytes: a prefix, a long link or a pax record
     with tarfile.open(tmp_path / "a.tar", "w", format=tar_format) as tar:
         for number, name in enumerate(["1.txt", long, "\u00e9t\u00e9.json", "2.0.png"]):
@@ -60,7 +60,7 @@ def test_every_cut_of_a_tar_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_a_blanked_or_damaged_header_is_noticed(tmp_path: Path, place: int) -> None:
+def test_damaged_header_is_detected(tmp_path: Path, place: int) -> None:
     path = Path(write_source("webdataset", tmp_path / "set", captioned(4)), "part-000000.tar")
     whole = path.read_bytes()
     with tarfile.open(path) as tar:
@@ -71,7 +71,7 @@ def test_a_blanked_or_damaged_header_is_noticed(tmp_path: Path, place: int) -> N
             read(path)
 
 
-def test_the_json_of_a_tar_says_more_than_its_text(tmp_path: Path) -> None:
+def test_json_takes_precedence_over_txt(tmp_path: Path) -> None:
     record = {"id": 7, "split": "eval", "slice": "ocr", "conversations": conversation("<image>\nA?", "B.", "C?", "D.")}
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         add_member(tar, "one.json", json.dumps(record).encode())
@@ -152,13 +152,13 @@ def test_a_bad_row_is_one_reject(tmp_path: Path) -> None:
     assert isinstance(bad, Reject) and (bad.code, bad.where) == (RejectCode.RECORD_FORM, "a.parquet row 2")
 
 
-def test_parquet_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+def test_unusable_parquet_is_reported(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.parquet", [{"image": png(), "label": 3}])
     with pytest.raises(DataError, match="has the columns image, label"):
         read(path)
     path = write_rows(tmp_path / "b.parquet", [{"image": png(n), "text": "x"} for n in range(9)])
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(DataError, match="cannot be read behind row 0"):
+    with pytest.raises(DataError, match="cannot be read after row 0"):
         read(path)
 
 
@@ -209,7 +209,7 @@ def test_faults_of_single_lines_are_counted(tmp_path: Path) -> None:
         ('file_name,text\n1.png,"open\n2.png,x\n', "is not CSV at line"),
     ],
 )
-def test_a_csv_that_cannot_be_used_is_a_sentence(tmp_path: Path, content: str, message: str) -> None:
+def test_unusable_csv_is_reported(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "metadata.csv").write_text(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path)

@@ -38,7 +38,7 @@ NAMES = ("a-000.tar", "a-001.tar", "a-002.tar", "b/a-003.tar", "c/a-004.tar", "n
         ("", sorted(NAMES)),
     ],
 )
-def test_a_pattern_means_what_a_shell_would_make_of_it(tmp_path: Path, pattern: str, found: list[str]) -> None:
+def test_pattern_is_expanded_as_in_a_shell(tmp_path: Path, pattern: str, found: list[str]) -> None:
     tree(tmp_path, *NAMES)
     assert find_files(f"{tmp_path}/{pattern}").names == found
 
@@ -68,9 +68,7 @@ def test_a_name_with_brackets_is_a_file_before_it_is_a_pattern(tmp_path: Path) -
         ("a-{0..99999999}.tar", ConfigError, "at most 1000000"),
     ],
 )
-def test_files_that_are_not_there_are_a_sentence(
-    tmp_path: Path, pattern: str, error: type[UserError], message: str
-) -> None:
+def test_missing_files_are_reported(tmp_path: Path, pattern: str, error: type[UserError], message: str) -> None:
     tree(tmp_path, *NAMES)
     with pytest.raises(error, match=message):
         find_files(f"{tmp_path}/{pattern}")
@@ -86,9 +84,7 @@ def test_files_that_are_not_there_are_a_sentence(
         (("a.json", "b.json"), "*.json", "names 2 .json files"),
     ],
 )
-def test_a_format_that_cannot_be_told_is_a_sentence(
-    tmp_path: Path, names: tuple[str, ...], source: str, message: str
-) -> None:
+def test_ambiguous_format_is_reported(tmp_path: Path, names: tuple[str, ...], source: str, message: str) -> None:
     tree(tmp_path, *names)
     with pytest.raises(ConfigError, match=message):
         open_source(DataConfig(source=f"{tmp_path}/{source}", sequence_length=100))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.formats import FORMATS, QUESTION, Captioned, captioned, write_source
 from tests.support.data.prepared import job_config, png, run_prepare
 from trainer.config.data import DataConfig
@@ -17,11 +18,10 @@ from trainer.data.sample import SPLITS, Sample, Turn
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.data.sources import Source, open_source
-from trainer.data.sources.parts import counted, records_from
+from trainer.data.sources.base import counted, records_from
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.gcs import GcsStorage
-from vlmpipe.rehearsal.gcs.server import FakeGcs, Fault
 
 BUCKET = "gs://bucket/sets"
 
@@ -69,7 +69,7 @@ def test_every_format_gives_the_same_samples_each_time(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_bucket_gives_what_a_folder_gives(name: str, tmp_path: Path, bucket: FakeGcs) -> None:
+def test_bucket_and_folder_give_the_same_samples(name: str, tmp_path: Path, bucket: FakeGcs) -> None:
     samples = captioned(5)
     source = upload(tmp_path / "set", write_source(name, tmp_path / "set", samples))
     assert content(source) == expected(samples)
@@ -139,9 +139,7 @@ def test_every_format_prepares_to_the_same_shards(tmp_path: Path) -> None:
     assert all(content == expected(samples) for content in found.values())
 
 
-def test_a_picture_that_is_not_in_the_bucket_is_a_reject_and_a_bucket_without_access_is_not(
-    tmp_path: Path, bucket: FakeGcs
-) -> None:
+def test_missing_image_is_a_reject_but_an_inaccessible_bucket_is_an_error(tmp_path: Path, bucket: FakeGcs) -> None:
     source = upload(tmp_path / "set", write_source("llava-json", tmp_path / "set", captioned(3)))
     open_storage(BUCKET).delete("picture-001.png")
     samples = [sample for sample in opened(source) if isinstance(sample, Sample)]

@@ -31,7 +31,7 @@ def read_items(data: bytes, chunk_bytes: int = 1 << 20) -> list[Any]:
 
 
 @given(st.lists(values, max_size=6), st.integers(1, 40), st.sampled_from([None, 1]), st.booleans())
-def test_an_array_read_in_pieces_is_the_array(items: list[Any], chunk: int, indent: int | None, ascii_: bool) -> None:
+def test_array_read_in_pieces_equals_the_array(items: list[Any], chunk: int, indent: int | None, ascii_: bool) -> None:
     text = json.dumps(items, indent=indent, ensure_ascii=ascii_)
     data = b"\xef\xbb\xbf" + text.encode("utf-8", "surrogatepass" if ascii_ else "replace")
     expected = json.loads(data.decode("utf-8-sig"))
@@ -39,7 +39,7 @@ def test_an_array_read_in_pieces_is_the_array(items: list[Any], chunk: int, inde
 
 
 @given(st.lists(values, min_size=1, max_size=4), st.integers(1, 40), st.data())
-def test_a_cut_array_is_always_noticed(items: list[Any], chunk: int, data: st.DataObject) -> None:
+def test_truncated_array_is_always_detected(items: list[Any], chunk: int, data: st.DataObject) -> None:
     whole = json.dumps(items).encode()
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(BadJsonError):
@@ -47,7 +47,7 @@ def test_a_cut_array_is_always_noticed(items: list[Any], chunk: int, data: st.Da
 
 
 @given(st.dictionaries(st.text(), st.lists(values, max_size=3), max_size=4), st.integers(1, 40))
-def test_an_object_is_read_or_passed_key_by_key(content: dict[str, list[Any]], chunk: int) -> None:
+def test_object_is_read_or_skipped_key_by_key(content: dict[str, list[Any]], chunk: int) -> None:
     with mock.patch.object(json_reader, "CHUNK_BYTES", chunk):
         reader = JsonReader(io.BytesIO(json.dumps(content).encode()))
         found = {}
@@ -72,12 +72,12 @@ def test_an_object_is_read_or_passed_key_by_key(content: dict[str, list[Any]], c
         (b"[" + b"1" * 5000 + b"]", "4300 digits"),
     ],
 )
-def test_what_is_no_json_says_where(data: bytes, message: str) -> None:
+def test_invalid_json_is_located(data: bytes, message: str) -> None:
     with pytest.raises(BadJsonError, match=message):
         read_items(data)
 
 
-def test_a_value_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_reader, "LONGEST_VALUE_CHARS", 10_000)
     with pytest.raises(BadJsonError, match="more than 10000 characters"):
         read_items(b'["' + b"a" * 50_000, 100)

@@ -97,7 +97,7 @@ def test_a_fingerprint_follows_records_and_images(tmp_path: Path) -> None:
         ("a.jsonl", "PNG", DataError, "not JSON"),
     ],
 )
-def test_a_file_that_is_not_llava_is_a_sentence(
+def test_file_of_another_format_is_reported(
     tmp_path: Path, name: str, text: str | None, error: type[UserError], message: str
 ) -> None:
     if text is not None:
@@ -106,7 +106,7 @@ def test_a_file_that_is_not_llava_is_a_sentence(
         read(tmp_path / name)
 
 
-def test_a_file_in_another_encoding_is_a_sentence(tmp_path: Path) -> None:
+def test_file_in_another_encoding_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(json.dumps([record(1)]).encode("utf-16"))
     with pytest.raises(DataError, match="not UTF-8"):
         read(tmp_path / "a.json")
@@ -172,7 +172,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     assert isinstance(bad, Reject) and bad.code == RejectCode.REF_UNSAFE_PATH
 
 
-def test_a_line_that_never_ends_is_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_line_is_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.data.sources.llava.LONGEST_LINE_BYTES", 1000)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join([json.dumps(record(1)).encode(), b"x" * 5000, json.dumps(record(2)).encode()]))
@@ -181,10 +181,10 @@ def test_a_line_that_never_ends_is_one_reject(tmp_path: Path, monkeypatch: pytes
     assert isinstance(long, Reject) and long.code == RejectCode.RECORD_PARSE
 
 
-def test_a_cut_array_is_refused_and_not_read_up_to_the_cut(tmp_path: Path) -> None:
+def test_truncated_array_is_refused_as_a_whole(tmp_path: Path) -> None:
     path = write_json(tmp_path / "a.json", [record(number) for number in range(100)])
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(DataError, match=r"not JSON.*behind record 9\d"):
+    with pytest.raises(DataError, match=r"not JSON.*after record 9\d"):
         read(path)
 
 

@@ -34,7 +34,7 @@ def config(source: Path | str, max_image_bytes: int = 1 << 20) -> DataConfig:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".tar", ".parquet", ".csv"])
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_a_special_file_as_a_source_is_a_sentence(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_special_file_as_a_source_is_reported(tmp_path: Path, kind: str, suffix: str) -> None:
     SPECIAL[kind](tmp_path / f"set{suffix}")
     with pytest.raises(DataError, match=f"data.source .* is {kind}, not a regular file"):
         open_source(config(tmp_path / f"set{suffix}"))
@@ -43,7 +43,7 @@ def test_a_special_file_as_a_source_is_a_sentence(tmp_path: Path, kind: str, suf
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_a_special_file_among_the_files_of_a_source_is_a_sentence(tmp_path: Path, kind: str, suffix: str) -> None:
+def test_special_file_among_source_files_is_reported(tmp_path: Path, kind: str, suffix: str) -> None:
     name = {".tar": "webdataset", ".parquet": "parquet"}[suffix]
     write_source(name, tmp_path, captioned(4))
     SPECIAL[kind](tmp_path / f"z{suffix}")
@@ -52,7 +52,7 @@ def test_a_special_file_among_the_files_of_a_source_is_a_sentence(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_loop_of_links_that_is_no_file_of_the_set_does_not_matter(tmp_path: Path, name: str) -> None:
+def test_unrelated_loop_of_links_is_ignored(tmp_path: Path, name: str) -> None:
     source = write_source(name, tmp_path, captioned(4))
     (tmp_path / "loop").symlink_to("loop")
     assert len(list(open_source(config(source)))) == 4
@@ -84,7 +84,7 @@ def test_a_special_picture_is_one_reject(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_fifo_of_a_tokenizer_is_a_sentence(tmp_path: Path) -> None:
+def test_fifo_in_a_tokenizer_folder_is_reported(tmp_path: Path) -> None:
     images, records = llava_folder(tmp_path, 3)
     (tmp_path / "tokenizer").mkdir()
     os.mkfifo(tmp_path / "tokenizer" / "tokenizer.json")

@@ -55,15 +55,19 @@ def foreign(tmp_path: Path) -> Path:
     ],
     ids=["configuration", "weights", "image processor", "tokenizer"],
 )
-def test_code_beside_weights_is_never_run(foreign: Path, load: Callable[[WeightsConfig], Any]) -> None:
+def test_code_beside_weights_is_never_run(
+    foreign: Path, load: Callable[[WeightsConfig], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(foreign / "modules"))
     with pytest.raises(UserError):
         load(WeightsConfig(weights=str(foreign)))
-    assert not (foreign / "was-run").exists()
+    assert not list(foreign.rglob("was-run"))
 
 
-def test_the_folder_would_run_its_code_if_it_were_trusted(foreign: Path) -> None:
+def test_the_folder_would_run_its_code_if_it_were_trusted(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(foreign / "modules"))
     AutoConfig.from_pretrained(foreign, trust_remote_code=True)
-    assert list(Path(os.environ["HF_HOME"]).rglob("was-run"))
+    assert list(foreign.rglob("was-run"))
 
 
 def test_every_call_says_that_code_is_not_trusted() -> None:

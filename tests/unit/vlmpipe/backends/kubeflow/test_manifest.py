@@ -10,8 +10,9 @@ from tests.fakes.kubernetes.pods import condition, pod
 from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
 from tests.support.train_jobs import IMAGE, PLACEMENT, RUN_URI, made, pools
 from trainer.errors import ConfigError
-from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, Placement, job_name
+from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, job_name
 from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of
+from vlmpipe.config.kubeflow import KubeflowConfig
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -56,9 +57,9 @@ def test_pods_get_the_account_the_nodes_the_taints_and_shared_memory() -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 3600
 
 
-@pytest.mark.parametrize("placement", [PLACEMENT, Placement()], ids=["everything", "nothing"])
+@pytest.mark.parametrize("placement", [PLACEMENT, KubeflowConfig()], ids=["everything", "nothing"])
 @pytest.mark.parametrize("gpus", [0, 8])
-def test_the_api_takes_what_is_made(placement: Placement, gpus: int) -> None:
+def test_manifests_are_valid_for_the_api(placement: KubeflowConfig, gpus: int) -> None:
     job = made(pools(1, 15, gpus=gpus), placement)
     assert unknown_fields(job) == violations(job) == denials(job, {"torch-distributed"}) == []
 
@@ -76,7 +77,7 @@ def test_the_api_takes_what_is_made(placement: Placement, gpus: int) -> None:
     ],
     ids=["reducers", "unlike nodes", "no image", "reserved"],
 )
-def test_what_a_train_job_cannot_be_is_refused_in_words(worker_pools: list[dict[str, Any]], said: str) -> None:
+def test_jobs_that_a_train_job_cannot_express_are_refused(worker_pools: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         made(worker_pools)
 
@@ -114,7 +115,7 @@ def test_a_name_is_the_same_for_the_same_start_and_step_alone() -> None:
          "FailedJobs: x"),
     ],
 )  # fmt: skip
-def test_conditions_say_how_a_job_stands(job: dict[str, Any], phase: str, why: str) -> None:
+def test_conditions_give_the_state_of_a_job(job: dict[str, Any], phase: str, why: str) -> None:
     found = job_state({"metadata": {"name": "n"}, **job})
     assert (found.phase, found.why) == (phase, why)
 
@@ -137,6 +138,6 @@ def test_nodes_tell_why_they_wait_and_how_they_ended() -> None:
     assert found[1].ended == (Ended("pod-1", 137, "OOMKilled"),)
 
 
-def test_the_cause_is_the_exit_that_tells_most() -> None:
+def test_the_cause_is_the_most_informative_exit() -> None:
     ends = [Ended("a", 0), Ended("b", 1), Ended("c", 137), Ended("d", 65), Ended("e", 64)]
     assert cause(ends) == Ended("d", 65) and cause(ends[:3]) == Ended("c", 137) and cause(ends[:1]) is None

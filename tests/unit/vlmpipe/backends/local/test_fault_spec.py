@@ -75,7 +75,7 @@ def test_several_events_come_in_the_order_in_which_they_are_due() -> None:
         ("random:seed=1", "every_steps is missing", EXAMPLES["random"]),
     ],
 )
-def test_a_wrong_event_is_refused_with_what_was_expected(text: str, found: str, expected: str) -> None:
+def test_an_invalid_event_is_refused_with_the_expected_form(text: str, found: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert found in caught.value.found and expected in caught.value.expected
@@ -128,7 +128,7 @@ def test_without_being_asked_nothing_is_started_again() -> None:
     assert not restart_policy(Scheduling(), {}).restarts
 
 
-def test_chaos_implies_the_platforms_budget_and_a_number_of_retries_overrides_it() -> None:
+def test_injected_faults_imply_the_platforms_budget_unless_retries_are_given() -> None:
     faults = {"VLMPIPE_FAULTS": "kill:rank=0,after_step=1"}
     assert restart_policy(Scheduling(), faults) == RestartPolicy(5, 3, 6, whole_job=True)
     assert restart_policy(Scheduling(), {**faults, "VLMPIPE_LOCAL_RETRIES": "0"}).restarts is False
@@ -195,7 +195,7 @@ def test_the_report_counts_what_happened_in_this_attempt_and_what_did_not(tmp_pa
     (tmp_path / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert fault_lines(read_faults(tmp_path, since_s=5), survived=True) == [
         "survived 2 preemptions, 1 kill: 2 restarts, at least 31 steps made twice (faults.jsonl)",
-        "did not come about: kill:rank=0,after_step=99",
+        "did not happen: kill:rank=0,after_step=99",
     ]
     assert fault_lines(read_faults(tmp_path, since_s=13), survived=False)[0].startswith("met 1 preemption: 1 restart,")
     assert read_faults(tmp_path / "elsewhere", since_s=0) == []
@@ -214,7 +214,7 @@ def test_the_command_line_refuses_a_wrong_event_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_ordered_travels_in_the_environment_of_the_local_pipelines_steps(
+def test_faults_and_retries_reach_the_steps_by_their_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, str | None] = {}

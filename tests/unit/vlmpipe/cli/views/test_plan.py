@@ -14,10 +14,11 @@ from rich.console import Console
 
 from tests.support.paths import ROOT
 from tests.support.planner.plans import GIB, PLANS, amber, make_plan, red, sizes_unknown, without_gpu
-from vlmpipe.cli.views.memory_bar import cells, merged_parts
+from vlmpipe.cli.views.memory_bar import cells
 from vlmpipe.cli.views.plan import print_plan_tables
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.report.plan_section import merged_parts
 
 CONFIGS = ROOT / "configs"
 WIDTHS = [80, 120]
@@ -42,7 +43,7 @@ def test_a_green_plan_answers_in_its_first_two_lines() -> None:
     assert second == ("Fits: 60.0 of 80.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 spare; training 10.0 h; $810 on spot.")
 
 
-def test_time_is_split_with_what_binds_and_what_is_hidden() -> None:
+def test_time_is_split_into_binding_and_hidden_parts() -> None:
     text = printed(make_plan())
     assert "Time of a step: 2.00 s  binds: computing · MFU 38% · 2,048 tokens/s per GPU · 18,000 steps" in text
     assert line_with(text, "computing ") == "computing 1.50 s 75% ◂ binds"
@@ -61,7 +62,7 @@ def test_terms_stand_side_by_side_and_the_run_files_is_marked() -> None:
     assert "a checkpoint every 450 steps (15 min): train.checkpoint_every_steps" in " ".join(text.split())
 
 
-def test_a_red_plan_says_by_how_much_and_lists_errors_before_warnings() -> None:
+def test_a_red_plan_shows_the_excess_and_errors_before_warnings() -> None:
     text = printed(red())
     assert text.splitlines()[0].split() == ["✗", "red", "planned"]
     assert "Does not fit: 60.0 of 40.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 too much;" in text
@@ -70,7 +71,7 @@ def test_a_red_plan_says_by_how_much_and_lists_errors_before_warnings() -> None:
     assert "30.0 GiB, fits: train.strategy=fsdp" in text
 
 
-def test_what_is_not_known_is_called_unknown_with_a_reason() -> None:
+def test_unknown_values_have_a_reason() -> None:
     text = printed(amber())
     assert "2.00 s a step, training hours unknown; cost unknown." in text
     assert "number of steps unknown" in text
@@ -82,11 +83,11 @@ def test_what_is_not_known_is_called_unknown_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if PLANS[name]()["state"] == "amber"])
-def test_an_amber_plan_says_why_in_its_first_line(name: str) -> None:
+def test_an_amber_plan_has_its_reason_in_the_first_line(name: str) -> None:
     assert printed(PLANS[name](), width=80).splitlines()[0] == f"! amber  planned: {PLANS[name]()['doubts'][0]}"
 
 
-def test_a_price_by_the_hour_is_said_where_hours_are_not_known() -> None:
+def test_the_hourly_price_is_shown_where_hours_are_not_known() -> None:
     plan = amber()
     plan["cost"]["term"] = "standard"
     plan["cost"]["steps"] = plan["cost"]["by_term"]["standard"]["steps"]
@@ -102,7 +103,7 @@ def test_a_ladder_marks_its_rungs_in_order() -> None:
     assert "spot ◂ option 1" in header and "standard ◂ option 2" in header and "run file" not in header
 
 
-def test_without_gpus_there_is_no_time_and_the_reason_stands_beside_it() -> None:
+def test_without_gpus_there_is_no_time_and_a_reason() -> None:
     text = printed(without_gpu())
     assert "time unknown; cost unknown." in text
     assert "Time of a step: unknown. Training on CPUs: how fast they compute is not known." in text
@@ -115,7 +116,7 @@ def test_without_sizes_machines_and_the_reason_are_left() -> None:
     assert "the model's sizes are not known." in text
 
 
-def test_each_note_and_assumption_is_said_once() -> None:
+def test_each_note_and_assumption_is_shown_once() -> None:
     text = printed(make_plan())
     assert text.count("Rows are those of the prepared data.") == 1
     assert text.index("1 x n1-standard-16") < text.index("Notes and assumptions")
@@ -166,7 +167,7 @@ def test_a_bar_is_never_longer_than_its_width(sizes: list[int], width: int, spar
     assert sum(found) == round(width * sum(sizes) / scale)
 
 
-def test_colours_do_not_change_what_is_written() -> None:
+def test_colours_do_not_change_the_text() -> None:
     screen = Console(file=io.StringIO(), width=100, highlight=False, force_terminal=True, color_system="truecolor")
     print_plan_tables(make_plan(), screen)
     assert isinstance(screen.file, io.StringIO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,9 +65,13 @@ def memory(config: RunConfig) -> Memory:
     return estimate_memory(config, architecture(config), machine, gpu, nearest=False)
 
 
-def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies() -> None:
-    found = memory(config_of())
+def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies(tmp_path: Path) -> None:
+    """With stored weights, which ranks read while they shard them. Random ones are built whole: no node has room."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B["model.language_model"]["config"]))
+    found = memory(config_of(model__language_model={"weights": str(tmp_path)}))
     assert found.fits and found.total_bytes < 60 * GIB
+    random = memory(config_of())
+    assert random.total_bytes == found.total_bytes and random.start and not random.start.fits
     sizes = {part.name: part.bytes for part in found.parts}
     assert sizes["optimizer"] == 2 * sizes["weights"]
     assert sizes["whole gradients"] == pytest.approx(4 * sizes["weights"], rel=1e-6)  # over four copies

@@ -18,6 +18,8 @@ import pytest
 from pipelines.local_process import execute
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.local import LocalStorage
+from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.runs.local import control as local_control
 from vlmpipe.runs.local.run import (
@@ -30,7 +32,7 @@ from vlmpipe.runs.local.run import (
     read_marker,
     require_writable,
 )
-from vlmpipe.runs.local.state import RunState, newest_checkpoint_step
+from vlmpipe.runs.local.state import RunState
 from vlmpipe.runs.local.summary import report_of
 
 NOW = datetime(2026, 11, 20, 15, 30, 0)
@@ -235,7 +237,7 @@ def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
 ) -> None:
     run, view = open_run(config, ARGUMENTS), Watcher(presses=1)
     assert carry_out(run, "stoppable", view) == ExitCode.INTERRUPTED
-    assert view.notes == ["Stopping: what is done so far is being saved. Ctrl-C again stops at once."]
+    assert view.notes == ["Stopping: progress is being saved. Ctrl-C again stops at once."]
     lines = report_of(run.folder).lines()
     assert lines[0].startswith("Stopped in train")
     assert "  a checkpoint at step 7 is saved" in lines
@@ -254,10 +256,10 @@ def test_a_run_can_be_cancelled_from_elsewhere(config: RunConfig, carry_out: Cal
 
     run, view = open_run(config, ARGUMENTS), Canceller()
     assert carry_out(run, "stoppable", view) == ExitCode.INTERRUPTED
-    assert newest_checkpoint_step(run.folder) == 7
+    assert newest_checkpoint_step(LocalStorage(run.folder)) == 7
 
 
-def test_only_the_process_that_holds_the_run_is_told_to_stop(config: RunConfig) -> None:
+def test_only_the_process_that_holds_the_run_gets_the_signal(config: RunConfig) -> None:
     run = open_run(config, ARGUMENTS)
     bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     (run.folder / "run.lock").write_text(f"{bystander.pid} 0.0")  # as when the pid was given to another process
@@ -334,7 +336,7 @@ def test_a_view_that_breaks_stops_the_run_but_does_not_abandon_it(
     with pytest.raises(OSError, match="the terminal is gone"):
         carry_out(run, "stoppable", view)
     assert not is_alive(int((run.folder / "pid").read_text()))
-    assert newest_checkpoint_step(run.folder) == 7 and view.closed
+    assert newest_checkpoint_step(LocalStorage(run.folder)) == 7 and view.closed
 
 
 def test_a_pipeline_that_does_not_stop_is_killed(config: RunConfig, carry_out: Callable[..., int]) -> None:
@@ -386,7 +388,7 @@ def test_after_sigkill_the_same_command_waits_for_the_orphans_and_resumes(
     said = list[str]()
     run = open_run(config, ARGUMENTS, run_id="mine", say=said.append)
     assert not is_alive(pid)
-    assert newest_checkpoint_step(folder) == 7, "the orphan saved its state"
+    assert newest_checkpoint_step(LocalStorage(folder)) == 7, "the orphan saved its state"
     assert run.earlier and run.earlier.exit_code is None
     assert all("waiting for processes of a killed vlmpipe run" in line for line in said)
     run.close(0)

@@ -16,7 +16,7 @@ from components.runtime.step_logic import prepare_run
 from tests.support.data.chunks import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.prepared import conversation, png, prepared_files, record, run_prepare
 from trainer.config.job import JobConfig
-from trainer.data.prepare.chunks import builder as chunk_maker
+from trainer.data.prepare.chunks import chunk as chunk_module
 from trainer.data.prepare.chunks.plan import LARGEST, SMALLEST, ends_chunk
 from trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
 from trainer.data.sample import SPLITS, stable_digest
@@ -89,7 +89,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_tasks(data: ChunkedSet, fields
 
 
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
-def test_chunks_say_what_the_whole_says(data: ChunkedSet, duplicates: str) -> None:
+def test_chunks_give_the_same_reports_as_the_whole(data: ChunkedSet, duplicates: str) -> None:
     """All but the shards' ends, and so the places in them, is as in one piece."""
     data.spoil()
     chunked = run_prepare(data.config("chunks", duplicates=duplicates))
@@ -110,7 +110,7 @@ def test_chunks_say_what_the_whole_says(data: ChunkedSet, duplicates: str) -> No
     assert pictures and pictures.items() <= prepared_files(chunked.uri).items()
 
 
-def test_a_killed_preparation_goes_on_where_it_was(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_preparation_resumes(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run_prepare(data.config("whole"))
     built = []
 
@@ -120,9 +120,9 @@ def test_a_killed_preparation_goes_on_where_it_was(data: ChunkedSet, monkeypatch
         built.append(1)
         chunk_build(*arguments, **options)
 
-    chunk_build = chunk_maker.build_chunk
+    chunk_build = chunk_module.build_chunk
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(chunk_maker, "build_chunk", build)
+        patch.setattr(chunk_module, "build_chunk", build)
         run_prepare(data.config())
     assert not (data.folder / "root" / "prepared").exists()
     again = run_prepare(data.config())
@@ -130,13 +130,13 @@ def test_a_killed_preparation_goes_on_where_it_was(data: ChunkedSet, monkeypatch
     assert prepared_files(again.uri) == prepared_files(whole.uri)
 
 
-def test_a_process_that_ends_is_a_sentence(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_worker_process_is_reported(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="a process that prepared data ended with code 1"):
         run_prepare(data.config(workers=2))
 
 
-def test_what_a_process_met_is_said_as_its_own(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_error_is_raised_unchanged(data: ChunkedSet, monkeypatch: pytest.MonkeyPatch) -> None:
     error = {"found": "the disk is upside down", "expected": "this side up", "fix": "turn it", "code": 73}
     program = data.folder / "python"
     program.write_text(f"#!/bin/sh\necho '{json.dumps({'error': error})}'\ncat > /dev/null\n")
@@ -203,7 +203,7 @@ def test_other_settings_prepare_all_chunks_anew_and_say_who_moved(data: ChunkedS
 
 
 @pytest.mark.parametrize("name", ["shards/train-000000.tar", "index.parquet"])
-def test_a_chunk_that_was_damaged_is_not_used_again(data: ChunkedSet, name: str) -> None:
+def test_damaged_chunk_is_not_reused(data: ChunkedSet, name: str) -> None:
     prepared = run_prepare(data.config())
     whole = prepared_files(prepared.uri)
     (chunk, *_) = sorted((data.folder / "root" / "chunks").glob(f"*/{name}"))
@@ -225,7 +225,7 @@ def test_without_the_chunks_a_set_is_whole(data: ChunkedSet) -> None:
     assert prepared_files(again.uri) == whole
 
 
-def test_a_run_notes_what_is_new_in_its_data(data: ChunkedSet) -> None:
+def test_run_records_the_changes_of_its_data(data: ChunkedSet) -> None:
     before = data.config()
     prepare_run(before, progress_of(before))
     data.records.append(record(3, id="one more"))

@@ -52,9 +52,7 @@ def test_an_interrupted_build_stores_nothing(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "root" / "prepared").exists()
 
 
-def test_a_full_disk_is_a_sentence_and_the_same_command_then_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_reported_and_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,0 +1,137 @@
+"""Targets of a pipeline: this machine, Vertex AI, Kubeflow. They differ in how a job step is executed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kfp import dsl
+from kfp.dsl.structures import ResourceSpec
+
+from components.run_kubeflow_job import run_kubeflow_job
+from components.run_local_job import run_local_job
+from components.run_vertex_job import run_vertex_job
+from vlmpipe.config.target_requirements import require_kubeflow, require_vertex, unused_on_kubeflow
+
+if TYPE_CHECKING:
+    from kfp.dsl import PipelineTask
+    from kfp.dsl.base_component import BaseComponent
+
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.job_spec.build import Job
+
+TargetName = Literal["vertex", "kubeflow", "local"]
+
+# Steps that need more than the default machine (Vertex AI's is e2-standard-4): (CPUs, memory).
+MACHINES = {
+    "prepare-data": ("16", "64G"),  # decodes every picture
+    "prepare-chunks": ("16", "64G"),  # its share of them
+    "sync-checkpoint": ("8", "64G"),  # holds the whole model in memory
+}
+# Steps that only move data and give the same result again. A job is not among them: it restarts by its own rules, and a
+# wrong run file or a rejected model does not get better by trying again.
+RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
+
+
+@functools.cache
+def component_of(function: Callable[..., Any], image: str) -> BaseComponent:
+    """The KFP component of `function`, from its source: read once for all run files that are compiled together."""
+    return dsl.component(function, base_image=image, install_kfp_package=False)
+
+
+class Target:
+    """A target in the cloud; each target replaces what differs there."""
+
+    requests: ClassVar[
+        dict[str, str]
+    ] = {}  # cpu_request and memory_request of steps in MACHINES, if less than their limits
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ConfigError when the run file lacks what this target needs."""
+
+    def unused(self, config: RunConfig) -> list[Problem]:
+        """Settings of the run file that have no effect on this target."""
+        return []
+
+    def run_name(self) -> str:
+        """Placeholder that the service replaces by the name of one run of the pipeline."""
+        return str(dsl.PIPELINE_JOB_NAME_PLACEHOLDER)
+
+    def base_image(self, config: RunConfig) -> str:
+        """Image of the pipeline's own steps."""
+        return config.gcp.pipeline_image
+
+    def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
+        """The component that runs a CustomJob: the inputs of CustomTrainingJobOp, the output `gcp_resources`."""
+        raise NotImplementedError
+
+    def mail_step(self, config: RunConfig) -> BaseComponent | None:
+        """The component that writes to notify.email when the run has ended; None where no mail is sent."""
+        return None
+
+    def configure_task(self, task: PipelineTask, step: str) -> None:
+        """Set the step's display name, retries where trying again can help, and its machine."""
+        task.set_display_name(step.replace("-", " ").capitalize())
+        if step in RETRIES:
+            task.set_retry(num_retries=RETRIES[step], backoff_duration="30s", backoff_factor=2)
+        if step in MACHINES:
+            cpus, memory = MACHINES[step]
+            # What task.set_cpu_limit and its like do. Each of them looks up its own name among all frames of the stack
+            # and their sources, for an error message: a sixth of the time of compiling.
+            task.container_spec.resources = ResourceSpec(cpu_limit=cpus, memory_limit=memory, **self.requests)
+
+
+class Vertex(Target):
+    """A job step is Google's CustomTrainingJobOp; our own for training with cluster.capacity_fallback."""
+
+    def check(self, config: RunConfig) -> None:
+        require_vertex(config)
+
+    def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
+        if job == "train" and config.cluster.capacity_fallback:
+            return component_of(run_vertex_job, config.gcp.pipeline_image)
+        from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
+
+        return CustomTrainingJobOp
+
+    def mail_step(self, config: RunConfig) -> BaseComponent | None:
+        from google_cloud_pipeline_components.v1.vertex_notification_email import VertexNotificationEmailOp
+
+        return VertexNotificationEmailOp if config.notify.email else None
+
+
+class Kubeflow(Target):
+    """A job step runs the CustomJob's spec as a TrainJob of Kubeflow Trainer."""
+
+    requests: ClassVar = {"cpu_request": "1", "memory_request": "4G"}  # not every cluster has a machine of 64 GB
+
+    def check(self, config: RunConfig) -> None:
+        require_kubeflow(config)
+
+    def unused(self, config: RunConfig) -> list[Problem]:
+        return unused_on_kubeflow(config)
+
+    def run_name(self) -> str:
+        # {{$.pipeline_job_name}} is the name for people there, which several runs may share and which may hold spaces.
+        return str(dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER)
+
+    def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
+        return component_of(run_kubeflow_job, config.gcp.pipeline_image)
+
+
+class Local(Target):
+    """A job step runs the CustomJob's spec as local processes; pipelines/local_runner.py runs the graph."""
+
+    def base_image(self, config: RunConfig) -> str:
+        return "python"  # kfp.local runs steps in this very interpreter and only asks for a name like this
+
+    def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
+        return component_of(run_local_job, "python")
+
+    def configure_task(self, task: PipelineTask, step: str) -> None:
+        """Nothing: kfp.local knows neither display names nor machines."""
+
+
+TARGETS: dict[TargetName, Target] = {"vertex": Vertex(), "kubeflow": Kubeflow(), "local": Local()}

@@ -1,1 +1,0 @@
-"""Where a pipeline runs. Targets differ only in how a job step is executed and what the service is told."""

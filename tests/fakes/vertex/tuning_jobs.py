@@ -1,0 +1,105 @@
+"""Tuning jobs of the Vertex AI fake: created, listed, asked for and cancelled, strict about their messages.
+
+Rules are those that StudySpec states, and that the service's page on tuning states of a grid search.
+"""
+
+from __future__ import annotations
+
+import re
+
+from google.cloud.aiplatform_v1 import types as api
+
+from tests.fakes.vertex.custom_jobs import OPEN, labelled
+from vlmpipe.rehearsal.http_server import ApiError
+from vlmpipe.rehearsal.vertex.custom_jobs import state_of
+from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, fields_of
+
+OUTPUT_ONLY = {"name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error"}
+
+
+class TuningJobs:
+    """State in memory.
+
+    Attributes:
+        moves: the next states and trials of a job, one for each time that it is asked for.
+    """
+
+    def __init__(self, parent: str) -> None:
+        self.jobs: list[api.HyperparameterTuningJob] = []
+        self.moves: list[tuple[str, list[api.Trial]]] = []
+        self._parent = parent
+
+    def answer(self, call: Call) -> Json:
+        return call.route(
+            {
+                ("POST", False, ""): lambda: self._create(call),
+                ("GET", False, ""): lambda: {call.collection: [as_dict(one) for one in labelled(self.jobs, call)]},
+                ("GET", True, ""): lambda: self._get(self._known(call.name)),
+                ("POST", True, "cancel"): lambda: self._cancel(self._known(call.name), call),
+            }
+        )
+
+    def _known(self, name: str) -> api.HyperparameterTuningJob:
+        job = next((one for one in self.jobs if one.name == name), None)
+        if job is None:
+            raise ApiError(404, f"The HyperparameterTuningJob does not exist: {name}")
+        return job
+
+    def _get(self, job: api.HyperparameterTuningJob) -> Json:
+        if state_of(job) == "CANCELLING":
+            job.state = api.JobState.JOB_STATE_CANCELLED
+        elif self.moves:
+            self._move(job, *self.moves.pop(0))
+        return as_dict(job)
+
+    def _cancel(self, job: api.HyperparameterTuningJob, call: Call) -> Json:
+        call.require_fields()
+        if state_of(job) not in OPEN:
+            raise ApiError(400, f"The HyperparameterTuningJob is in state {state_of(job)} and cannot be cancelled.")
+        job.state = api.JobState.JOB_STATE_CANCELLING
+        return {}
+
+    def _move(self, job: api.HyperparameterTuningJob, state: str, trials: list[api.Trial]) -> None:
+        assert state_of(job) in OPEN, "a job that is over does not move"
+        assert len(trials) <= job.max_trial_count
+        for trial in trials:
+            wanted = {one.parameter_id for one in job.study_spec.parameters}
+            assert {one.parameter_id for one in trial.parameters} == wanted, "a trial has a value for every parameter"
+            measured = {one.metric_id for one in trial.final_measurement.metrics}
+            assert measured <= {one.metric_id for one in job.study_spec.metrics}
+            assert bool(measured) == (trial.state.name == "SUCCEEDED"), "a trial that succeeded has its measurement"
+        job.state, job.trials = api.JobState[f"JOB_STATE_{state}"], trials
+
+    def _create(self, call: Call) -> Json:
+        job = call.parse(api.HyperparameterTuningJob)
+        for problem in self._problems(job):
+            raise ApiError(400, problem)
+        job.name = f"{self._parent}/hyperparameterTuningJobs/{5001 + len(self.jobs)}"
+        job.state = api.JobState.JOB_STATE_PENDING
+        self.jobs.append(job)
+        return as_dict(job)
+
+    def _problems(self, job: api.HyperparameterTuningJob) -> list[str]:
+        fields = fields_of(job)
+        required = ("display_name", "study_spec", "max_trial_count", "parallel_trial_count", "trial_job_spec")
+        found = [f"Required field {name} is missing" for name in required if name not in fields]
+        found += [f"output-only field {name} is set" for name in sorted(fields & OUTPUT_ONLY)]
+        if len(job.study_spec.metrics) != 1 or not job.study_spec.metrics[0].metric_id:
+            found.append("study_spec.metrics: one metric with an id and a goal")
+        if job.parallel_trial_count > job.max_trial_count:
+            found.append("parallel_trial_count is more than max_trial_count")
+        names = [parameter.parameter_id for parameter in job.study_spec.parameters]
+        if not names or len(set(names)) < len(names) or not all(re.fullmatch(r"\S+", name) for name in names):
+            found.append("study_spec.parameters: ids without spaces, each once")
+        grid = job.study_spec.algorithm == api.StudySpec.Algorithm.GRID_SEARCH
+        for parameter in job.study_spec.parameters:
+            kind = api.StudySpec.ParameterSpec.pb(parameter).WhichOneof("parameter_value_spec")
+            if kind is None:
+                found.append(f"parameter {parameter.parameter_id} has no values")
+            elif grid and kind == "double_value_spec":
+                found.append("GRID_SEARCH takes no DOUBLE parameter")
+            elif kind in ("double_value_spec", "integer_value_spec"):
+                ends = getattr(parameter, kind)
+                if ends.min_value >= ends.max_value or (parameter.scale_type > 1 and ends.min_value <= 0):
+                    found.append(f"parameter {parameter.parameter_id}: range {ends.min_value} to {ends.max_value}")
+        return found

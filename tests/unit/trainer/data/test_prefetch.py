@@ -1,0 +1,38 @@
+"""When which shard is needed next, beside a search through the plan of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.data.shard_splits import sequence_of, split_of
+from trainer.data.prefetch import Needs, ShardSchedule
+from trainer.data.shards.disk_cache import NEVER
+
+
+@settings(max_examples=30)
+@given(
+    needed=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=60),
+    shuffle_shards=st.integers(1, 9),
+    batch=st.integers(1, 5),
+    end=st.integers(1, 40),
+)
+def test_schedule_gives_the_next_step_that_needs_a_shard(
+    needed: list[list[int]], shuffle_shards: int, batch: int, end: int
+) -> None:
+    split = split_of([number // 8 for number in range(len(needed))], ["data"] * (1 + len(needed) // 8))
+    sequence = sequence_of(split, shuffle_shards, batch)
+    offsets = np.cumsum([0, *map(len, needed)])
+    needs = Needs(offsets, np.array([number for numbers in needed for number in numbers], np.int64))
+    schedule = ShardSchedule([f"shard-{number}" for number in range(8)], needs, sequence, end)
+
+    def uses(step: int) -> set[int]:
+        return {shard for sample in sequence.members(sequence.batch(step)) for shard in needed[sample]}
+
+    for step in range(end):
+        last = sequence.num_steps(sequence.batch(step).epoch + 2)  # of this epoch and the next
+        expected = [
+            next((later for later in range(step, min(end, last)) if shard in uses(later)), NEVER) for shard in range(8)
+        ]
+        assert schedule.next_uses(step).tolist() == expected

@@ -1,0 +1,51 @@
+"""Forward passes are timed on each rank, and the slowest rank is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer.monitoring import rank_metrics
+from trainer.monitoring.rank_metrics import ForwardTimer, straggler
+
+
+class Clock:
+    now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class Slow(nn.Module):
+    """Takes as long as it is told to, by the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def forward(self, seconds: float) -> Tensor:
+        self.clock.now_s += seconds
+        return torch.zeros(())
+
+
+def test_passes_in_training_add_up_and_others_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(rank_metrics, "time", clock)
+    module = Slow(clock)
+    timer = ForwardTimer(module, torch.device("cpu"))
+    assert timer.seconds() == 0
+    module(2.0)
+    module(3.0)
+    assert timer.seconds() == 5
+    with torch.no_grad():  # validation
+        module(7.0)
+    clock.now_s += 11.0  # what is between two passes
+    assert timer.seconds() == 5
+
+
+def test_the_slowest_rank_since_the_last_line_is_named() -> None:
+    before, after = [10.0, 1.0, 5.0], [11.0, 2.0, 9.0]
+    assert straggler(before, after) == {"straggler_spread": pytest.approx(2.0), "slowest_rank": 2}
+    assert straggler(after, after) == {}, "nothing was timed"
+    assert straggler([0.0], [1.0]) == {}, "one rank has nobody to wait for"

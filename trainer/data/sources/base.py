@@ -1,0 +1,115 @@
+"""The base classes of sources: ordered samples that are read in independent parts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from trainer.config.data import DataConfig
+from trainer.data.rejects import Reject, RejectedError
+from trainer.data.sample import ImageRef, Sample
+from trainer.data.sources.file_patterns import Files
+from trainer.data.sources.image_files import open_image_files
+from trainer.data.sources.records import SHAPES, group_named, split_named, turns_of
+
+Records = Iterable[Sample | Reject]
+
+
+class Source(ABC):
+    """An ordered set of samples. Iterating again gives the same samples in the same order."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Changes when any sample or image of the source changes."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Sample | Reject]:
+        """Samples, and a Reject in place of each record that could not be read."""
+
+    def parts(self) -> Sequence[Records]:
+        """The source in pieces, such as files, that can be read independently. Their concatenation is the source."""
+        return [self]
+
+
+class FileSource(Source):
+    """Samples of one or many files. A subclass reads the records of one format."""
+
+    format: str  # begins the fingerprint
+    shapes: Sequence[str] = tuple(SHAPES)  # keys under which a record may hold its conversation
+    names_images = True  # records name image files instead of holding images
+
+    def __init__(self, files: Files, config: DataConfig) -> None:
+        self.files, self.config = files, config
+        folder = config.image_folder if self.names_images else ""
+        self.image_files = open_image_files(folder, files.storage, config.max_image_bytes)
+
+    @abstractmethod
+    def read(self, name: str) -> Iterator[Sample | Reject]:
+        """The samples of one file, each made by `checked`."""
+
+    @abstractmethod
+    def sample(self, where: str, record: Any) -> Sample:
+        """The sample of a record. Raises RejectedError."""
+
+    def record_id(self, record: Any) -> str:
+        """The id under which a rejected record is listed."""
+        return str(record.get("id", "")) if isinstance(record, dict) else ""
+
+    def fingerprint(self) -> str:
+        """Covers name, size and checksum (in a folder: modification time) of the files and of every image they name."""
+        named = ""
+        if self.names_images:
+            samples = (sample for sample in self if isinstance(sample, Sample))
+            named = self.image_files.fingerprint(image.name for sample in samples for image in sample.images)
+        return f"{self.format} {self.files.fingerprint()} {named}"
+
+    def parts(self) -> Sequence[Records]:
+        return [_Part(partial(self.read, name)) for name in self.files.names]
+
+    def __iter__(self) -> Iterator[Sample | Reject]:
+        return chain.from_iterable(self.parts())
+
+    def build(self, record: Mapping[str, Any], images: tuple[ImageRef, ...], where: str, identity: str) -> Sample:
+        """The sample of a record whose images and id are known."""
+        turns = turns_of(record, len(images), self.config.caption_question, self.shapes)
+        return Sample(identity, turns, images, where, split_named(record), group_named(record, self.config.split_by))
+
+    def checked(self, where: str, record: Any) -> Sample | Reject:
+        """The sample of a record, or a Reject that says what is wrong with it. `where` names its place for people."""
+        if isinstance(record, Reject):
+            return record
+        try:
+            return self.sample(where, record)
+        except RejectedError as error:
+            return Reject(where, self.record_id(record), error.code, str(error))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file of a source. `read` starts over each time."""
+
+    read: Callable[[], Iterator[Sample | Reject]]
+
+    def __iter__(self) -> Iterator[Sample | Reject]:
+        return self.read()
+
+
+def counted(parts: Sequence[Records], starts: list[int]) -> Iterator[Sample | Reject]:
+    """All records. Appends to `starts` the number of records before each part that was begun."""
+    read = 0
+    for part in parts:
+        starts.append(read)
+        for record in part:
+            read += 1
+            yield record
+
+
+def records_from(parts: Sequence[Records], starts: Sequence[int], record: int) -> tuple[Iterator[Sample | Reject], int]:
+    """The records from the beginning of the part that holds number `record`, and the number of the first of them."""
+    part = bisect_right(starts, record) - 1
+    return chain.from_iterable(parts[part:]), starts[part]

@@ -1,0 +1,58 @@
+"""Collectives by which all ranks agree on a value or raise the same error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import torch.distributed as dist
+
+from trainer.distributed.process import ProcessContext
+from trainer.errors import ExitCode, UserError, os_errors
+
+T = TypeVar("T")
+
+
+def agree(value: T) -> T:
+    """Rank 0's value on all ranks. Collective."""
+    shared: list[T] = [value]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def together(worker: ProcessContext, doing: str, action: Callable[[], T]) -> T:
+    """The result of `action` on each rank; an error of one is raised on all. Collective."""
+    error: UserError | None = None
+    result: T | None = None
+    try:
+        with os_errors(doing):
+            result = action()
+    except UserError as found:
+        error = found
+    except Exception as found:  # the other ranks must not wait for this one
+        error = UserError(f"{doing} failed: {type(found).__name__}: {found}", code=ExitCode.UNEXPECTED)
+    raise_together(error, worker)
+    return cast(T, result)
+
+
+def on_first(worker: ProcessContext, action: Callable[[], T]) -> T:
+    """Run `action` on rank 0 only; all ranks return its result or raise its UserError. Collective."""
+    error: UserError | None = None
+    result: T | None = None
+    if worker.is_first:
+        try:
+            result = action()
+        except UserError as found:
+            error = found
+    raise_together(error, worker)
+    return cast(T, agree(result))
+
+
+def raise_together(error: UserError | None, worker: ProcessContext) -> None:
+    """Raise on all ranks when any has an error, preferably one that names its cause. Collective."""
+    own = (error.found, error.expected, error.fix, int(error.code)) if error else None
+    gathered: list[tuple[str, str, str, int] | None] = [None] * worker.world_size
+    dist.all_gather_object(gathered, own)
+    if errors := [each for each in gathered if each]:
+        found, expected, fix, code = min(errors, key=lambda each: each[3] == ExitCode.UNEXPECTED)
+        raise UserError(found, expected=expected, fix=fix, code=code)

@@ -1,0 +1,71 @@
+"""Requests to Google's services: sent again after passing faults, with a timeout for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from google.api_core import exceptions
+from google.api_core.retry import Retry
+from requests.exceptions import ConnectionError as NoConnection
+from requests.exceptions import ConnectTimeout, ProxyError, SSLError, Timeout
+from urllib3.exceptions import NewConnectionError
+
+Answer = TypeVar("Answer")
+REQUEST_TIMEOUT_S = 30.0
+PASSING = (
+    exceptions.BadGateway,
+    exceptions.GatewayTimeout,
+    exceptions.InternalServerError,
+    exceptions.ServiceUnavailable,
+    NoConnection,
+    Timeout,
+)
+RETRY = Retry(initial=0.5, maximum=8.0, timeout=45.0)
+
+
+def send_request(
+    method: Callable[..., Answer], *arguments: Any, faults: list[Exception] | None = None, **named: Any
+) -> Answer:
+    """Call a method of Google's client until it works; see `retrying`."""
+    return retrying(lambda: send_once(method, *arguments, **named), faults)
+
+
+def list_all(method: Callable[..., Iterable[Answer]], *arguments: Any, **named: Any) -> list[Answer]:
+    """Everything that a listing method of Google's client returns, on all pages."""
+    return retrying(lambda: list(send_once(method, *arguments, **named)))
+
+
+def send_once(method: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
+    """Call a method of Google's client, which would otherwise retry by rules of its own."""
+    return method(*arguments, retry=None, timeout=REQUEST_TIMEOUT_S, **named)
+
+
+def retrying(call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
+    """Call until it works, fails for good, or time is up; then raise the last fault. `faults` gets them all.
+
+    A first request without any connection is not repeated: a user who is offline wants to know at once.
+    """
+    met = [] if faults is None else faults
+
+    def passing(error: Exception) -> bool:
+        met.append(error)
+        return isinstance(error, PASSING) and not all(_never_arrived(fault) for fault in met)
+
+    try:
+        return RETRY.with_predicate(passing)(call)()
+    except exceptions.RetryError as error:
+        raise error.cause or error from error
+
+
+def may_have_arrived(faults: list[Exception]) -> bool:
+    """Whether a request may have been carried out although its answer never came."""
+    return any(isinstance(fault, PASSING) and not _never_arrived(fault) for fault in faults)
+
+
+def _never_arrived(fault: Exception) -> bool:
+    """Whether the request certainly did not reach the service."""
+    if isinstance(fault, ConnectTimeout | ProxyError | SSLError):
+        return True
+    wrapped = fault.args[0] if fault.args else None
+    return isinstance(getattr(wrapped, "reason", None), NewConnectionError)

@@ -1,1 +1,0 @@
-"""A strict Cloud Storage: preconditions, checksums, pages, and faults on request."""
