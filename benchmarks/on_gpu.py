@@ -63,7 +63,7 @@ MEMORY: dict[str, tuple[str, dict[str, Any], bool]] = {
     "fsdp bf16 offload": ("fsdp", BF16 | {"train.offload": "optimizer+weights"}, True),
     "zero1 bf16": ("zero1", BF16, True),
     "zero2 bf16": ("zero2", BF16, True),
-    "zero2 bf16 offload": ("zero2", BF16 | {"train.offload": "optimizer"}, True),
+    "zero3 bf16 optimizer offload": ("zero3", BF16 | {"train.offload": "optimizer"}, True),
     "zero3 bf16": ("zero3", BF16, True),
 }
 SPEED: dict[str, tuple[dict[str, Any], bool]] = {

@@ -93,7 +93,10 @@ def workload(
 
 def _job_with_data(run_file: str, root: Path, features: str, overrides: tuple[str, ...]) -> JobConfig:
     job = job_of(run_file, root, f"{run_file}-{features}", overrides)
-    pointers = {"prepared_uri": prepare_job(job), "features_uri": features_uri(job.run.features_root, job.model)}
+    pointers = {
+        "prepared_uri": prepare_job(job),
+        "features_uri": features_uri(job.run.features_root, job.model, job.train.precision),
+    }
     content = DataPointers.model_validate(pointers | {"features": features}).model_dump_json()
     open_storage(job.run.run_uri).write("prepared.json", content.encode())
     return job

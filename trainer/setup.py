@@ -31,6 +31,7 @@ from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.layers.bf16 import use_tf32
 from trainer.models.layers.deferred_weights import DeferredWeights
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
@@ -218,6 +219,7 @@ def build_strategy(
     """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
     Recompute.of(job.train).apply(family, module)
+    use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill

@@ -71,7 +71,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
     from trainer.feature_cache.reader import missing_images
     from trainer.feature_cache.store import features_uri
 
-    uri = features_uri(job.run.features_root, job.model)
+    uri = features_uri(job.run.features_root, job.model, job.train.precision)
     features: Literal["encode", "reuse", "off"] = "off"
     wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and "tower" in job.model.freeze)
     if wants_cache:

@@ -64,12 +64,7 @@ def _dcp_weights(folder: Path, *, averaged: bool) -> WeightReader:
 def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
     if (folder / SHAPES_FILE).exists():
         return _zero3_weights(folder, averaged=averaged)
-    if averaged:
-        return _zero2_averages(folder)
-    # ZeRO-1 and 2: every rank has the whole module, and rank 0's file holds it.
-    saved = _mapped(folder / MODULE_FILE)["module"]
-    module = {name.removeprefix(MODULE_PREFIX): tensor for name, tensor in saved.items()}
-    return WeightReader(module.keys(), module.__getitem__)
+    return _zero2_weights(folder, averaged=averaged)
 
 
 def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
@@ -79,11 +74,7 @@ def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
     """
     saved = _mapped(folder / SHAPES_FILE)
     ranks = int(saved["dp_world_size"])
-    if averaged:
-        flat = _averages(folder, ranks)  # by rank and group
-    else:
-        files = [_mapped(folder / PARTITION_FILE.format(rank=rank)) for rank in range(ranks)]
-        flat = [file["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
+    flat = _averages(folder, ranks) if averaged else _masters(folder, ranks, "fp32_flat_groups")  # by rank and group
 
     def slice_of(shape: torch.Size) -> int:
         return -(-shape.numel() // ranks)
@@ -98,16 +89,21 @@ def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
     return WeightReader(places.keys(), read)
 
 
-def _zero2_averages(folder: Path) -> WeightReader:
-    """Averages of ZeRO-1 and 2: a group's concatenated parameters, partitioned over ranks. Source as above."""
+def _zero2_weights(folder: Path, *, averaged: bool) -> WeightReader:
+    """ZeRO-1 and 2: a group's concatenated parameters, partitioned over ranks. Source as above.
+
+    Of the optimizer's weights, or their averages: the module's own, which precision bf16 rounds, are not read.
+    """
     saved = _mapped(folder / MODULE_FILE)
-    flat = _averages(folder, int(saved["dp_world_size"]))  # by rank and group
+    ranks = int(saved["dp_world_size"])
+    masters = "single_partition_of_fp32_groups"
+    flat = _averages(folder, ranks) if averaged else _masters(folder, ranks, masters)  # by rank and group
     places = _places(saved, lambda shape: shape.numel())
 
     def read(name: str) -> Tensor:
         group, start, shape = places[name]
         end, found = start + shape.numel(), []
-        for partition in (groups[group] for groups in flat):
+        for partition in (groups[group].detach() for groups in flat):
             found.append(partition[max(0, start) : max(0, end)])
             start, end = start - len(partition), end - len(partition)
         return torch.cat(found).view(shape)
@@ -133,6 +129,14 @@ def _averages(folder: Path, ranks: int) -> list[list[Tensor]]:
     return [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
 
 
+def _masters(folder: Path, ranks: int, name: str) -> list[list[Tensor]]:
+    """The optimizer's fp32 weights by rank and group. Files that DeepSpeed's bf16 engine wrote have a prefix."""
+    files = [folder / PARTITION_FILE.format(rank=rank) for rank in range(ranks)]
+    if not files[0].exists():
+        files = [file.with_name(f"bf16_{file.name}") for file in files]
+    return [_mapped(file)["optimizer_state_dict"][name] for file in files]
+
+
 class _Ignored:
     """Replaces DeepSpeed's objects in a file of which only the tensors are read."""
 
@@ -140,7 +144,12 @@ class _Ignored:
         pass
 
 
-DEEPSPEED_OBJECTS = ("deepspeed.runtime.fp16.loss_scaler.LossScaler", "deepspeed.runtime.zero.config.ZeroStageEnum")
+DEEPSPEED_OBJECTS = (
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+    "deepspeed.runtime.bf16_optimizer.fragment_address",
+)
 
 
 def _mapped(file: Path) -> dict[str, Any]:

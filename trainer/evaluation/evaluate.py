@@ -43,6 +43,7 @@ from trainer.models.base import Family
 from trainer.models.image_inputs import join_features
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
 from trainer.models.registry import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -138,7 +139,11 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-evaluate-") as scratch:
         for info in run.list("export"):
             Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
-        model = family.load(Path(scratch)).to(worker.device).eval()
+        model = family.load(Path(scratch))
+        use_tf32(job.train.precision, worker.device)
+        if job.train.precision == "bf16":  # as training computes
+            cast_to_bf16(model.parameters())
+        model = model.to(worker.device).eval()
     readers = open_readers(job)
     return Subject(
         family=family,

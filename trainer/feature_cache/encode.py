@@ -24,6 +24,7 @@ from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.feature_cache.reader import missing_images
 from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
 from trainer.models.image_processor import image_preparer, images_within
+from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
 from trainer.models.registry import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -32,7 +33,8 @@ from trainer.weights_digest import weights_sha256
 
 def build(job: JobConfig, worker: ProcessContext) -> int:
     """Encode what is missing. Returns the number of images this job encoded, over all ranks. Collective."""
-    uri = features_uri(job.run.features_root, job.model)
+    precision = job.train.precision
+    uri = features_uri(job.run.features_root, job.model, precision)
     prepared_uri = job.pointers().prepared_uri
     places = Index.load(prepared_uri).unique_images()
     reader = ShardReader.open(open_prepared(prepared_uri), job.data.shard_cache_gib)
@@ -42,10 +44,13 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     tower = family_of(job.model).build_tower(job.model)
     description = {"tower_sha256": weights_sha256(tower)}
+    use_tf32(precision, worker.device)
+    if precision == "bf16":  # as training without a cache runs it
+        cast_to_bf16(tower.parameters())
     tower = tower.to(worker.device)
     store = open_storage(uri)
     if worker.is_first and store.stat(DESCRIPTION) is None:
-        write_description(store, job.model)
+        write_description(store, job.model, precision)
     with tempfile.TemporaryDirectory(prefix="vlmpipe-features-") as scratch:
         for number, shard in enumerate(shards):
             if number % worker.world_size != worker.rank or store.stat(f"{shard_name(shard)}.json"):

@@ -70,8 +70,9 @@ class Explanation:
 
 def explain(job: JobConfig) -> Explanation:
     """Examine the stores under the run's root, without reading features."""
-    uri, description = features_uri(job.run.features_root, job.model), describe_features(job.model)
-    others = tuple(_others(job.run.features_root, features_key(job.model), description))
+    root, precision = job.run.features_root, job.train.precision
+    uri, description = features_uri(root, job.model, precision), describe_features(job.model, precision)
+    others = tuple(_others(root, features_key(job.model, precision), description))
     prepared = join_uri(job.run.prepared_root, fingerprint(job))
     if open_storage(prepared).stat(DONE) is None:
         return Explanation("data not prepared", uri, 0, 0, description, others)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.model import ModelConfig
+from trainer.config.train import Precision
 from trainer.models.registry import family_of
 from trainer.storage.base import Storage, crc32c_of_file, join_uri
 from trainer.storage.records import write_record
@@ -28,8 +29,11 @@ SHARD = ".safetensors"
 SIDECAR = ".json"
 
 
-def describe_features(config: ModelConfig) -> dict[str, Any]:
-    """All that decides the features, as plain JSON. Stored beside them to explain cache misses."""
+def describe_features(config: ModelConfig, precision: Precision) -> dict[str, Any]:
+    """All that decides the features, as plain JSON. Stored beside them to explain cache misses.
+
+    The tower encodes in bf16 for runs in bf16, and else in fp32.
+    """
     family = family_of(config)
     description = {
         "format": FORMAT_VERSION,
@@ -38,22 +42,24 @@ def describe_features(config: ModelConfig) -> dict[str, Any]:
         "tower": family.feature_description(config),
         "processor": family.image_processor(config).to_dict(),
     }
+    if precision == "bf16":
+        description["compute"] = "bfloat16"
     return dict(json.loads(json.dumps(description, default=str)))
 
 
-def features_key(config: ModelConfig) -> str:
+def features_key(config: ModelConfig, precision: Precision) -> str:
     """Address of the features of this tower: 32 hexadecimal digits."""
-    return hashlib.sha256(json.dumps(describe_features(config), sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(describe_features(config, precision), sort_keys=True).encode()).hexdigest()[:32]
 
 
-def features_uri(features_root: str, config: ModelConfig) -> str:
+def features_uri(features_root: str, config: ModelConfig, precision: Precision) -> str:
     """URI of the features of this tower."""
-    return join_uri(features_root, features_key(config))
+    return join_uri(features_root, features_key(config, precision))
 
 
-def write_description(store: Storage, config: ModelConfig) -> None:
+def write_description(store: Storage, config: ModelConfig, precision: Precision) -> None:
     """Write the description of this store's key."""
-    write_record(store, DESCRIPTION, describe_features(config), indent=1)
+    write_record(store, DESCRIPTION, describe_features(config, precision), indent=1)
 
 
 def shard_name(images: Sequence[str]) -> str:

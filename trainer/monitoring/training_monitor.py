@@ -183,7 +183,7 @@ class TrainingMonitor:
         rate = flops / seconds / self._worker.world_size
         device = self._worker.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        peak = peak_of(name, self._job.train.precision)
+        peak = peak_of(name, self._job.train.compute_type)
         return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}
 
     def _write(self, totals: StepTotals, strategy: Strategy, ranks: RankMetrics) -> None:

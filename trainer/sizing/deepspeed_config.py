@@ -56,10 +56,18 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
         }
     for name in config.quantized:  # even a false value makes DeepSpeed build its kernels
         settings["zero_optimization"][name] = True
-    if config.precision != "fp32":
-        # fp32 weights under autocast: ZeRO's own bf16 mode rounds the weights.
-        dtype = {"bf16": "bfloat16", "fp16": "float16"}[config.precision]
-        settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    match config.precision:
+        case "bf16":
+            settings |= {
+                # Skipping a step is not for bf16, whose range is that of fp32. Without immediate_grad_update stage 1
+                # would hold whole bf16 gradients beside their fp32 sums; other stages ignore it.
+                "bf16": {"enabled": True, "check_grad_overflow": False, "immediate_grad_update": True},
+                "data_types": {"grad_accum_dtype": config.gradient_accumulation_dtype},
+                "communication_data_type": config.reduce_dtype,
+            }
+        case "bf16-autocast" | "fp16":
+            dtype = "bfloat16" if config.precision == "bf16-autocast" else "float16"
+            settings["torch_autocast"] = {"enabled": True, "dtype": dtype}
     return settings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainer.config.train import Precision
+from trainer.config.precision import ComputeType
 
 TERA = 1e12
 
@@ -35,8 +35,8 @@ PEAKS = {
 }
 
 
-def peak_of(name: str, precision: Precision) -> float | None:
+def peak_of(name: str, compute_type: ComputeType) -> float | None:
     """Peak FLOP/s of the GPU with this device name; None for an unknown one."""
     found = next((peaks for part, peaks in PEAKS.items() if re.search(rf"\b{part}\b", name)), None)
-    peak = getattr(found, precision) if found else None
+    peak = getattr(found, compute_type) if found else None
     return TERA * peak if peak else None

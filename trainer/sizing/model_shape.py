@@ -101,9 +101,11 @@ class ModelShape:
     trained_matrices: tuple[Matrices, ...] = ()  # other trained parameters are vectors
     chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
     most_tiles: int = 1  # of one image
+    shards_frozen: bool = False  # train.shard_frozen_weights
     quantized: int = 0  # frozen weights of the language layers that rest in 4 bits
     quantized_bytes: int = 0  # that these take, scales and tables included
     in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
+    shards_frozen: bool = False  # train.shard_frozen_weights
 
     @property
     def images_differ(self) -> bool:
@@ -141,7 +143,9 @@ class ModelShape:
     @property
     def sliced(self) -> dict[Part, int]:
         """Parameters that FSDP shards: all of the tower, projector or language model if any of it is trained, adapters
-        aside (trainer/strategies/fsdp.py)."""
+        aside (trainer/strategies/fsdp.py), or all there are (train.shard_frozen_weights)."""
+        if self.shards_frozen:
+            return dict(self.parameters)
         trained = self.trained
         language = any(trained[part] for part in OF_LANGUAGE_MODEL)
         return {

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# autocast: fp32 weights, cast by each operation in bf16 (DDP, ZeRO). bf16 weights: cast by the strategy (FSDP).
-Compute = Literal["fp32", "autocast", "bf16 weights"]
+# autocast: fp32 weights, cast by each operation in bf16. bf16 weights: all of them. bf16 parts: those that FSDP casts,
+# which leaves alone parts in which nothing is trained.
+Compute = Literal["fp32", "autocast", "bf16 weights", "bf16 parts"]
 Category = Literal["weight copies", "vision", "language", "head", "backward"]
 
 

@@ -1,7 +1,8 @@
 """Fully sharded data parallel (FSDP2): each rank holds a shard of every trainable weight, gradient and moment.
 
 `fsdp` shards over all ranks. `hsdp` (hybrid) shards over the ranks of a node and replicates over nodes: weights are
-gathered inside a node only, and nodes all-reduce gradients.
+gathered inside a node only, and nodes all-reduce gradients. `ddp` with precision bf16 is the case of one rank to a
+shard: each rank holds all fp32 masters and computes with bf16 copies of a layer at a time.
 """
 
 from __future__ import annotations
@@ -12,33 +13,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
+from trainer.models.layers.bf16 import rest_frozen
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.optimizer import build_optimizer
 from trainer.strategies.base import StepResult
-from trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
+from trainer.strategies.mixed_precision import LossScale, compute_policy
 from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 from trainer.strategies.vision_prefetch import micro_batches
 
 
 class Fsdp(TorchStrategy):
-    """A `Strategy`. Frozen parts stay whole on every rank and need no collective. Frozen parameters inside a trained
-    part are sharded with it and compute in the same type."""
+    """A `Strategy`. Frozen parts stay whole on every rank, without collectives, unless `train.shard_frozen_weights`.
+    Frozen parameters inside a trained part are sharded with it and compute in the same type."""
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
+        rest_frozen(module, config.precision)
         self._arguments = micro_batches(config, module, worker.device)
         # Not moved first: a layer is on the device whole while it is sharded, all of them together may not fit.
         self._module = shard(module, blocks, config, _mesh(config, worker))
-        for parameter in in_frozen_parts(module):
-            parameter.data = parameter.data.to(worker.device)
+        if not config.shard_frozen_weights:
+            for parameter in in_frozen_parts(module):
+                parameter.data = parameter.data.to(worker.device)
         optimizer = build_optimizer(self._module, config.optimizer)
-        super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
+        copies = worker.world_size if config.strategy == "ddp" else 1
+        super().__init__(
+            self._module,
+            optimizer,
+            LossScale(config.precision),
+            ema_decay=config.ema_decay,
+            copies=copies,
+            copy=worker.rank if copies > 1 else 0,
+        )
 
     def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
         # FSDP averages over ranks; the loss is a sum over ranks: multiply by their number.
@@ -64,14 +76,11 @@ class Fsdp(TorchStrategy):
 def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: DeviceMesh) -> FSDPModule:
     """Apply `fully_shard` to each layer, then to the rest. Never to the tower module itself: renaming its class would
     break transformers' capture of hidden states."""
-    policy = MixedPrecisionPolicy()
-    if config.precision != "fp32":
-        dtype = COMPUTE_TYPES[config.precision]
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = compute_policy(config)
     offload: OffloadPolicy = OffloadPolicy()
     if config.offload != "none":  # shards, gradients and moments; the update runs on the CPU
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-    ignored = in_frozen_parts(module)
+    ignored: set[nn.Parameter] = set() if config.shard_frozen_weights else in_frozen_parts(module)
     layers = [layer for layer in (*blocks.tower_layers, *blocks.language_layers) if set(layer.parameters()) - ignored]
     apply = functools.partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload, ignored_params=ignored)
     for layer in layers:
@@ -99,8 +108,12 @@ def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
 
 
 def _mesh(config: TrainConfig, worker: ProcessContext) -> DeviceMesh:
-    """Mesh of one dimension, for hsdp on several nodes of two: (nodes, ranks of a node)."""
-    if config.strategy == "hsdp" and worker.num_nodes > 1:
+    """Mesh of one dimension, or of two: (replicas, ranks of a shard)."""
+    shape = None
+    if config.strategy == "ddp":
+        shape = (worker.world_size, 1)
+    elif config.strategy == "hsdp" and worker.num_nodes > 1:
         shape = (worker.num_nodes, worker.local_world_size)
+    if shape:
         return init_device_mesh(worker.device.type, shape, mesh_dim_names=("replicate", "shard"))
     return init_device_mesh(worker.device.type, (worker.world_size,))

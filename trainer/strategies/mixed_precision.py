@@ -1,4 +1,8 @@
-"""Autocast and the fp16 loss scale."""
+"""Precision of computing and of the state at rest, and the fp16 loss scale.
+
+`bf16` keeps masters: the optimizer's fp32 weights, of which bf16 copies compute (decision 0055). Its strategies cast by
+FSDP's policy or DeepSpeed's bf16 engine. `bf16-autocast` and `fp16` compute with fp32 weights under autocast.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from trainer.config.train import Precision
+from trainer.config.train import Precision, TrainConfig
 from trainer.errors import DataError
 
-COMPUTE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTE_TYPES = {"bf16": torch.bfloat16, "bf16-autocast": torch.bfloat16, "fp16": torch.float16}
+STATE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # torch.amp.GradScaler's values.
 FIRST_SCALE, GROWTH, STEPS_TO_GROW = 2.0**16, 2.0, 2000
 MOST_OVERFLOWS_IN_A_ROW = 20  # 16 of them take the first scale down to 1
@@ -23,6 +29,14 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """Compute in `precision` with fp32 weights."""
     dtype = COMPUTE_TYPES.get(precision)
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def compute_policy(config: TrainConfig) -> MixedPrecisionPolicy:
+    """Sharded weights stay fp32 and compute in `train.precision`."""
+    if config.precision == "fp32":
+        return MixedPrecisionPolicy()
+    dtype, reduce = COMPUTE_TYPES[config.precision], STATE_TYPES[config.reduce_dtype]
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce, cast_forward_inputs=False)
 
 
 class LossScale:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def build_strategy(config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> Strategy:
     """Build the strategy. Imports are local: DeepSpeed alone takes a second."""
     match config.strategy:
-        case "ddp":
+        case "ddp" if config.precision != "bf16":
             from trainer.strategies.ddp import Ddp
 
             return Ddp(config, module, worker)
-        case "fsdp" | "hsdp":
+        case "ddp" | "fsdp" | "hsdp":
             from trainer.strategies.fsdp import Fsdp
 
             return Fsdp(config, module, blocks, worker)

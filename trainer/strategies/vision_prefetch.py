@@ -23,9 +23,9 @@ def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) 
     """A function that yields the module's arguments for each micro-batch. `module` is not wrapped by a strategy yet."""
     if not config.overlap_vision_encoder or not getattr(module, "runs_frozen_tower", False):
         return lambda batches: (batch.to(device) for batch in batches)
-    # FSDP leaves frozen parts in fp32.
-    precision: Precision = "fp32" if config.strategy in ("fsdp", "hsdp") else config.precision
-    return VisionPrefetch(module, device, precision)
+    # Weights that rest in bf16 need no cast, and FSDP leaves frozen parts alone.
+    by_autocast = config.precision != "bf16" and config.strategy not in ("fsdp", "hsdp")
+    return VisionPrefetch(module, device, config.precision if by_autocast else "fp32")
 
 
 class VisionPrefetch:

@@ -17,7 +17,7 @@ from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Compute, StageTrace
 from trainer.strategies.tensor_parallel.plan import shard_first_rank
 from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
-from trainer.tracing.step import cast_sharded, has_equal_tower_layers, pass_through, tracker_of, without_numbers
+from trainer.tracing.step import cast_weights, has_equal_tower_layers, pass_through, tracker_of, without_numbers
 
 
 def trace_stage(
@@ -61,9 +61,9 @@ def trace_stage(
             shard_first_rank(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         sent_dtype = torch.float32
-        if compute == "bf16 weights":
+        if compute != "fp32":
             sent_dtype = torch.bfloat16
-            cast_sharded(module)
+            cast_weights(module, compute)
         passed_on = (shape.rows, shape.tokens, width)
         if stage.is_first:
             without_numbers(config, module)

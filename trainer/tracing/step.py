@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
 from trainer.models.fixed_image_model import FixedImageVLM
+from trainer.models.layers.bf16 import cast_to_bf16
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.models.layers.nf4 import quantize_base
 from trainer.models.layers.recompute_policy import Recompute
@@ -75,8 +76,7 @@ def trace_step(
             recompute_gathered_linear(module)
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
-        if compute == "bf16 weights":
-            cast_sharded(module)
+        cast_weights(module, compute)
         without_numbers(config, module)
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
@@ -84,12 +84,11 @@ def trace_step(
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 
-def cast_sharded(module: nn.Module) -> None:
-    """Cast the weights that FSDP shards to bf16, as they compute."""
-    not_sharded = in_frozen_parts(module)
-    for parameter in module.parameters():
-        if parameter not in not_sharded:
-            parameter.data = parameter.data.bfloat16()
+def cast_weights(module: nn.Module, compute: Compute) -> None:
+    """Cast the weights that compute in bf16 as such: all of them, or those that FSDP gathers."""
+    if compute in ("bf16 weights", "bf16 parts"):
+        left = in_frozen_parts(module) if compute == "bf16 parts" else set()
+        cast_to_bf16(parameter for parameter in module.parameters() if parameter not in left)
 
 
 def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, compute: Compute) -> int:
@@ -98,6 +97,8 @@ def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, c
         family = family_of(config)
         model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
         module = family.training_module(config, model, cached=False).train()
+        if compute == "bf16 weights":
+            cast_to_bf16(module.parameters())
         without_numbers(config, module)
         inputs = inputs_of(config, shape, vocabulary, cached=False)
         images = {name: inputs[name] for name in OF_IMAGES if name in inputs}

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import urllib.parse
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.config.model import ModelConfig, WeightsConfig
@@ -50,7 +50,7 @@ def architecture(config: RunConfig) -> Architecture:
     whole = tower if config.model.pretrained else None
     model = config.model.model_copy(update={"tower": tower, "language_model": language, "pretrained": whole})
     origins = dict.fromkeys((tower_from, language_from))
-    shape = _shape(model.model_dump_json())
+    shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
     require_something_trained(model, shape.trainable_parameters)
     if is_cached(config):
         require_frozen_tower(model, shape.trained["tower"])

@@ -74,10 +74,11 @@ def test_the_features_key_covers_what_decides_the_numbers(job: JobConfig) -> Non
         {"tower": {"config": {**job.model.tower.config, "hidden_size": 64}}},
     ]
     models = [ModelConfig.model_validate(job.model.model_dump() | change) for change in changes]
-    keys = {features_key(model) for model in (job.model, *models)}
-    assert len(keys) == 1 + len(changes)
+    keys = {features_key(model, "fp32") for model in (job.model, *models)}
+    keys.add(features_key(job.model, "bf16"))  # in which the tower then computes
+    assert len(keys) == 2 + len(changes)
     other_tokenizer = job.model.model_copy(update={"tokenizer": "train:999"})
-    assert features_key(other_tokenizer) == features_key(job.model)
+    assert features_key(other_tokenizer, "fp32") == features_key(job.model, "fp32")
 
 
 def test_a_damaged_feature_shard_is_not_read(job: JobConfig, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.support.trainer.memory_cases import Case
 from trainer.models.registry import family_of
 from vlmpipe.planner.memory import host as host_memory
@@ -19,6 +21,11 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
     sizes = {part.name: part.bytes for part in moments["step"]}
     return {
         "weights": sizes["weights"] + sizes.get("frozen weights", 0),
+        "bf16_weights": sum(
+            part.bytes
+            for part in moments["step"]
+            if part.name in ("weights", "frozen weights") and part.why.startswith("bf16")
+        ),
         "gradients": sizes["gradients"],
         "optimizer": sizes["optimizer"],
         "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),
@@ -36,6 +43,7 @@ def planned_phases(case: Case, processes: int, *, on_gpu: bool) -> dict[str, lis
     """All that torch is to allocate on one of `processes` ranks, moment by moment of a step."""
     config = case.config(processes)
     shape = family_of(config.model).shape(config.model)
+    shape = replace(shape, shards_frozen=config.train.shard_frozen_weights)
     mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
     held = activations(config, shape, mixes=mixes)
     return run_phases(

@@ -96,9 +96,11 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
             strategy.forward_backward(batches, sum(len(one.label_ids) for one in batches) * worker.world_size)
             gradients, node_weights = gradient_bytes(strategy, module), storage_bytes(of_node(module))
             strategy.step(1.0)
+    # Under ZeRO-3 a parameter is empty between steps, and this rank's part of it lies beside it.
+    weights = [getattr(parameter, "ds_tensor", parameter) for parameter in module.parameters()]
     return {
-        # Under ZeRO-3 a parameter is empty between steps, and this rank's part of it lies beside it.
-        "weights": storage_bytes(getattr(parameter, "ds_tensor", parameter) for parameter in module.parameters()),
+        "weights": storage_bytes(weights),
+        "bf16_weights": storage_bytes(weight for weight in weights if weight.dtype == torch.bfloat16),
         "gradients": gradients,
         "optimizer": storage_bytes(optimizer_tensors(strategy)),
         "node_weights": node_weights,
@@ -146,6 +148,9 @@ def gradient_bytes(strategy: Strategy, module: nn.Module) -> int:
     """Before the step. DeepSpeed keeps its gradients to itself, and may hold all of one that two ranks share."""
     engine = getattr(strategy, "_engine", None)
     if engine is not None:
+        whole = getattr(engine.optimizer, "fp32_groups_gradients_flat", None)  # ZeRO-1 with bf16 weights
+        if whole:
+            return storage_bytes(whole)
         averaged = getattr(engine.optimizer, "averaged_gradients", {})
         return sum(tensor.nbytes for tensors in averaged.values() if tensors for tensor in tensors)
     return storage_bytes(parameter.grad for parameter in module.parameters() if parameter.grad is not None)

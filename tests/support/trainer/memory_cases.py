@@ -151,12 +151,24 @@ CASES = {
     },
 }
 BF16, CHECKPOINTING = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
+AUTOCAST, BF16_SUMS = {"train.precision": "bf16-autocast"}, {"train.gradient_accumulation_dtype": "bf16"}
 ONLINE: dict[str, Any] = {"features.cache": "off"}
 TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], "features.cache": "off"}
 PROJECTOR: dict[str, Any] = {"model.freeze": ["tower", "language_model"]}
 ADAPTERS: dict[str, Any] = {"model.lora": {"rank": 8}}
 ON_DISK: dict[str, Any] = {"train.offload": "optimizer", "train.nvme_path": "/var/tmp/vlmpipe-bench"}
 CASES |= {
+    **{
+        f"{strategy} autocast{suffix}": Case(strategy, AUTOCAST | changes)
+        for strategy in ("ddp", "zero1", "zero2", "zero3")
+        for suffix, changes in {"": {}, " adapters": ADAPTERS}.items()
+    },
+    **{
+        f"fsdp {name} bf16 frozen sharded": Case("fsdp", changes | BF16 | {"train.shard_frozen_weights": True})
+        for name, changes in {"adapters": ADAPTERS, "projector only": PROJECTOR}.items()
+    },
+    "zero2 bf16 sums": Case("zero2", BF16 | BF16_SUMS),
+    "zero2 bf16 reduced": Case("zero2", BF16 | {"train.reduce_dtype": "bf16"}),
     "zero2 bf16 checkpointing": Case("zero2", BF16 | CHECKPOINTING),
     "zero1": Case("zero1"),
     "zero1 bf16": Case("zero1", BF16),
@@ -226,13 +238,13 @@ CASES |= {
     "zero3 persistent": Case("zero3", own_zero(stage3_param_persistence_threshold=20_000)),
     "ddp averaged": Case("ddp", AVERAGED),
     "ddp powersgd": Case("ddp", POWERSGD),
-    "ddp powersgd bf16 one pass": Case("ddp", POWERSGD | BF16, passes=1),
+    "ddp powersgd autocast one pass": Case("ddp", POWERSGD | AUTOCAST, passes=1),
     "ddp powersgd projector only": Case("ddp", POWERSGD | PROJECTOR),
     "fsdp averaged": Case("fsdp", AVERAGED),
     "zero2 averaged": Case("zero2", AVERAGED),
     "zero3 averaged": Case("zero3", AVERAGED),
     "zero1 disk": Case("zero1", ON_DISK),
-    "zero2 bf16 disk": Case("zero2", ON_DISK | BF16 | {"train.ema_decay": 0.9}),
+    "zero2 bf16 disk": Case("zero2", ON_DISK | BF16 | BF16_SUMS | {"train.ema_decay": 0.9}),
     "zero3 disk": Case("zero3", ON_DISK),
     "zero3 bf16 weights offloaded, disk": Case("zero3", ON_DISK | BF16 | {"train.offload": "optimizer+weights"}),
     "zero3 adapters disk": Case("zero3", ADAPTERS | ON_DISK),
@@ -242,8 +254,8 @@ CASES |= {
     "zero2 adapters offload": Case("zero2", ADAPTERS | {"train.offload": "optimizer"}),
     "fsdp adapters offload": Case("fsdp", ADAPTERS | {"train.offload": "optimizer+weights"}),
     "zero1 adapters offload": Case("zero1", ADAPTERS | {"train.offload": "optimizer"}),
-    "zero2 bf16 offload": Case("zero2", BF16 | {"train.offload": "optimizer"}),
-    "zero1 bf16 offload": Case("zero1", BF16 | {"train.offload": "optimizer"}),
+    "zero2 bf16 offload": Case("zero2", BF16 | BF16_SUMS | {"train.offload": "optimizer"}),
+    "zero1 bf16 offload": Case("zero1", BF16 | BF16_SUMS | {"train.offload": "optimizer"}),
     "zero3 bf16 offload": Case("zero3", BF16 | {"train.offload": "optimizer+weights"}),
     "fsdp bf16 offload": Case("fsdp", BF16 | {"train.offload": "optimizer+weights"}),
 }

@@ -26,7 +26,9 @@ def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, 
     job = JobConfig.load(store.uri("run.json"))
     prepared = prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True))
     pointers = DataPointers(
-        prepared_uri=prepared.uri, features_uri=features_uri(job.run.features_root, job.model), features=features
+        prepared_uri=prepared.uri,
+        features_uri=features_uri(job.run.features_root, job.model, job.train.precision),
+        features=features,
     )
     store.write("prepared.json", pointers.model_dump_json().encode())
     return job

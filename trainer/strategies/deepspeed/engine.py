@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +65,14 @@ class Zero:
         of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
         settings["zero_optimization"] |= of_node
         self.settings = laid_over(settings, config.deepspeed)
+        given = {parameter: parameter.data for parameter in module.parameters() if parameter.requires_grad}
         with disk.keeping(optimizer) if disk else contextlib.nullcontext():  # stage 3 updates during initialisation
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
             )
+        if config.precision == "bf16":
+            self._begin_from(given)
+        del given
         if disk:
             self._move_to(disk)
         self._micro_steps = micro_steps
@@ -166,9 +170,22 @@ class Zero:
     def _partitions(self) -> list[Tensor]:
         """This rank's flat fp32 weights, one tensor a parameter group."""
         optimizer = self._engine.optimizer
-        return list(
-            optimizer.fp32_partitioned_groups_flat if self._stage == 3 else optimizer.single_partition_of_fp32_groups
-        )
+        # The names of stage 3, of stages 1 and 2, and of stage 1 with precision bf16, an engine of its own.
+        names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+        return list(next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)))
+
+    @torch.no_grad()
+    def _begin_from(self, given: Mapping[nn.Parameter, Tensor]) -> None:
+        """Give the masters the fp32 weights that training begins with: DeepSpeed takes them from the bf16 copies."""
+        parameter: Any  # with DeepSpeed's methods
+        for parameter, weight in given.items():
+            if self._stage < 3:
+                parameter.set_full_hp_param(weight)
+                continue
+            partition, _ = self._engine.optimizer._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+            mine = weight.flatten()[partition.numel() * self._engine.optimizer._get_param_partition_rank(parameter) :]
+            mine = mine[: partition.numel()]  # the last rank's slice is padded
+            partition[: mine.numel()].copy_(mine)
 
     def _move_to(self, disk: NvmeOffload) -> None:
         """Move this rank's fp32 weights and moments to the disk, unless they are there."""
@@ -203,8 +220,11 @@ def _import_deepspeed(worker: ProcessContext) -> Any:
 
     # An optional extension. Its build takes minutes, and a killed build leaves a lock that blocks later runs for ever.
     __compatible_ops__["deepspeed_shm_comm"] = False
-    # A process-wide global: an earlier engine may have left its node group.
+    from deepspeed.runtime import torch_autocast
+
+    # Process-wide globals: an earlier engine may have left its node group, and its autocast on.
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+    torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
     deepspeed.utils.logger.setLevel("WARNING")
     return deepspeed
 

@@ -112,7 +112,8 @@ def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:
     if is_cached(config):
         return 0
     images, _ = max(largest_sequences(config, shape))
-    compute = "fp32" if config.train.strategy in SHARDED_BY_FSDP else computing_of(config)[0]
+    compute = computing_of(config)[0]
+    compute = "fp32" if compute == "bf16 parts" else compute  # FSDP does not cast what is frozen
     rows = (config.train.micro_batch_size, config.data.sequence_length, images)
     return _traced_tower(config.model.model_dump_json(), shape.vocabulary, rows=rows, compute=compute)
 
@@ -139,8 +140,10 @@ def require_degree(config: RunConfig) -> None:
 def computing_of(config: RunConfig) -> Computing:
     """How the strategy computes: two that do it in the same way hold the same activations."""
     strategy = config.train.strategy
-    in_slices = strategy in SHARDED_BY_FSDP
-    compute = "bf16 weights" if in_slices else "autocast"
+    in_slices = strategy in SHARDED_BY_FSDP or (strategy == "ddp" and config.train.has_bf16_weights)
+    compute = "bf16 parts" if in_slices else "autocast"
+    if config.train.has_bf16_weights:
+        compute = "bf16 weights"
     if config.train.precision == "fp32":
         compute = "fp32"
     return compute, strategy == "zero3", in_slices, config.train.tensor_parallel, config.train.sequence_parallel

@@ -141,14 +141,23 @@ class Run:
     weights: Weights
     layout: Layout
     precision: str
+    bf16_weights: bool  # those that compute, also at rest (train.has_bf16_weights)
+    reduce_bytes: int  # of a gradient on its way, with bf16_weights
+    sum_bytes: int  # of a sum of gradients over micro-batches, likewise
     passes: int
-    checkpointing: bool
+    checkpointing: bool  # full
+    recomputing: bool  # full or selective
     on_gpu: bool
     offload: str
     rounded: bool
     moving: Mapping[str, MemoryPart]  # under PowerSGD, by moment
     zero: ZeroSettings
     gathering: Gathering
+
+    @property
+    def module_bytes(self) -> int:
+        """Of one trained weight in DeepSpeed's module."""
+        return BF16_BYTES if self.bf16_weights else FP32_BYTES
 
 
 Phase = Literal["forward", "turn", "backward", "end", "rest", "step"]

@@ -57,7 +57,8 @@ def estimate_memory(
         hosts = [host_memory(held, layout, machine) for name, held in moments.items() if name.startswith("step")]
         host = max(hosts, key=lambda one: one.total_bytes)
         deferred = defers_weights(config.model, config.train)
-        start = start_memory(model.shape, layout, machine, deferred=deferred)
+        in_bf16 = config.train.has_bf16_weights and layout.strategy.startswith("zero")
+        start = start_memory(model.shape, layout, machine, deferred=deferred, copied_to_bf16=in_bf16)
     memory = Memory(device, capacity, tuple(parts), moment, host=host, start=start, disk_bytes=disk_bytes)
     if nearest and not memory.fits:
         found = list(_nearest(config, model, machine, gpu, load))
@@ -120,8 +121,12 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     smaller: dict[str, Any] = {"train.micro_batch_size": 1} if train.micro_batch_size > 1 else {}
     partly: dict[str, Any] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
     sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
+    if train.precision == "bf16-autocast" and sharded:
+        sharded |= {"train.precision": "bf16"}
     frozen_too = {"train.strategy": "zero3"}  # which shards frozen weights as well
     offload = {"train.offload": "optimizer" if train.strategy.startswith("zero") else "optimizer+weights"}
+    if train.strategy in ("zero1", "zero2") and train.precision == "bf16":
+        offload |= frozen_too  # these would sum offloaded gradients in bf16
     if train.model_ranks > 1:
         sharded |= {"train.tensor_parallel": 1, "train.pipeline_parallel": 1, "train.virtual_stages": 1}
     without_copy: dict[str, Any] = {"train.zero_hpz": False} if train.zero_hpz else {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Machine
-from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart, Place
+from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Place
 from vlmpipe.planner.parallel_layout import Layout
 
 OF_THE_OPTIMIZER = frozenset(
@@ -97,16 +97,24 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
     return HostMemory(machine.machine_type, capacity, (*held, processes, checkpoint))
 
 
-def start_memory(shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool) -> HostMemory:
+def start_memory(
+    shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool, copied_to_bf16: bool = False
+) -> HostMemory:
     """What a node holds before the first step: each rank's model in fp32, or one matrix of it where weights are read
-    while they are sharded (`trainer.models.layers.deferred_weights`)."""
+    while they are sharded (`trainer.models.layers.deferred_weights`).
+
+    `copied_to_bf16`: DeepSpeed casts it here, and masters begin with the fp32 weights.
+    """
     ranks, language = layout.ranks_per_node, shape.language
     held, why = shape.total_parameters, "in fp32, built whole by each rank"
+    bytes_each = FP32_BYTES
+    if copied_to_bf16:
+        bytes_each, why = FP32_BYTES + BF16_BYTES, f"{why}, and in bf16"
     if deferred:
         held = max(language.hidden * language.intermediate, language.hidden * shape.vocabulary)
         why = "in fp32, a matrix at a time"
     processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
-    model = MemoryPart("model at the start", ranks * FP32_BYTES * held, why)
+    model = MemoryPart("model at the start", ranks * bytes_each * held, why)
     return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), (model, processes))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.activations import Activations
-from vlmpipe.planner.memory.components import Gathering, MemoryPart
+from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, Gathering, MemoryPart
 from vlmpipe.planner.memory.rank import training_phases
 from vlmpipe.planner.memory.zero_persistence import persistent_elements
 from vlmpipe.planner.parallel_layout import Layout
@@ -30,8 +30,12 @@ def run_phases(
         held,
         cached=cached,
         precision=train.precision,
+        bf16_weights=train.has_bf16_weights,
+        reduce_bytes=BF16_BYTES if train.reduce_dtype == "bf16" else FP32_BYTES,
+        sum_bytes=BF16_BYTES if train.gradient_accumulation_dtype == "bf16" else FP32_BYTES,
         passes=passes,
         checkpointing=train.activation_checkpointing == "full",
+        recomputing=train.activation_checkpointing != "none",
         on_gpu=on_gpu,
         offload=train.offload,
         to_disk=bool(train.nvme_path),
@@ -42,5 +46,6 @@ def run_phases(
         deepspeed=train.deepspeed,
         persistent=persistent_elements(config, shape),
         ahead_bytes=ahead_bytes,
+        in_8_bits=shape.in_8_bits if train.optimizer.name == "adamw_8bit" else 0,
         gathering=Gathering(train.keeps_gathered_weights, train.prefetch_layers),
     )

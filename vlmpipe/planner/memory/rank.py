@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.sizing.model_shape import ModelShape
+from trainer.sizing.optimizer_state import BYTES_8_BIT
 from vlmpipe.planner.memory.activations import WEIGHT_COPIES, Activations
 from vlmpipe.planner.memory.components import (
     BF16_BYTES,
@@ -33,6 +34,7 @@ from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 
 GIB = 2**30
 ADAM_MOMENTS = 2  # fp32 each
+QUANTIZED = "4-bit weights"
 # A GPU holds more than torch allocates. Not measured by this project (see docs/reference/planner.md):
 CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of torch's own count
 WORKSPACE_BYTES = 64 << 20  # cuBLAS
@@ -95,8 +97,12 @@ def training_phases(
     *,
     cached: bool,
     precision: str,
+    bf16_weights: bool = False,
+    reduce_bytes: int = FP32_BYTES,
+    sum_bytes: int = FP32_BYTES,
     passes: int,
     checkpointing: bool,
+    recomputing: bool = True,
     on_gpu: bool = True,
     offload: str = "none",
     to_disk: bool = False,
@@ -104,6 +110,7 @@ def training_phases(
     gradient_rank: int = 0,
     reducers: bool = False,
     averaged: bool = False,
+    in_8_bits: int = 0,
     deepspeed: Mapping[str, Any] | None = None,
     persistent: int = 0,
     ahead_bytes: int = 0,
@@ -112,8 +119,10 @@ def training_phases(
     """All that torch allocates at four moments of a step: forward pass, backward pass, its end, and update.
 
     Args:
+        bf16_weights, reduce_bytes, sum_bytes: see `Run`.
         passes: micro-batches that are summed for one step.
         checkpointing: activations are computed again, so that the backward pass is fullest inside of a layer.
+        recomputing: so are some of them.
         to_disk: what of the optimizer is offloaded lies on a disk (train.nvme_path).
         rounded: gradients travel in two bytes a number.
         gradient_rank: of PowerSGD's factors; 0 without.
@@ -121,18 +130,18 @@ def training_phases(
         deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
+        in_8_bits: trained parameters whose moments are stored in 8 bits.
         ahead_bytes: of a tower that runs for the next micro-batch.
         gathering: how FSDP gathers weights.
     """
     weights = Weights.of(shape, layout, cached=cached)
+    in_bf16 = bf16_weights and layout.strategy.startswith("zero")  # whose masters are the optimizer's weights
+    weight_bytes, weight_type = (BF16_BYTES, "bf16") if in_bf16 else (FP32_BYTES, "fp32")
     static = [
-        MemoryPart("weights", FP32_BYTES * split(weights.trainable, layout.weight_shards), "fp32, trained"),
-        _frozen(weights, layout),
-        MemoryPart(
-            "optimizer",
-            ADAM_MOMENTS * FP32_BYTES * split(weights.trainable, layout.optimizer_shards),
-            "two moments in fp32",
-        ),
+        MemoryPart("weights", weight_bytes * split(weights.trainable, layout.weight_shards), f"{weight_type}, trained"),
+        _frozen(weights, layout, bf16=bf16_weights),
+        MemoryPart(QUANTIZED, weights.quantized_bytes, "NF4, whole on every rank"),
+        _moments(weights, layout, in_8_bits),
         *average_parts(split(weights.trainable, layout.optimizer_shards), averaged=averaged),
         MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
     ]
@@ -144,7 +153,23 @@ def training_phases(
     static += lasting_parts(shape, rank) if rank else []
     held = {"backward": activations.backward, "end": activations.backward_end}
     moving = moving_parts(shape, held, reducers=reducers) if rank else {}
-    run = Run(weights, layout, precision, passes, checkpointing, on_gpu, offload, rounded, moving, zero, gathering)
+    run = Run(
+        weights,
+        layout,
+        precision,
+        bf16_weights,
+        reduce_bytes,
+        sum_bytes,
+        passes,
+        checkpointing,
+        recomputing,
+        on_gpu,
+        offload,
+        rounded,
+        moving,
+        zero,
+        gathering,
+    )
     moments = {
         "forward": _phase(activations.forward, layout, _extra(run, "forward")),
         "backward, before its first gradient": _phase(activations.turn, layout, _extra(run, "turn")),
@@ -154,7 +179,7 @@ def training_phases(
         ),
         "step": _extra(run, "step"),
     }
-    if layout.strategy in ("zero1", "zero2") or layout.strategy in SHARDED_BY_FSDP:
+    if layout.strategy in ("zero1", "zero2") or _by_fsdp(run):
         moments["backward, the last gradients are reduced"] = _extra(run, "rest")
     if ahead_bytes and passes > 1:
         ahead = MemoryPart("tower ahead", ahead_bytes, "the next micro-batch's images, traced")
@@ -175,7 +200,7 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     """What a GPU holds beside what torch allocates, and the margin for holes between allocations."""
     lasting = {
-        "weights", "frozen weights", "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
+        "weights", "frozen weights", QUANTIZED, "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
     }  # fmt: skip
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [
@@ -187,14 +212,36 @@ def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     ]
 
 
-def _frozen(weights: Weights, layout: Layout) -> MemoryPart:
+def _moments(weights: Weights, layout: Layout, in_8_bits: int) -> MemoryPart:
+    in_fp32 = split(weights.trainable - in_8_bits, layout.optimizer_shards)
+    size = ADAM_MOMENTS * FP32_BYTES * in_fp32 + int(BYTES_8_BIT * split(in_8_bits, layout.optimizer_shards))
+    share = in_8_bits / weights.trainable if weights.trainable else 0
+    return MemoryPart("optimizer", size, f"two moments, {share:.0%} in 8 bits" if in_8_bits else "two moments in fp32")
+
+
+def _frozen(weights: Weights, layout: Layout, *, bf16: bool) -> MemoryPart:
+    size, kind = (BF16_BYTES, "bf16") if bf16 else (FP32_BYTES, "fp32")
     sliced = weights.sliced - weights.trainable
     if layout.strategy in SHARDED_BY_FSDP and sliced:
         held = weights.frozen - sliced + split(sliced, layout.weight_shards)
-        return MemoryPart("frozen weights", FP32_BYTES * held, "fp32, sharded where others of their part are trained")
+        return MemoryPart(
+            "frozen weights",
+            size * held,
+            f"{kind}, sharded"
+            + (
+                "" if held == split(weights.frozen, layout.weight_shards) else " where others of their part are trained"
+            ),
+        )
     if layout.strategy == "zero3":
-        return MemoryPart("frozen weights", FP32_BYTES * split(weights.frozen, layout.weight_shards), "fp32, sharded")
-    return MemoryPart("frozen weights", FP32_BYTES * weights.frozen, "fp32, whole on every rank")
+        return MemoryPart("frozen weights", size * split(weights.frozen, layout.weight_shards), f"{kind}, sharded")
+    return MemoryPart("frozen weights", size * weights.frozen, f"{kind}, whole on every rank")
+
+
+def _by_fsdp(run: Run) -> bool:
+    """Whether FSDP gathers, or at least casts, a layer's weights at a time."""
+    if run.layout.strategy == "ddp":
+        return run.bf16_weights
+    return run.layout.strategy in SHARDED_BY_FSDP
 
 
 def _extra(run: Run, when: Phase) -> list[MemoryPart]:
@@ -207,7 +254,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         return partitioned(run, when)
     if layout.strategy == "zero3":
         return gathered(run, when)
-    if layout.strategy == "ddp":  # gradients live in buckets that stay
+    if not _by_fsdp(run):  # ddp: gradients live in buckets that stay
         gradients = MemoryPart("gradients", FP32_BYTES * whole, "fp32, in the buckets of all-reduce")
         if when == "end" and run.rounded:  # all of them, where the network is slower than the backward pass
             return [gradients, MemoryPart("gradients on their way", BF16_BYTES * whole, "compressed")]
@@ -221,6 +268,8 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         return [sharded, _moving_rest(run, compute_bytes)]
     # Over one rank nothing travels, so nothing is fetched ahead.
     layers = 1 + run.gathering.layers_ahead if layout.weight_shards > 1 else 1
+    if run.bf16_weights and not run.recomputing and when in ("turn", "backward"):
+        layers -= 1  # the loss is fullest, for which no layer is there but one on its way
     count = min(weights.sliced, weights.sliced_root + layers * weights.sliced_layer)
     why = f"{layers} layers, and what is outside of layers"
     if run.gathering.keeps_all and when != "end":  # the backward pass lets go of one layer after the other
@@ -242,7 +291,7 @@ def _moving_rest(run: Run, compute_bytes: int) -> MemoryPart:
     fresh = FP32_BYTES * split(weights.root, run.layout.gradient_shards) if run.passes > 1 else 0
     after = fresh + compute_bytes * weights.head
     copied = FP32_BYTES * weights.root
-    # On CPUs a reduce-scatter works on a copy of its own.
+    # On CPUs a reduce-scatter works on a copy of its own; one rank scatters nothing.
     copies = run.layout.weight_shards > 1 and not run.on_gpu
     beside = copied + after if copies else max(compute_bytes * weights.root, after)
     return MemoryPart("gradients on their way", copied + beside, "of all outside of layers, in fp32")

@@ -64,12 +64,12 @@ class SearchMemory:
     def _without_activations(self, config: RunConfig, layout: Layout) -> int:
         if layout.pipeline_parallel > 1:
             stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
-            ranks, shards, averaged = layout.tensor_parallel, layout.weight_shards, config.train.ema_decay > 0
+            ranks, shards = layout.tensor_parallel, layout.weight_shards
             weights = [
                 StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks)
                 for stage in by_rank(stages, layout)
             ]
-            return max(_on_device(lasting_parts([each], shards, averaged=averaged), layout) for each in weights)
+            return max(_on_device(lasting_parts([each], shards, config.train), layout) for each in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:

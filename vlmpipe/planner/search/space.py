@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.train import COMPILING, GATHERING, OFFLOADING, OVERLAPPING, PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.config.precision import GATHERED_IN_BF16, REDUCING_IN_BF16, SUMMING_IN_BF16, sums_offloaded_in_bf16
+from trainer.config.train import (
+    COMPILING,
+    GATHERING,
+    OFFLOADING,
+    OVERLAPPING,
+    PIPELINE_PARALLEL,
+    SHARDING_FROZEN,
+    TENSOR_PARALLEL,
+    TrainConfig,
+)
 from trainer.errors import ConfigError
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
@@ -58,7 +68,7 @@ def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cl
         for accelerator_type, counts in machine.accelerators.items():
             gpu = catalog.gpus[accelerator_type]
             in_region = region in catalog.regions.get(accelerator_type, ())
-            usable = gpu.bf16_tflops is not None or config.train.precision != "bf16"
+            usable = gpu.bf16_tflops is not None or config.train.compute_type != "bf16"
             if in_region and usable and (gpu.flex_start or term != "flex_start"):
                 for count in counts:
                     quote = prices.machine(machine.machine_type, accelerator_type, count, region, term)
@@ -113,6 +123,9 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.offload"] = "none"
         if train.nvme_path and strategy not in OFFLOADING["optimizer"]:
             change["train.nvme_path"] = ""
+        change |= _number_types(train, strategy)
+        if train.shard_frozen_weights and strategy not in SHARDING_FROZEN:
+            change["train.shard_frozen_weights"] = False
         if train.zero_hpz and strategy != "zero3":
             change["train.zero_hpz"] = False
         if train.overlap_vision_encoder and strategy not in OVERLAPPING:
@@ -130,6 +143,34 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             if train.global_batch_size % (copies * size):
                 continue
             yield change | {"train.micro_batch_size": size, "train.activation_checkpointing": "none"}
+
+
+def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
+    """Changes without which the strategy is refused: see `trainer.config.precision`."""
+    change: dict[str, Any] = {}
+    if train.precision == "bf16-autocast" and strategy in GATHERED_IN_BF16:
+        change["train.precision"] = "bf16"
+    if train.gradient_accumulation_dtype == "bf16" and strategy not in SUMMING_IN_BF16:
+        change["train.gradient_accumulation_dtype"] = "fp32"
+    if train.reduce_dtype == "bf16" and strategy not in REDUCING_IN_BF16:
+        change["train.reduce_dtype"] = "fp32"
+    if sums_offloaded_in_bf16(train.precision, train.offload, strategy):
+        change["train.gradient_accumulation_dtype"] = "bf16"
+    return change
+
+
+def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
+    """Changes without which the strategy is refused: see `trainer.config.precision`."""
+    change: dict[str, Any] = {}
+    if train.precision == "bf16-autocast" and strategy in GATHERED_IN_BF16:
+        change["train.precision"] = "bf16"
+    if train.gradient_accumulation_dtype == "bf16" and strategy not in SUMMING_IN_BF16:
+        change["train.gradient_accumulation_dtype"] = "fp32"
+    if train.reduce_dtype == "bf16" and strategy not in REDUCING_IN_BF16:
+        change["train.reduce_dtype"] = "fp32"
+    if sums_offloaded_in_bf16(train.precision, train.offload, strategy):
+        change["train.gradient_accumulation_dtype"] = "bf16"
+    return change
 
 
 def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, int]]:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.config.train import Checkpointing, Precision, ReshardAfterForward
+from trainer.config.precision import Precision
+from trainer.config.train import Checkpointing, ReshardAfterForward
 from trainer.sizing.model_shape import PARTS, ModelShape, Part
 from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from vlmpipe.catalog.machines import Gpu, Machine
@@ -63,6 +64,8 @@ class Work:
     activation_checkpointing: Checkpointing
     max_images_per_sequence: float = 0.0  # that the tower runs on in the step; none when features are cached
     sequence_label_tokens: float = 0.0
+    bf16_weights: bool = False  # weights that compute are bf16, also at rest (train.has_bf16_weights)
+    reduce_bytes: int = FP32_BYTES  # of one gradient on its way, with bf16_weights and where FSDP reduces
     rounds_gradients: bool = False
     gradient_rank: int = 0  # of PowerSGD's factors; 0 without
     quantized_weights: bool = False
@@ -115,6 +118,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
 
     What is sent is what `trainer/strategies` does; tests/integration/trainer/strategies/test_traffic.py counts it.
     DDP all-reduces fp32 gradients once a step, or half of their bytes where they are rounded, or PowerSGD's factors.
+    With bf16 weights (train.precision bf16) gradients travel in train.reduce_dtype and updated weights in bf16.
     ZeRO-2 does so after each micro-batch, matrices in the autocast type (DeepSpeed 0.19, stage_1_and_2.py,
     `reduce_ready_partitions_and_remove_grads`), and then gathers fp32 weights once. FSDP2 gathers the layers'
     weights in the compute type twice a micro-batch, those outside layers once (train.reshard_after_forward: all once
@@ -134,14 +138,24 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     found = list(_between_parts(layout, shape, work, stage))
     data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
+    reduced = fp32 * work.reduce_bytes / FP32_BYTES
     # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
     mixed = _trainable_bytes(layout, shape, lambda part: FP32_BYTES if part == "embedding" else work.compute_bytes)
+    updated = fp32
+    if work.bf16_weights:
+        mixed, updated = reduced, fp32 * BF16_BYTES / FP32_BYTES
+
+    def trains_tower(part: Part) -> bool:  # else it has no backward pass
+        return part == "tower" and bool(shape.trained[part])
+
     in_layers = _sliced_bytes(
-        layout, shape, lambda part: work.compute_bytes * (part in ("tower", "language_layers", "adapters"))
+        layout, shape, lambda part: work.compute_bytes * (part in ("language_layers", "adapters") or trains_tower(part))
     )
+    outside_layers = max(0, shape.sliced["tower"] - shape.tower.layers * shape.tower.layer_parameters)
+    in_layers -= work.compute_bytes * outside_layers
     match strategy:
         case "ddp":
-            sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else fp32
+            sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else reduced
             if work.gradient_rank:
                 sent_bytes = FP32_BYTES * numbers_sent(shape, work.gradient_rank)
             found += data.collective("gradients", "all_reduce", sent_bytes)
@@ -151,10 +165,10 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             found += data.collective("gradients", "reduce_scatter", FP32_BYTES * weights.trainable)
         case "zero1":
             found += data.collective("gradients", "all_reduce", mixed)
-            found += data.collective("weights", "all_gather", fp32)
+            found += data.collective("weights", "all_gather", updated)
         case "zero2":
             found += data.collective("gradients", "all_reduce", mixed * work.micro_steps)
-            found += data.collective("weights", "all_gather", fp32)
+            found += data.collective("weights", "all_gather", updated)
         case "zero3":
             # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
             untrained = (shape.parameters[part] - shape.trained[part] for part in PARTS if part != "tower")
@@ -162,7 +176,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             gathered = _trainable_bytes(layout, shape, lambda part: work.gathered_bytes)
             # qgZ works between nodes only (`all_to_all_quant_reduce`): 4 bits inside of them and then between them.
             in_4_bits = work.quantized_gradients and layout.nodes > 1
-            reduced = _trainable_bytes(layout, shape, lambda part: INT4_BYTES) if in_4_bits else mixed
+            sent = _trainable_bytes(layout, shape, lambda part: INT4_BYTES) if in_4_bits else mixed
             gathers = 2 * work.micro_steps
             if layout.copy_shards:
                 # A node's copy is made when what was gathered first is let go of, and is lost in the update, but that
@@ -173,7 +187,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
                 found += [replace(transfer, of_node=True) for transfer in inside]
             else:
                 found += data.collective("weights", "all_gather", gathers * (gathered + frozen))
-            found += data.collective("gradients", "reduce_scatter", reduced * work.micro_steps)
+            found += data.collective("gradients", "reduce_scatter", sent * work.micro_steps)
         case "fsdp" | "tp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = _Group(
@@ -184,8 +198,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             compute = _sliced_bytes(layout, shape, lambda part: work.compute_bytes)
             again = {"auto": in_layers, "always": compute, "never": 0.0}[work.reshard_after_forward]
             found += shards.collective("weights", "all_gather", (compute + again) * work.micro_steps)
-            found += shards.collective("gradients", "reduce_scatter", fp32 * work.micro_steps)
-            found += copies.collective("gradients", "all_reduce", fp32 / layout.weight_shards)
+            found += shards.collective("gradients", "reduce_scatter", reduced * work.micro_steps)
+            found += copies.collective("gradients", "all_reduce", reduced / layout.weight_shards)
         case _:
             raise KeyError(strategy)
     return found

@@ -31,11 +31,14 @@ def update_times(case: Scenario, *, micro_steps: int) -> dict[str, float]:
     moved = UPDATE_BYTES_PER_PARAMETER + (AVERAGE_UPDATE_BYTES_PER_PARAMETER if train.ema_decay else 0)
     if train.offload == "none":
         return {"optimizer update": owned * moved / (case.gpu.memory_gbytes_per_s * 1e9)}
-    # Gradients come in fp32. Weights go back once, or whenever they are gathered from the machine's memory.
-    copies = 1 + (2 * micro_steps if train.offload == "optimizer+weights" else 1)
+    # Gradients come in the type of their sums. Weights go back once, or whenever they are gathered from the machine's
+    # memory, where FSDP has masters only.
+    gradient_bytes = 2 if train.gradient_accumulation_dtype == "bf16" else 4
+    weight_bytes = 2 if train.has_bf16_weights and train.strategy.startswith("zero") else 4
+    copied_bytes = gradient_bytes + weight_bytes * (2 * micro_steps if train.offload == "optimizer+weights" else 1)
     times = {
         "optimizer update": owned * moved / HOST_BYTES_PER_S,
-        "copies to and from the machine's memory": owned * 4 * copies / LINK_BYTES_PER_S,
+        "copies to and from the machine's memory": owned * copied_bytes / LINK_BYTES_PER_S,
     }
     if train.nvme_path and not _stays_in_memory(case):
         moved_bytes = case.layout.ranks_per_node * owned * _disk_bytes(config)

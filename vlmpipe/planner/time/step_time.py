@@ -174,6 +174,8 @@ def work_of(case: Scenario) -> Work:
         micro_batch_size=train.micro_batch_size,
         sequence_length=config.data.sequence_length,
         precision=train.precision,
+        bf16_weights=train.has_bf16_weights,
+        reduce_bytes=2 if train.reduce_dtype == "bf16" else 4,
         activation_checkpointing=train.activation_checkpointing,
         max_images_per_sequence=0.0 if case.cached else load.images_per_sequence,
         sequence_label_tokens=load.label_tokens_per_sequence,
@@ -192,7 +194,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
     said = []
     fp32 = gpu.fp32_tflops * 1e12
     peak = fp32
-    if config.train.precision == "bf16" and gpu.bf16_tflops is None:
+    if config.train.compute_type == "bf16" and gpu.bf16_tflops is None:
         said.append(f"{gpu.accelerator_type} has no bf16 units: bf16 is taken as no faster than fp32.")
     elif config.train.precision == "fp16" and gpu.bf16_tflops is None:
         said.append(f"The catalogue has no fp16 rate of {gpu.accelerator_type}: fp16 is taken as no faster than fp32.")
@@ -211,9 +213,10 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
         said.append(f"{text} Set plan.efficiency to what a run of yours measured.")
     frozen = peak
     computes_frozen = shape.left_whole - ({"tower"} if cached else set())
-    if layout.strategy in SHARDED_BY_FSDP and peak > fp32 and computes_frozen:
+    leaves_fp32 = layout.strategy in SHARDED_BY_FSDP and not config.train.has_bf16_weights
+    if leaves_fp32 and peak > fp32 and computes_frozen:
         frozen = fp32
-        said.append("FSDP leaves frozen parts in fp32, so they compute at the fp32 rate.")
+        said.append("Frozen parts stay fp32, so they compute at the fp32 rate.")
     return Rates(peak * efficiency, frozen * efficiency, fp32 * efficiency, peak), said
 
 

@@ -74,6 +74,7 @@ IN_BF16 = chosen({choice: choice for choice in CHOICES}, lambda choice: choice =
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     root = tmp_path_factory.mktemp("frozen")
     encode_features(make_run(root, "features"))
+    encode_features(make_run(root, "features-bf16", {"train.precision": "bf16"}))  # in which its tower computes
 
     def run(name: str, choice: str, strategy: str, more: Mapping[str, Any] | None = None) -> JobConfig:
         rows = {"train.micro_batch_size": 8 if strategy == "one" else 2 // NODES.get(strategy, 1)}

@@ -14,8 +14,9 @@ from torch import nn
 
 from tests.support.trainer.equalities import HELD_OUT
 from tests.support.trainer.runs import losses, make_run, metrics, train_runs
+from trainer.config.deepspeed_keys import DECIDED_HERE
 from trainer.config.job import JobConfig
-from trainer.config.train import DECIDED_HERE, TrainConfig
+from trainer.config.train import TrainConfig
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
 from trainer.setup import build_training

@@ -79,6 +79,7 @@ class Runs:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("equalities")
     encode_features(make_run(root, "features"))
+    encode_features(make_run(root, "features-bf16", {"train.precision": "bf16"}))  # in which its tower computes
     return root
 
 

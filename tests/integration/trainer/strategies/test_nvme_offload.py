@@ -54,6 +54,7 @@ class Runs:
     def __init__(self, root: Path) -> None:
         self.root, self.disk = root, root / "disk"
         encode_features(make_run(root, "features"))
+        encode_features(make_run(root, "features-bf16", {"train.precision": "bf16"}))  # in which its tower computes
         stop = {"train.max_steps": STOP_STEP}
         self.memory = {name: make_run(root, f"{name} memory", case) for name, case in CASES.items()}
         self.on_disk = {name: make_run(root, f"{name} disk", self.placed(case, "disk")) for name, case in CASES.items()}

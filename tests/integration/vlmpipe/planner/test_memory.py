@@ -17,7 +17,8 @@ from tests.support.trainer.runs import run_ranks
 PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
-    "ddp", "fsdp bf16 loss in chunks", "zero2 bf16", "zero2 adapters", "zero2 offload", "zero3",
+    "ddp", "ddp bf16", "fsdp bf16 loss in chunks", "fsdp adapters bf16", "zero1 bf16", "zero2 bf16", "zero2 adapters",
+    "zero2 offload", "zero3",
     "fsdp frozen in front bf16", "qwen2_5_vl zero2 bf16 checkpointing", "smolvlm_tiles fsdp online",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
@@ -66,9 +67,10 @@ def test_hybrid_sharding_holds_what_is_said(name: str, measured_on_two_nodes: Me
 
 def _compare(case: Case, processes: int, found: dict[str, int]) -> None:
     expected = predicted(case, processes)
-    for part in ("weights", "optimizer", "gradients", "node_weights"):
+    for part in ("weights", "bf16_weights", "optimizer", "gradients", "node_weights"):
         if found[part]:  # offloaded, DeepSpeed's gradients are in no one place
             assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
+    assert bool(found["bf16_weights"]) == bool(expected["bf16_weights"])
     assert bool(found["node_weights"]) == bool(expected["node_weights"])
     assert expected["on_disk"] == pytest.approx(found["on_disk"], rel=COUNTED)
     assert bool(expected["on_disk"]) == ("train.nvme_path" in case.changes)

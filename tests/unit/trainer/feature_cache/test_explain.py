@@ -28,7 +28,7 @@ def encode(job: JobConfig, scratch: Path, *, share: float = 1.0) -> None:
     """Keep features of the first of the job's images: their numbers do not matter here."""
     images = sorted(Index.load(job.pointers().prepared_uri).unique_images())
     store = open_storage(job.pointers().features_uri)
-    write_description(store, job.model)
+    write_description(store, job.model, job.train.precision)
     features = {image: torch.zeros(1, 1, dtype=torch.bfloat16) for image in images[: int(share * len(images))]}
     write_shard(store, scratch, features, {"tower_sha256": "0"})
 
@@ -53,7 +53,7 @@ def test_another_tower_setting_is_named_with_both_values(job: JobConfig, tmp_pat
     other = explain(with_model(job, feature_layer=job.model.feature_layer - 1))
     assert other.state == "miss"
     (store,) = other.others
-    assert store.key == features_key(job.model)
+    assert store.key == features_key(job.model, "fp32")
     layer = job.model.feature_layer
     assert store.differences == {"tower.layer": (layer - 1, layer)}
     assert f"  tower.layer: {layer - 1} here, {layer} there" in other.lines()
@@ -66,8 +66,9 @@ def test_the_key_changes_with_every_field_of_the_description(job: JobConfig) -> 
         {"image_size": 128},
         {"seed": 9},
     ]
-    keys = {features_key(with_model(job, **change).model) for change in changes}
-    assert len(keys | {features_key(job.model)}) == len(changes) + 1
+    keys = {features_key(with_model(job, **change).model, "fp32") for change in changes}
+    keys |= {features_key(job.model, "fp32"), features_key(job.model, "bf16")}
+    assert len(keys) == len(changes) + 2
 
 
 def test_a_store_of_an_earlier_version_is_named_without_reasons(job: JobConfig, tmp_path: Path) -> None:

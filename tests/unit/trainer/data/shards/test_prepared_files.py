@@ -60,7 +60,7 @@ def test_whole_data_can_be_used(prepared: tuple[JobConfig, Path]) -> None:
     use(prepared[1])
 
 
-@pytest.mark.timeout(60 + 10 * FLIPS)
+@pytest.mark.timeout(300 + 10 * FLIPS)
 @pytest.mark.parametrize("damage", [flip, truncate])
 def test_damage_to_any_file_names_it(
     prepared: tuple[JobConfig, Path], tmp_path: Path, damage: Callable[[Path, random.Random], None]

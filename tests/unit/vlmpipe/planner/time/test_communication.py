@@ -61,6 +61,17 @@ def test_compressed_gradients_are_half_the_bytes(nodes: int, ranks: int) -> None
     assert plain == 2 * half
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"])
+def test_with_bf16_weights_a_weight_is_two_bytes_and_a_gradient_as_asked(strategy: str) -> None:
+    def payloads(**work: Any) -> dict[str, float]:
+        return {t.what: t.payload_bytes for t in sent(strategy, 1, 8, **work)}
+
+    fp32, bf16 = payloads(precision="fp32"), payloads(bf16_weights=True)
+    assert bf16["gradients"] == fp32["gradients"]
+    assert payloads(bf16_weights=True, reduce_bytes=2)["gradients"] == bf16["gradients"] / 2
+    assert "weights" not in fp32 or bf16["weights"] == fp32["weights"] / 2
+
+
 def test_powersgd_sends_factors_instead_of_matrices() -> None:
     """rank x (n + m) numbers of each, where that is less than half of n x m; the rest as it is."""
     matrices = (Matrices(4096, 4096, 3), Matrices(11008, 4096, 2), Matrices(8, 4096, 5))

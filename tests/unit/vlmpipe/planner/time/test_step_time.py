@@ -103,13 +103,15 @@ def test_a_gpu_without_bf16_is_reported_and_computes_as_fp32() -> None:
     assert any("None is known for NVIDIA_TESLA_T4" in sentence for sentence in bf16.assumptions)
 
 
-def test_fsdp_computes_a_frozen_tower_in_fp32() -> None:
-    fsdp, ddp = (timed(run_config(train__strategy=name)) for name in ("fsdp", "ddp"))
+def test_fsdp_computes_a_frozen_tower_in_fp32_unless_its_weights_are_bf16() -> None:
+    fp16 = {"train__precision": "fp16"}
+    fsdp, ddp = (timed(run_config(train__strategy=name, **fp16)) for name in ("fsdp", "ddp"))
     assert part(fsdp, "computing") > 1.1 * part(ddp, "computing")
-    cached_fsdp, cached_ddp = (timed(run_config(train__strategy=name), cached=True) for name in ("fsdp", "ddp"))
+    assert part(timed(run_config(train__strategy="fsdp")), "computing") == pytest.approx(part(ddp, "computing"))
+    cached_fsdp, cached_ddp = (timed(run_config(train__strategy=name, **fp16), cached=True) for name in ("fsdp", "ddp"))
     assert part(cached_fsdp, "computing") == pytest.approx(part(cached_ddp, "computing"))
-    assert any("FSDP leaves" in sentence for sentence in fsdp.assumptions)
-    assert not any("FSDP leaves" in sentence for sentence in cached_fsdp.assumptions)
+    assert any("Frozen parts stay fp32" in sentence for sentence in fsdp.assumptions)
+    assert not any("Frozen parts stay fp32" in sentence for sentence in cached_fsdp.assumptions)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
@@ -198,12 +200,14 @@ COPIES, DISK = "copies to and from the machine's memory", "reading and writing t
 
 def test_an_offloaded_update_takes_the_time_of_host_memory_and_of_the_link() -> None:
     kept, offloaded = (
-        timed(run_config(train__strategy="zero2", train__offload=where)) for where in ("none", "optimizer")
+        timed(run_config(train__strategy="zero3", train__offload=where)) for where in ("none", "optimizer")
     )
     owned = LLAVA_7B.trainable_parameters / 8
     assert part(kept, COPIES) == part(offloaded, DISK) == 0
     assert part(offloaded, "optimizer update") == pytest.approx(owned * UPDATE_BYTES_PER_PARAMETER / HOST_BYTES_PER_S)
-    assert part(offloaded, COPIES) == pytest.approx(owned * (4 + 4) / LINK_BYTES_PER_S)  # gradients in, weights out
+    assert part(offloaded, COPIES) == pytest.approx(
+        owned * (4 + 2) / LINK_BYTES_PER_S
+    )  # fp32 gradients in, bf16 weights out
     assert offloaded.step_s is not None and kept.step_s is not None and offloaded.step_s > kept.step_s
     assert any("An offloaded update moves 20 GB/s a rank" in sentence for sentence in offloaded.assumptions)
     assert not any("offloaded" in sentence for sentence in kept.assumptions)
@@ -214,13 +218,13 @@ def test_offloaded_weights_are_copied_whenever_they_are_gathered() -> None:
         timed(run_config(train__strategy="zero3", train__offload=what)) for what in ("optimizer", "optimizer+weights")
     )
     micro_steps = run_config().train.global_batch_size // (8 * run_config().train.micro_batch_size)
-    assert part(weights, COPIES) == pytest.approx(part(optimizer, COPIES) * (1 + 2 * micro_steps) / 2)
+    assert part(weights, COPIES) == pytest.approx(part(optimizer, COPIES) * (4 + 2 * 2 * micro_steps) / 6)
 
 
 @pytest.mark.parametrize(("decay", "moved"), [(0.0, 24), (0.999, 32)])
 def test_a_disk_reads_and_writes_the_state_of_a_nodes_ranks(decay: float, moved: int) -> None:
     on_disk = {
-        "train__strategy": "zero2",
+        "train__strategy": "zero3",
         "train__offload": "optimizer",
         "train__nvme_path": "/mnt/disk",
         "train__ema_decay": decay,
@@ -345,6 +349,7 @@ def test_load_from_prepared_data() -> None:
 
 POWERSGD: dict[str, Any] = {
     "train__strategy": "ddp",
+    "train__precision": "bf16-autocast",
     "train__gradient_compression": "powersgd",
     "train__powersgd": {"rank": 4, "start_step": 100},
     "cluster__replica_count": 4,
