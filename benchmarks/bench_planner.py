@@ -5,10 +5,12 @@ All on the CPU, all in this run. It checks what is counted and the proportions o
 
 from __future__ import annotations
 
-from benchmarks import flop_cases, memory_cases, pipeline_memory, planned_memory, step_times
+from benchmarks import step_times
 from benchmarks.common import interleaved, options
 from benchmarks.predictions import Predictions
 from benchmarks.processes import under_torchrun
+from tests.support.planner import planned_memory
+from tests.support.trainer import flop_cases, memory_cases, pipeline_memory
 from trainer.distributed.process import ProcessContext, start_worker
 
 PROCESSES = 2
@@ -46,7 +48,7 @@ def memory(report: Predictions, *, quick: bool) -> None:
     found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # predicted, measured
     for cases, processes in ((memory_cases.CASES, PROCESSES), (memory_cases.SPLIT_CASES, 2 * PROCESSES)):
         names = list(cases)[:few]
-        weighed = under_torchrun("benchmarks.measure_memory", ["--cases", *names], processes=processes)
+        weighed = under_torchrun("tests.support.trainer.measure_memory", ["--cases", *names], processes=processes)
         found |= {name: (planned_memory.predicted(cases[name], processes), weighed[name]) for name in names}
     staged = (
         (pipeline_memory.CASES, pipeline_memory.STAGES),
@@ -55,7 +57,7 @@ def memory(report: Predictions, *, quick: bool) -> None:
     )
     for cases, processes in staged:
         names = list(cases)[:few]
-        weighed = under_torchrun("benchmarks.pipeline_memory", ["--cases", *names], processes=processes)
+        weighed = under_torchrun("tests.support.trainer.pipeline_memory", ["--cases", *names], processes=processes)
         for name in names:
             stages = zip(pipeline_memory.predicted(cases[name]), weighed[name], strict=True)
             found |= {f"{name}, stage {number}": both for number, both in enumerate(stages, start=1)}

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measure_memory import packed_batch
-from benchmarks.memory_cases import Case
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import Case
 from trainer.distributed.process import start_worker
 from trainer.models.registry import family_of
 from trainer.strategies.registry import build_strategy

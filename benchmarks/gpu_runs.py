@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.measure_memory import packed_batch
-from benchmarks.memory_cases import Case
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import Case
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.models.layers.recompute_policy import Recompute

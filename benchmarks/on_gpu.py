@@ -27,10 +27,10 @@ import torch.distributed as dist
 from benchmarks.attention_sides import QUICK, Attention, Packed, results, sides
 from benchmarks.common import interleaved, options
 from benchmarks.gpu_runs import LARGE, MIDDLE, TINY, Run, alone, case_of, wait
-from benchmarks.memory_cases import ADAPTERS, BF16, CHECKPOINTING, ONLINE
-from benchmarks.planned_memory import fullest_parts, planned_phases
 from benchmarks.predictions import Predictions
 from benchmarks.report import Report, Side
+from tests.support.planner.planned_memory import fullest_parts, planned_phases
+from tests.support.trainer.memory_cases import ADAPTERS, BF16, CHECKPOINTING, ONLINE
 from trainer.distributed.process import ProcessContext, start_worker
 from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
 from trainer.models.registry import family_of

@@ -8,21 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.distributed.process import ProcessContext
-
-BEGINS = "begins: "  # how a module says which case it is at
-
-
-def announced(names: Sequence[str], worker: ProcessContext, kind: str) -> Iterator[str]:
-    """Each of these, once the first rank has said that it begins."""
-    for number, name in enumerate(names, start=1):
-        if worker.is_first:
-            print(f"{BEGINS}{kind} {number} of {len(names)}, {name}", flush=True)
-        yield name
+from tests.support.announced import BEGINS
 
 
 def under_torchrun(module: str, arguments: Sequence[str], *, processes: int) -> dict[str, Any]:

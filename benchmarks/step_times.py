@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from benchmarks.common import Clock, Measured
-from benchmarks.measure_memory import packed_batch
-from benchmarks.tiny_runs import TINY, merged
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.distributed.process import ProcessContext
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.memory_cases import Case
-from benchmarks.tiny_runs import strategy_changes
+from tests.support.trainer.memory_cases import Case
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.tracing.fake_inputs import SequenceShape
 
 MICRO_BATCHES = 4  # of a global step, whatever the number of copies: a pipeline of two stages wants them

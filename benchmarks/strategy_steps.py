@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.common import Clock, Measured, interleaved
-from benchmarks.measure_memory import packed_batch
-from benchmarks.memory_cases import Case
-from benchmarks.processes import announced
 from benchmarks.strategy_cases import GROUPS, MICRO_BATCHES, Group
+from tests.support.announced import announced
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import Case
 from trainer.config.model import ModelConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.data_parallel_rank import replica_of

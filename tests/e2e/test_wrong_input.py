@@ -22,7 +22,7 @@ import pytest
 
 from tests.support.data.prepared import llava_folder, record, write_json
 from tests.support.disk import small_disk
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.terminal import Answer, Terminal, vlmpipe
 from tests.support.trainer.runs import TINY, merged
 from trainer.checkpoint.commit import REJECTED
@@ -219,8 +219,9 @@ def interrupted_story(folder: Path) -> Story:
         terminal.press_ctrl_c()
     with story.attempt("worker killed") as terminal:
         os.kill(terminal.worker(rank=1), signal.SIGKILL)
-    with story.attempt("command killed") as terminal:
-        terminal.process.kill()
+    if WHOLE:
+        with story.attempt("command killed") as terminal:
+            terminal.process.kill()
     shutil.copytree(folder, folder.parent / "halted")
     damage(sorted(only_run(folder).glob("checkpoints/*/COMMIT"))[-1].parent)
     with story.attempt("newest damaged", more_steps=0):
@@ -301,6 +302,7 @@ def test_a_killed_worker_fails_the_run_in_words(interrupted: Story) -> None:
     )
 
 
+@only_whole
 def test_a_killed_command_saves_a_checkpoint_and_leaves_nothing(interrupted: Story) -> None:
     """The terminal's context has waited until nothing was left."""
     attempt = interrupted.attempts["command killed"]
@@ -313,7 +315,7 @@ def test_no_process_outlives_a_command_that_ends_by_itself(stories: dict[str, St
     assert [name for name, attempt in attempts.items() if attempt.left] in ([], ["command killed"])
 
 
-@pytest.mark.parametrize("name", ["worker killed", "command killed"])
+@pytest.mark.parametrize("name", ["worker killed", pytest.param("command killed", marks=only_whole)])
 def test_the_same_command_continues_the_run_from_its_newest_checkpoint(interrupted: Story, name: str) -> None:
     attempt = interrupted.attempts[name]
     assert "Continuing run tiny-" in attempt.answer.words
@@ -335,13 +337,14 @@ def test_after_all_that_the_run_ends_well_with_every_step_made_once(interrupted:
     assert (run / "export" / "model.safetensors").is_file() and (run / "report.html").is_file()
 
 
+@only_whole
 def test_when_no_checkpoint_is_whole_nothing_is_deleted_and_nothing_starts_anew(halted: Path) -> None:
     run = only_run(halted)
     for commit in run.glob("checkpoints/*/COMMIT"):
         damage(commit.parent)
     before = {path: path.stat().st_mtime_ns for path in run.glob("checkpoints/*/*")}
     refused(
-        vlmpipe(halted, "run", RUN_FILE),
+        vlmpipe(halted, "run", RUN_FILE, "cluster.replica_count=1"),
         ExitCode.CHECKPOINT_CORRUPT,
         "no checkpoint of this run verifies",
         "restore the files (nothing was deleted), or start a new run (--fresh",

@@ -210,3 +210,15 @@ def test_the_rate_of_an_update_in_memory_is_measured(tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     rows = json.loads(output.read_text())["rows"]
     assert {row["data"] for row in rows} == {"AdamW", "clipping and AdamW"} and all(row["ours"] > 0 for row in rows)
+
+
+@only_whole
+def test_a_run_that_memory_has_no_room_for_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+    output = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.disk_offload", "--quick", "--json", str(output)]
+    subprocess.run([*command, "--folder", str(tmp_path / "disk")], check=True, timeout=600)
+    found = json.loads(output.read_text())
+    if "limited" not in found:
+        pytest.skip("no right to make a control group")
+    assert found["limited"]["memory"] is None, "the system was to kill it"
+    assert found["limited"]["disk"]["losses"] == found["memory"]["losses"] == found["disk"]["losses"]

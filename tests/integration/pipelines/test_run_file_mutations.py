@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_runs import TINY, merged
 from components.runtime.resolve import compiled_settings, resolve
 from components.runtime.step_logic import prepare_run
 from pipelines.check import check_run
@@ -24,6 +23,7 @@ from pipelines.submit import Submitted, submit_run
 from tests.support.paths import ROOT
 from tests.support.run_file_mutations import changes, mutated
 from tests.support.trainer.runs import ends_of_ranks
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode, UserError
 from trainer.progress import Progress

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.weights_digest import model_sha256
@@ -62,7 +62,6 @@ CHOICES = {
 NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}
 STRATEGIES = ("ddp", "fsdp", "zero2", "zero1", "zero3", "hsdp", "tp", "pp", "tp+pp+dp")
 SHORT = {
-    "ddp, frozen in front",
     "fsdp, frozen in front", "fsdp, trained at the end", "fsdp, tower thawed in part",
     "zero2, frozen in front",
 }  # fmt: skip

@@ -14,8 +14,6 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from benchmarks.tiny_native import CONFIGS, model_section
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.equalities import TOWER_TRAINED
 from tests.support.trainer.native_models import SIZES, picture, write_data
@@ -28,6 +26,8 @@ from tests.support.trainer.native_sequences import (
     trained_tokenizer,
 )
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.tiny_native import CONFIGS, model_section
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN

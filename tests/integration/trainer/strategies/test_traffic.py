@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from benchmarks.flop_cases import model_config
 from tests.support.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
 from tests.support.short_form import chosen
+from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.runs import run_ranks
 from trainer.config.train import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.models.registry import family_of

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.measure_memory import packed_batch
-from benchmarks.memory_cases import ONLINE, ROWS, Case
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import ONLINE, ROWS, Case
 from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
 from trainer.models.attention.varlen import ATTEND

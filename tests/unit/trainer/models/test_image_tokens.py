@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_native import CONFIGS, model_section
 from tests.support.paths import ROOT
+from tests.support.trainer.tiny_native import CONFIGS, model_section
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.feature_cache.store import features_key

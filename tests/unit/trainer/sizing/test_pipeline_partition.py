@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from benchmarks.flop_cases import model_config
-from benchmarks.memory_cases import Case
-from benchmarks.tiny_native import model_section
-from benchmarks.tiny_runs import merged
+from tests.support.trainer.flop_cases import model_config
+from tests.support.trainer.memory_cases import Case
+from tests.support.trainer.tiny_native import model_section
+from tests.support.trainer.tiny_runs import merged
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError

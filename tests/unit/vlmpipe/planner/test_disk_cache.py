@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory_cases import Case
-from benchmarks.tiny_native import CONFIGS
 from tests.support.paths import ROOT
+from tests.support.trainer.memory_cases import Case
+from tests.support.trainer.tiny_native import CONFIGS
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models import registry as table

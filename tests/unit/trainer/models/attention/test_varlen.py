@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from benchmarks.memory_cases import Case
+from tests.support.trainer.memory_cases import Case
 from trainer.models.attention import kernels as attention_kernels
 from trainer.models.attention.block_mask import block_diagonal_mask, mask_of
 from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens

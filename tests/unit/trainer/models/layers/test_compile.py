@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.measure_memory import draw, packed_batch
-from benchmarks.memory_cases import Case
 from tests.support.short_form import chosen, only_whole
+from tests.support.trainer.measure_memory import draw, packed_batch
+from tests.support.trainer.memory_cases import Case
 from trainer.config.train import CompileBackend
 from trainer.errors import ConfigError
 from trainer.models.layers.compile import CACHE_VARIABLE, cache_folder, compile_layers, compiled_graphs

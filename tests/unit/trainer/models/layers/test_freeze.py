@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from benchmarks.flop_cases import CLIP, LLAMA, model_config
-from benchmarks.tiny_native import model_section
-from benchmarks.tiny_runs import TINY, merged
 from pipelines.check import check_run
+from tests.support.trainer.flop_cases import CLIP, LLAMA, model_config
+from tests.support.trainer.tiny_native import model_section
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError

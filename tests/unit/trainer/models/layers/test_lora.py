@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
-from benchmarks.flop_cases import CASES, model_config
+from tests.support.trainer.flop_cases import CASES, model_config
 from trainer.config.model import LoraConfig, ModelConfig
 from trainer.data.tokenize import make_tokenizer
 from trainer.errors import ConfigError

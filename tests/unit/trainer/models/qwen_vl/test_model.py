@@ -15,7 +15,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.utils.generic import get_max_seqlen
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
-from benchmarks.tiny_native import TEXT, model_section
+from tests.support.trainer.tiny_native import TEXT, model_section
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.attention.block_mask import mask_of

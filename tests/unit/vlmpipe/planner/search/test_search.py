@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_native import model_section
 from tests.support.paths import ROOT
 from tests.support.trainer.runs import merged
+from tests.support.trainer.tiny_native import model_section
 from trainer.config.model import GRID_FAMILIES
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli.views.suggestions import print_suggestions

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
-from benchmarks.processes import announced
+from tests.support.announced import announced
+from tests.support.trainer.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
 from trainer.config.model import ModelConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.data_parallel_rank import replica_of
@@ -53,10 +53,12 @@ class Scales(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        self.on_disk: Container[int] = ()  # addresses of numbers that lie in files
+        self.on_disk: Container[int] | None = None  # addresses of numbers that lie in files
         self.peak_bytes = 0
 
     def held_bytes(self) -> int:
+        if self.on_disk is None:  # after each operation: the shortest way
+            return sum(map(torch.UntypedStorage.nbytes, self._storages))
         return sum(storage.nbytes() for storage in self._storages if storage.data_ptr() not in self.on_disk)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

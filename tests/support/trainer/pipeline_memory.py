@@ -1,7 +1,7 @@
 """Memory of every stage of real pipelines, measured and as the planner says. The first rank of each stage writes what
 it holds: three processes for CASES, four for SPLIT_CASES, eight for COPIED_CASES.
 
-torchrun ... -m benchmarks.pipeline_memory --output FILE
+torchrun ... -m tests.support.trainer.pipeline_memory --output FILE
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.measure_memory import measure
-from benchmarks.memory_cases import AT_THE_END, IN_FRONT, Case
-from benchmarks.processes import announced
+from tests.support.announced import announced
+from tests.support.trainer.measure_memory import measure
+from tests.support.trainer.memory_cases import AT_THE_END, IN_FRONT, Case
 from trainer.config.model import GRID_FAMILIES
 from trainer.distributed.process import run_worker, start_worker
 from trainer.models.registry import family_of

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.tiny_native import model_section
+from tests.support.trainer.tiny_native import model_section
 from trainer.config.model import ModelConfig
 from trainer.config.train import Checkpointing
 from trainer.models.layers.recompute_policy import Recompute

@@ -1,13 +1,13 @@
 """Tiny models under real strategies, whose memory is measured and compared with the planner's estimate
-(`benchmarks.planned_memory`)."""
+(`tests.support.planner.planned_memory`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.tiny_native import model_section
-from benchmarks.tiny_runs import TINY, merged, strategy_changes
+from tests.support.trainer.tiny_native import model_section
+from tests.support.trainer.tiny_runs import TINY, merged, strategy_changes
 from trainer.tracing.fake_inputs import SequenceShape
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 

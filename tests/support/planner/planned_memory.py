@@ -1,8 +1,8 @@
-"""What the planner says of the memory of a case of `benchmarks.memory_cases`."""
+"""What the planner says of the memory of a case of `tests.support.trainer.memory_cases`."""
 
 from __future__ import annotations
 
-from benchmarks.memory_cases import Case
+from tests.support.trainer.memory_cases import Case
 from trainer.models.registry import family_of
 from vlmpipe.planner.memory import host as host_memory
 from vlmpipe.planner.memory.activations import activations
