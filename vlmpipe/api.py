@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ExitCode, UserError, missing_packages, require_package
 
 if TYPE_CHECKING:
     from pipelines.check import Finding
@@ -40,6 +40,7 @@ class RunFailedError(UserError):
         super().__init__("\n".join(run.lines()), code=run.exit_code or ExitCode.UNEXPECTED)
 
 
+@missing_packages()
 def load(path: str | Path, *overrides: str) -> RunConfig:
     """Read and check a run file.
 
@@ -55,6 +56,7 @@ def load(path: str | Path, *overrides: str) -> RunConfig:
     return load_run_file(path, overrides)
 
 
+@missing_packages()
 def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
     """Everything that can be found wrong in seconds and offline: model, data, batch, output, job specs.
 
@@ -73,6 +75,7 @@ def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
     return findings
 
 
+@missing_packages()
 def plan(config: RunConfig, target: Target = "vertex") -> Plan:
     """Whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or "red".
 
@@ -83,6 +86,7 @@ def plan(config: RunConfig, target: Target = "vertex") -> Plan:
     return plan_run(config, priced=target != "local")
 
 
+@missing_packages()
 def compile(config: RunConfig, target: Target = "vertex", output: str | Path | None = None) -> Compiled:
     """Compile the pipeline of a run file to YAML.
 
@@ -97,6 +101,7 @@ def compile(config: RunConfig, target: Target = "vertex", output: str | Path | N
     return compile_pipeline(config, target, Path(output or FOLDER / f"{config.name}.{target}.yaml"))
 
 
+@missing_packages()
 def run(
     config: RunConfig,
     *,
@@ -133,6 +138,7 @@ def run(
     from vlmpipe.runs.local.run import open_run
     from vlmpipe.runs.local.summary import report_of
 
+    require_package("kfp")  # which runs the pipeline, in a process of its own
     if inject_faults:
         from vlmpipe.backends.local.fault_spec import parse_faults
 
@@ -150,6 +156,7 @@ def run(
     return found
 
 
+@missing_packages()
 def submit(
     config: RunConfig, *, run_id: str = "", force: bool = False, yes: bool = False, dry_run: bool = False
 ) -> Submitted:
@@ -170,6 +177,7 @@ def submit(
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
 
 
+@missing_packages()
 def status(
     name: str, *, root: str = "runs", project: str = "", location: str = ""
 ) -> RunReport | VertexStatus | SearchStatus:

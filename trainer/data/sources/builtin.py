@@ -8,6 +8,7 @@ import importlib.util
 from typing import Any
 
 from trainer.errors import ExitCode, UserError
+from trainer.extras import install_command
 
 BUILTIN_PREFIX = "builtin:"
 
@@ -46,6 +47,6 @@ def _not_installed(module: str, package: str) -> UserError:
     return UserError(
         f"the Python package {package} is not installed",
         expected=f"the module {module}, which this built-in set needs",
-        fix=f"pip install {package}",
+        fix=install_command("data"),
         code=ExitCode.UNAVAILABLE,
     )
