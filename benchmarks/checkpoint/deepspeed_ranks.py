@@ -70,7 +70,9 @@ def _rank(folder: Path, rank: int, jobs: list[Job]) -> None:
     """Do the jobs in turn, and write what came of each."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    sys.stdout = sys.stderr = (folder / f"rank-{rank}.log").open("w")
+    log = (folder / f"rank-{rank}.log").open("w")
+    for stream in (sys.stdout, sys.stderr):  # also of the compilers that DeepSpeed starts
+        os.dup2(log.fileno(), stream.fileno())
     store = dist.FileStore(str(folder / "store"), RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=LONGEST_S))
     engine = _engine()
