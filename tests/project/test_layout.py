@@ -10,7 +10,6 @@ from tests.support.paths import ROOT
 TESTS = ROOT / "tests"
 # What these say holds for several modules of their folder.
 LAWS_OF_A_FOLDER = {
-    "benchmarks/test_timed_runs.py",
     "trainer/data/prepare/chunks/test_reuse.py",
     "trainer/data/prepare/test_mutations.py",
     "trainer/data/sources/test_containers.py",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from trainer.distributed.process import ProcessContext
+if TYPE_CHECKING:
+    from trainer.distributed.process import ProcessContext
 
 BEGINS = "begins: "  # how a module says which case it is at
 

@@ -14,9 +14,12 @@ PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
 START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
 
 
-def install_wheel(folder: Path) -> Path:
-    """Build the wheel from a copy of its sources. Returns the folder that holds what it installs."""
-    source, target = folder / "source", folder / "installed"
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel from a copy of its sources."""
+    source = folder / "source"
     source.mkdir(parents=True)
     for name in (*PACKAGES, "configs", "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
@@ -24,11 +27,16 @@ def install_wheel(folder: Path) -> Path:
             shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(path, source / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(source), str(source)]
-    subprocess.run(wheel, check=True)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(source)]
+    subprocess.run([*PIP, "wheel", *options, str(source)], check=True)
     (built,) = source.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(built)], check=True)
+    return built
+
+
+def install_wheel(folder: Path) -> Path:
+    """Build and install the wheel. Returns the folder that holds what it installs."""
+    built, target = build_wheel(folder), folder / "installed"
+    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", str(target), str(built)], check=True)
     return target
 
 

@@ -18,7 +18,7 @@ AVERAGE_DISK_BYTES_PER_PARAMETER = 8
 BYTES_PER_PARAMETER_BESIDE_DISK = 12
 
 # Bytes a second of one rank's update in the machine's memory. Measured: fused AdamW on one thread of an AMD EPYC moved
-# 48e9, with clipping 44e9 (`python -m benchmarks.host_update`). Less is taken: a machine's ranks share its memory.
+# 48e9, with clipping 44e9 (part host-update of `bench-planner`). Less is taken: a machine's ranks share its memory.
 HOST_BYTES_PER_S = 20e9
 # A GPU's link to the machine's memory: assumed. PCI Express 3.0 x16 has 15.8 GB/s, each generation after it twice that.
 LINK_BYTES_PER_S = 12e9

@@ -29,7 +29,7 @@ GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
         "NVIDIA_H200_141GB",  # an H100 with more memory
     }
 )
-DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures it
+DATA_WAIT_SHARE = 0.02  # the loader's goal; the part `loops` of `make bench-train` measures it
 
 # Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
 # a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.

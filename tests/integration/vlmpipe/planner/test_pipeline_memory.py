@@ -25,9 +25,9 @@ WEIGHED_COPIED = chosen(COPIED_CASES, lambda name: name == "tp+pp+dp, two copies
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
     found: dict[str, Any] = {}
+    module = "tests.support.trainer.pipeline_memory"
     for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4), (WEIGHED_COPIED, 8)):
-        arguments = ["--output", str(output), "--cases", *cases]
-        run_ranks("tests.support.trainer.pipeline_memory", arguments, processes=ranks)
+        run_ranks(module, ["--output", str(output), "--cases", *cases], processes=ranks)
         found |= json.loads(output.read_text())
     return found
 
