@@ -24,8 +24,8 @@ def train(**changes: Any) -> TrainConfig:
         ({"strategy": "fsdp", "gradient_accumulation_dtype": "bf16"}, "use one of zero1, zero2, zero3, or fp32"),
         ({"reduce_dtype": "bf16", "precision": "fp32"}, "no meaning for precision fp32: set precision bf16 too"),
         (
-            {"reduce_dtype": "bf16", "strategy": "tp", "tensor_parallel": 2},
-            "does not work with strategy tp: use one of",
+            {"reduce_dtype": "bf16", "strategy": "pp", "pipeline_parallel": 2},
+            "does not work with strategy pp: use one of",
         ),
         ({"strategy": "zero2", **OFFLOADED}, "use zero3, or set gradient_accumulation_dtype to bf16"),
         ({"gradient_compression": "bf16"}, "use precision bf16-autocast, or set reduce_dtype to bf16"),
