@@ -114,9 +114,9 @@ def test_fsdp_computes_a_frozen_tower_in_fp32_unless_its_weights_are_bf16() -> N
     assert not any("Frozen parts stay fp32" in sentence for sentence in cached_fsdp.assumptions)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2"])
-def test_sums_of_gradients_hide_behind_the_backward_pass(strategy: str) -> None:
-    found = timed(run_config(train__strategy=strategy))
+@pytest.mark.parametrize(("strategy", "precision"), [("ddp", "bf16"), ("zero1", "bf16-autocast"), ("zero2", "bf16")])
+def test_sums_of_gradients_hide_behind_the_backward_pass(strategy: str, precision: str) -> None:
+    found = timed(run_config(train__strategy=strategy, train__precision=precision))
     assert part(found, "all-reduce of gradients") == 0
     assert part(found, OVERLAPPED) > 0
     assert (part(found, "all-gather of weights") > 0) == (strategy != "ddp")  # after the update
@@ -125,6 +125,10 @@ def test_sums_of_gradients_hide_behind_the_backward_pass(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
 def test_nothing_hides_of_zero_without_overlap_comm(strategy: str) -> None:
     assert part(timed(run_config(train__strategy=strategy, **NO_OVERLAP)), OVERLAPPED) == 0
+
+
+def test_deepspeeds_bf16_optimizer_hides_nothing() -> None:
+    assert part(timed(run_config(train__strategy="zero1")), OVERLAPPED) == 0
 
 
 def test_a_pipeline_hides_gathers_behind_its_first_forward_pass_and_no_reduction() -> None:
