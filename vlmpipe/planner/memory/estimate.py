@@ -13,7 +13,7 @@ from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
-from vlmpipe.planner.memory.components import MemoryPart, Setting
+from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Setting
 from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory, start_memory
 from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import planned_stages
@@ -53,6 +53,8 @@ def estimate_memory(
         parts.append(MemoryPart("process", PROCESS_BYTES, "Python, torch and transformers, assumed"))
     else:
         device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
+        if config.train.strategy == "zero3" and (whole := _whole_model(config, model)).bytes > capacity:
+            moment, parts = "start", [whole]
         parts += device_parts(parts, layout)
         hosts = [host_memory(held, layout, machine) for name, held in moments.items() if name.startswith("step")]
         host = max(hosts, key=lambda one: one.total_bytes)
@@ -64,6 +66,12 @@ def estimate_memory(
         found = list(_nearest(config, model, machine, gpu, load))
         return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))
     return memory
+
+
+def _whole_model(config: RunConfig, model: Architecture) -> MemoryPart:
+    """What DeepSpeed moves to each GPU before ZeRO-3 partitions it."""
+    size = BF16_BYTES if config.train.has_bf16_weights else FP32_BYTES
+    return MemoryPart("whole model", size * model.shape.total_parameters, "before ZeRO-3 partitions it")
 
 
 def _phases(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:

@@ -78,6 +78,14 @@ def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies(tmp_path:
     assert sizes["gathered weights"] == pytest.approx(sizes["whole gradients"] / 2, rel=1e-6)  # bf16
 
 
+def test_zero3_holds_the_whole_model_at_the_start() -> None:
+    """A 70B in bf16 takes 130 GiB of an A100 before it is partitioned, whatever its shards take."""
+    changes = {"train__strategy": "zero3", "train__tensor_parallel": 1, "train__pipeline_parallel": 1}
+    found = memory(config_of(**changes, train__sequence_parallel=False))
+    assert found.moment == "start" and not found.fits
+    assert found.parts[0].name == "whole model" and found.parts[0].bytes > 130 * GIB
+
+
 def test_one_copy_alone_does_not_hold_it() -> None:
     assert not memory(config_of(cluster__replica_count=2)).fits
 
