@@ -100,9 +100,10 @@ build:  ## build and push the container images, and put their digests into confi
 image-test: $(INSTALLED_DEV)  ## build both images without a registry and run them (needs root, buildah, debootstrap)
 	@$(BIN)/python -m tests.images $(args)
 
+# Three files at a time on two cores: for a fifth of their time tests wait for processes and disks.
 .PHONY: test
-test: $(INSTALLED_DEV)  ## run the tests, two files at a time
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(args)
+test: $(INSTALLED_DEV)  ## run the tests, three files at a time
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(args)
 
 .PHONY: test-whole
 test-whole: $(INSTALLED_DEV)  ## run the tests with every case of the laws that `make test` checks in a short form
@@ -142,32 +143,28 @@ golden: $(INSTALLED_DEV)  ## write the outlines of the shipped run files' pipeli
 	@$(BIN)/python -m tests.support.golden_pipelines
 
 .PHONY: bench-data
-bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path, as ratios measured side by side
-	$(BIN)/python -m benchmarks.bench_data $(args)
+bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path; args=--list says the parts of this and the others
+	@$(BIN)/python -W ignore -m benchmarks.bench_data $(args)
 
 .PHONY: bench-train
-bench-train: $(INSTALLED_DEV)  ## benchmarks of training, as ratios measured side by side
-	$(BIN)/python -m benchmarks.bench_train $(args)
+bench-train: $(INSTALLED_DEV)  ## benchmarks of the training step, as ratios measured side by side
+	@$(BIN)/python -W ignore -m benchmarks.bench_train $(args)
 
 .PHONY: bench-planner
-bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here
-	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
+bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here; cost of commands
+	@$(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
 
 .PHONY: bench-gpu
 bench-gpu: $(INSTALLED_DEV)  ## what only a GPU can show, on one: losses, waits, memory, MFU, checkpoints
 	@$(BIN)/python -W ignore -m benchmarks.on_gpu $(args)
 
-.PHONY: bench-commands
-bench-commands: $(INSTALLED_DEV)  ## what help, check, plan and compile take before they do any work
-	@$(BIN)/python -m benchmarks.bench_commands $(args)
-
 .PHONY: bench-checkpoint
-bench-checkpoint: $(INSTALLED_DEV)  ## what checkpoints cost: stall, overhead of a run, upload, resolve
-	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.bench_checkpoint $(args)
+bench-checkpoint: $(INSTALLED_DEV)  ## what checkpoints cost: stall, overhead of a run, transfer, resume
+	@$(BIN)/python -W ignore -m benchmarks.bench_checkpoint $(args)
 
 .PHONY: duel
 duel: $(INSTALLED_DEV)  ## the same damage before torch DCP, torch.load, safetensors and DeepSpeed: who notices
-	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m benchmarks.duel_checkpoints
+	@$(BIN)/python -W ignore -m benchmarks.bench_checkpoint --only damage
 
 .PHONY: soak
 soak: N ?= 10

@@ -1,103 +1,25 @@
-"""The planner's figures beside what is measured: memory of every strategy, FLOPs, step time. `make bench-planner`
+"""What the planner says, beside what is measured here: memory, FLOPs, step times, the rate of an update in memory; and
+what the commands cost before they do any work. `make bench-planner`
 
-All on the CPU, all in this run. It checks what is counted and the proportions of step times, not a GPU.
+All on the CPU. It checks what is counted and the proportions of time, not the speed of a GPU.
 """
 
 from __future__ import annotations
 
-from benchmarks import flop_cases, memory_cases, pipeline_memory, planned_memory, step_times
-from benchmarks.common import interleaved, options
-from benchmarks.predictions import Predictions
-from benchmarks.processes import under_torchrun
-from trainer.distributed.process import ProcessContext, start_worker
+import sys
 
-PROCESSES = 2
-MIB = 2**20
-QUICK_CASES = 2
-PARTS = ("memory", "flops", "steps")
-NOTES = {
-    "memory": f"Memory: bytes on the first of {PROCESSES} processes (4 with tp and tp+pp+dp, 3 with pp), weighed "
-    "storage by storage in a real step. What a GPU adds "
-    "(CUDA context, NCCL buffers, holes between allocations) is not in it, and not measured by anything here.",
-    "flops": "FLOPs: of one forward and backward pass, beside torch's FlopCounterMode.",
-    "steps": "Step time: the rates of this processor are taken from one configuration, and the others are predicted "
-    "from it by the planner's own functions. That checks whether time grows with width, depth, rows and passes as the "
-    "planner says. It says nothing about the rate of a GPU, or about communication.",
-}
+from benchmarks.support.suite import Part, Suite
 
-
-def main() -> None:
-    chosen = options(__doc__, PARTS)
-    rounds = chosen.rounds or (2 if chosen.quick else 5)
-    report = Predictions("The planner, predicted and measured", {"rounds of a step": rounds, "processes": PROCESSES})
-    if "memory" in chosen.only:
-        memory(report, quick=chosen.quick)
-    if "flops" in chosen.only:
-        flops(report, quick=chosen.quick)
-    if "steps" in chosen.only:
-        steps(report, start_worker(), rounds, quick=chosen.quick)
-    report.notes += [NOTES[part] for part in PARTS if part in chosen.only]
-    report.publish(chosen)
-
-
-def memory(report: Predictions, *, quick: bool) -> None:
-    """Each case in real processes: two, or four where layers are split; of pipelines every stage."""
-    few = QUICK_CASES if quick else None
-    found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}  # predicted, measured
-    for cases, processes in ((memory_cases.CASES, PROCESSES), (memory_cases.SPLIT_CASES, 2 * PROCESSES)):
-        names = list(cases)[:few]
-        weighed = under_torchrun("benchmarks.measure_memory", ["--cases", *names], processes=processes)
-        found |= {name: (planned_memory.predicted(cases[name], processes), weighed[name]) for name in names}
-    staged = (
-        (pipeline_memory.CASES, pipeline_memory.STAGES),
-        (pipeline_memory.SPLIT_CASES, 2 * PROCESSES),
-        (pipeline_memory.COPIED_CASES, 4 * PROCESSES),
-    )
-    for cases, processes in staged:
-        names = list(cases)[:few]
-        weighed = under_torchrun("benchmarks.pipeline_memory", ["--cases", *names], processes=processes)
-        for name in names:
-            stages = zip(pipeline_memory.predicted(cases[name]), weighed[name], strict=True)
-            found |= {f"{name}, stage {number}": both for number, both in enumerate(stages, start=1)}
-    for part in ("weights", "optimizer", "on_disk", "peak"):
-        what = f"memory, {part.replace('_', ' ')}"
-        for name, (predicted, measured) in found.items():
-            if measured[part]:
-                report.add(what, name, "MiB", predicted[part] / MIB, measured[part] / MIB)
-
-
-def flops(report: Predictions, *, quick: bool) -> None:
-    """Models of every kind, with and without features and checkpointing."""
-    cases = [*((name, False) for name in flop_cases.CASES), *flop_cases.CACHEABLE]
-    for name, cached in cases[: QUICK_CASES if quick else None]:
-        config = flop_cases.model_config(**flop_cases.CASES[name])
-        for checkpointing in ("none", "full"):
-            found, truth = (
-                take(config, cached=cached, checkpointing=checkpointing)
-                for take in (flop_cases.by_formula, flop_cases.counted)
-            )
-            label = name + (", cached" if cached else "") + (", checkpointing" if checkpointing == "full" else "")
-            report.add("FLOPs", label, "MFLOP", found / 1e6, truth / 1e6)
-
-
-def steps(report: Predictions, worker: ProcessContext, rounds: int, *, quick: bool) -> None:
-    """One configuration gives the rates; the others are predicted from them. CPU time, sides in turn."""
-    names = list(step_times.CASES)[: QUICK_CASES + 1 if quick else None]
-    sides = {name: step_times.RealSteps(step_times.CASES[name], worker) for name in names}
-    found = interleaved(sides, rounds)
-    calibration = found[step_times.CALIBRATION]
-    known = step_times.medians(calibration)
-    device = step_times.device_like(known)
-    for name in names:
-        if name != step_times.CALIBRATION:
-            planned = step_times.planned(step_times.CASES[name], device)
-            measured_s = known.total * step_times.times_calibration(found[name], calibration)
-            report.add("step time", name, "CPU ms", 1000 * planned.total, 1000 * measured_s)
-    report.notes.append(
-        f"Step times are calibrated by a step of {1000 * known.compute:.0f} CPU ms of computing and "
-        f"{1000 * known.update:.0f} of updating; what was measured is the median of each round's ratio to it."
-    )
-
+SUITE = Suite(
+    "The planner, predicted and measured",
+    [
+        Part("memory", "planner.memory", 240, "bytes of real processes, as many of 300 cases as the time allows"),
+        Part("flops", "planner.flops", 60, "of models of every kind, beside torch's counter"),
+        Part("steps", "planner.step_times", 90, "step times, predicted from one calibrating step"),
+        Part("host-update", "planner.host_update", 20, "the rate of an update in the machine's memory"),
+        Part("commands", "planner.commands", 190, "CPU time of help, check, plan, compile and submit"),
+    ],
+)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(SUITE.main(__doc__))

@@ -16,6 +16,7 @@ from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.runs.local.run import require_writable
@@ -237,9 +238,9 @@ def _concerns(config: RunConfig, violation: Violation) -> bool:
 
 
 def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
-    for require in (config.require_vertex, config.require_data_in_cloud):
+    for require in (require_vertex, require_data_in_cloud):
         try:
-            require()
+            require(config)
         except RunFileError as error:
             yield from map(str, error.problems)
 

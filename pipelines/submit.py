@@ -17,6 +17,7 @@ from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import endpoint, pipeline_client
 from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -123,8 +124,8 @@ def submit_run(
 
     Raises UserError where the run was not started, or where that is not known, which the message says.
     """
-    config.require_vertex()
-    config.require_data_in_cloud()
+    require_vertex(config)
+    require_data_in_cloud(config)
     address = endpoint(config.gcp.location)
     spending = spending_of(config, plan_run(config))
     fail_on_error(spending, force=force)  # before compiling, which would name only the jobs' errors

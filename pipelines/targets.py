@@ -12,7 +12,7 @@ from kfp.dsl.structures import ResourceSpec
 from components.run_kubeflow_job import run_kubeflow_job
 from components.run_local_job import run_local_job
 from components.run_vertex_job import run_vertex_job
-from vlmpipe.config.kubeflow_requirements import require_kubeflow, unused_on_kubeflow
+from vlmpipe.config.target_requirements import require_kubeflow, require_vertex, unused_on_kubeflow
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -87,7 +87,7 @@ class Vertex(Target):
     """A job step is Google's CustomTrainingJobOp; our own for training with cluster.capacity_fallback."""
 
     def check(self, config: RunConfig) -> None:
-        config.require_vertex()
+        require_vertex(config)
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         if job == "train" and config.cluster.capacity_fallback:

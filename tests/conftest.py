@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,13 @@ import hypothesis
 import pytest
 
 MEMORY = Path("/dev/shm")
-# Files are tested two at a time: threads of one would wait for processors that the other has, and spin meanwhile.
+# Files are tested side by side: threads of one would wait for processors that another has, and spin meanwhile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Workers would rewrite the assertions of all test files, and processes compile all modules, each time anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# Models and data sets of tests are made here: nothing is asked of the Hugging Face Hub.
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 
 # An example may take as long as it does: on a busy machine that says nothing of the code.
 hypothesis.settings.register_profile("patient", deadline=None)

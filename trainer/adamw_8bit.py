@@ -42,8 +42,7 @@ class AdamW8bit(torch.optim.AdamW):
         self._moments: dict[Tensor, list[_Moment]] = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        assert closure is None
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         groups = self.param_groups
         self.param_groups = [group for group in groups if group["state_bits"] == 32]
         try:
@@ -98,7 +97,8 @@ class AdamW8bit(torch.optim.AdamW):
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         from bitsandbytes.functional import optimizer_update_8bit_blockwise
 
-        own = self.state[parameter]
+        own, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
         own["step"] = own.get("step", torch.zeros(())) + 1
         weight, first, second = _local(parameter), *self._moments_of(parameter)
         if not weight.numel():
@@ -106,7 +106,7 @@ class AdamW8bit(torch.optim.AdamW):
         beta1, beta2 = group["betas"]
         optimizer_update_8bit_blockwise(
             "adam",
-            _local(parameter.grad),
+            _local(gradient),
             weight,
             first.codes,
             second.codes,

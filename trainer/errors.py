@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
+from trainer.extras import extra_of, install_command
 from trainer.redaction import hiding_secrets
 
 DEBUG_VARIABLE = "VLMPIPE_DEBUG"  # if set, errors for people are printed with their traceback
@@ -86,6 +88,33 @@ class DataError(UserError):
         super().__init__(found, expected=expected, fix=fix, code=ExitCode.DATA)
 
 
+class MissingPackageError(UserError, ImportError):
+    """A package that an extra brings is not installed (exit 69)."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        fix = install_command(extra)
+        found = f"the Python package {module} is not installed"
+        super().__init__(found, expected=f"what vlmpipe[{extra}] brings", fix=fix, code=ExitCode.UNAVAILABLE)
+
+
+@contextlib.contextmanager
+def missing_packages() -> Iterator[None]:
+    """Re-raise the lack of a package that an extra brings as a MissingPackageError. Also decorates functions."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if extra := extra_of(module):
+            raise MissingPackageError(module, extra) from error
+        raise
+
+
+def require_package(module: str) -> None:
+    """Raise MissingPackageError where a module is missing that a later process will import."""
+    if importlib.util.find_spec(module) is None:
+        raise MissingPackageError(module, extra_of(module))
+
+
 def from_os_error(error: OSError, doing: str) -> UserError:
     """Translate an operating-system error, raised while `doing` something, with an exit code of its own."""
     named = str(error.filename or "")
@@ -150,13 +179,17 @@ def run_main(main: Callable[[], int | None]) -> int:
     An unexpected error is printed with its traceback and a last line of its own.
     """
     with hiding_secrets():
-        try:
-            with os_errors("running the job"):
-                return int(main() or 0)
-        except UserError as error:
-            print_error(error)
-            return int(error.code)
-        except Exception as error:
-            first_line = (str(error).splitlines() or [""])[0]
-            _print_stderr(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n", with_traceback=True)
-            return int(ExitCode.UNEXPECTED)
+        return _exit_code_of(main)
+
+
+def _exit_code_of(main: Callable[[], int | None]) -> int:
+    try:
+        with missing_packages(), os_errors("running the job"):
+            return int(main() or 0)
+    except UserError as error:
+        print_error(error)
+        return int(error.code)
+    except Exception as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        _print_stderr(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n", with_traceback=True)
+        return int(ExitCode.UNEXPECTED)

@@ -1,5 +1,11 @@
 """Fine-tune vision-language models as one pipeline: the tool, its command line and its Python API."""
 
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 (pip refuses such a Python, a copy on PYTHONPATH does not; every Python parses this)
+    sys.stderr.write("error: this is Python %d.%d\n  expected: Python 3.11 or newer\n" % sys.version_info[:2])  # noqa: UP031
+    raise SystemExit(69)
+
 from trainer import __version__
 from vlmpipe.api import RunFailedError, check, compile, load, plan, run, status, submit
 

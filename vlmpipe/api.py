@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ExitCode, UserError, missing_packages, require_package
 
 if TYPE_CHECKING:
     from pipelines.check import Finding
@@ -39,6 +39,7 @@ class RunFailedError(UserError):
         super().__init__("\n".join(run.lines()), code=run.exit_code or ExitCode.UNEXPECTED)
 
 
+@missing_packages()
 def load(path: str | Path, *overrides: str) -> RunConfig:
     """Read and check a run file.
 
@@ -54,6 +55,7 @@ def load(path: str | Path, *overrides: str) -> RunConfig:
     return load_run_file(path, overrides)
 
 
+@missing_packages()
 def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
     """Check model, data, batch, output and job specs, in seconds and offline.
 
@@ -72,6 +74,7 @@ def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
     return findings
 
 
+@missing_packages()
 def plan(config: RunConfig, target: Target = "vertex") -> Plan:
     """Whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or "red".
 
@@ -82,6 +85,7 @@ def plan(config: RunConfig, target: Target = "vertex") -> Plan:
     return plan_run(config, priced=target != "local")
 
 
+@missing_packages()
 def compile(config: RunConfig, target: Target = "vertex", output: str | Path | None = None) -> Compiled:
     """Compile the pipeline of a run file to YAML.
 
@@ -96,6 +100,7 @@ def compile(config: RunConfig, target: Target = "vertex", output: str | Path | N
     return compile_pipeline(config, target, Path(output or FOLDER / f"{config.name}.{target}.yaml"))
 
 
+@missing_packages()
 def run(
     config: RunConfig,
     *,
@@ -132,6 +137,7 @@ def run(
     from vlmpipe.runs.local.run import open_run
     from vlmpipe.runs.local.summary import report_of
 
+    require_package("kfp")  # which runs the pipeline, in a process of its own
     if inject_faults:
         from vlmpipe.backends.local.fault_spec import parse_faults
 
@@ -149,6 +155,7 @@ def run(
     return found
 
 
+@missing_packages()
 def submit(
     config: RunConfig, *, run_id: str = "", force: bool = False, yes: bool = False, dry_run: bool = False
 ) -> Submitted:
@@ -169,6 +176,7 @@ def submit(
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
 
 
+@missing_packages()
 def status(
     name: str, *, root: str = "runs", project: str = "", location: str = ""
 ) -> RunReport | VertexStatus | SearchStatus:

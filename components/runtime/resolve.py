@@ -14,8 +14,8 @@ from trainer.config.job import RunPaths, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from trainer.storage.records import write_record
-from vlmpipe.config.kubeflow_requirements import require_kubeflow
 from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
 from vlmpipe.config.yaml_loader import apply_overrides, parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 
@@ -99,11 +99,11 @@ def resolve(
     config = parse_run_config(content, "run file with this run's parameters")
     _require_fixed(config.to_dict(), settings["fixed"])
     if settings["target"] == "vertex":
-        config.require_vertex()
-        config.require_data_in_cloud()
+        require_vertex(config)
+        require_data_in_cloud(config)
     if settings["target"] == "kubeflow":
         require_kubeflow(config)
-        config.require_data_in_cloud("Kubeflow")
+        require_data_in_cloud(config, "Kubeflow")
     root_uri = settings["root_uri"]
     if not root_uri.startswith("gs://"):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder

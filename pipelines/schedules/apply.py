@@ -16,6 +16,7 @@ from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, schedule_client
 from vlmpipe.backends.vertex.pipeline_job import prepare
+from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -176,6 +177,6 @@ def apply_schedule(
 
 def schedules_of(config: RunConfig) -> Schedules:
     """The schedules in the run file's project and location. Raises ConfigError where these are missing."""
-    config.require_vertex()
+    require_vertex(config)
     require_own_project(config)
     return Schedules(Place.of(config), schedule_client(config.gcp.location))

@@ -147,6 +147,7 @@ def disturbed(root: Path, number: int, faults: str, expected: Result, *, ranks_p
     lines = [json.loads(line) for line in (root / "runs" / run_id / FAULTS_FILE).read_text().splitlines()]
     restarts = [line for line in lines if line["event"] == "restart"]
     killed = [line["said_steps"] for line in lines if line["event"] == "kill"]
+    faulty = [line for line in lines if line["event"] in ("kill", "preempt")]
     if not found and len(restarts) < min(1, len(killed)):
         found = "a kill was followed by no restart"
     return Round(
@@ -156,7 +157,7 @@ def disturbed(root: Path, number: int, faults: str, expected: Result, *, ranks_p
         restarts=len(restarts),
         steps_repeated=sum(line["steps_repeated"] for line in restarts),
         wall_s=time.monotonic() - started_s,
-        difference=found or ("" if killed else "no kill came about"),
+        difference=found or ("" if faulty else "no fault came about"),
     )
 
 

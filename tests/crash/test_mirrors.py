@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.cases import FULL, case
-from tests.crash.test_signature import KEY, SHARD, forged, on_another_machine
-from tests.crash.world import flip, loaded, save, tamper, two_committed
+from tests.crash.world import KEY, SHARD, flip, forged, loaded, on_another_machine, save, tamper, two_committed
 from tests.support.trainer.checkpoints import newest_good
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import (

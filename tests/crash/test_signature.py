@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.crash.cases import case
-from tests.crash.world import after_a_fault, contents, loaded, put, save, sealed, tamper, upload
+from tests.crash.world import (
+    KEY,
+    SHARD,
+    after_a_fault,
+    contents,
+    forged,
+    loaded,
+    on_another_machine,
+    put,
+    save,
+    sealed,
+    summing_to,
+    tamper,
+    upload,
+)
 from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import (
@@ -26,9 +39,7 @@ from trainer.checkpoint.retention import Retention, delete_old
 from trainer.errors import ConfigError
 from trainer.storage.base import Storage, crc32c_of
 
-KEY = b"right"
 SIGNED_WITH = {"the right key": KEY, "another key": b"wrong", "no key": b""}
-SHARD = "deep/shard-1"
 
 
 @pytest.fixture
@@ -36,35 +47,6 @@ def signed(store: Storage, scratch: Path) -> tuple[str, str]:
     """A run whose first start saved steps 1 and 2 with the key."""
     attempt = claim_attempt(store, fresh=False).attempt
     return save(store, scratch, 1, attempt=attempt, key=KEY), save(store, scratch, 2, attempt=attempt, key=KEY)
-
-
-def summing_to(crc32c: int, data: bytes) -> bytes:
-    """`data` with other last four bytes, so that it has this CRC32C: a CRC is linear in its bits over GF(2)."""
-    head = data[:-4]
-    none = crc32c_of(head + bytes(4))
-    basis: dict[int, tuple[int, int]] = {}  # highest bit of a change -> the change, and the bits that make it
-    for bit in range(32):
-        bits = 1 << bit
-        change = crc32c_of(head + bits.to_bytes(4, "little")) ^ none
-        while change and change.bit_length() in basis:
-            other, more = basis[change.bit_length()]
-            change, bits = change ^ other, bits ^ more
-        basis[change.bit_length()] = (change, bits)
-    wanted, found = none ^ crc32c, 0
-    while wanted:
-        change, bits = basis[wanted.bit_length()]
-        wanted, found = wanted ^ change, found ^ bits
-    return head + found.to_bytes(4, "little")
-
-
-def forged(data: bytes) -> bytes:
-    """Other bytes of the same size and CRC32C."""
-    return summing_to(crc32c_of(data), contents(9)[SHARD])
-
-
-def on_another_machine(tmp_path: Path) -> None:
-    """Forget what was downloaded: a file in the cache with the object's size and CRC32C is not fetched again."""
-    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
 
 def test_a_forged_file_has_the_size_and_the_sum_of_the_other(tmp_path: Path) -> None:

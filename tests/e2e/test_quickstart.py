@@ -1,24 +1,25 @@
-"""The quickstart as a user has it: the shipped run file, the whole graph, real training on two replicas; then again."""
+"""The quickstart as a user of the wheel has it: the shipped run file, the whole graph, real training on two replicas;
+then again. The folder that it runs in has packages of the user's own with the names of ours."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import re
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
+from tests.support.wheel import install_wheel, run_installed, shadowing_packages
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.storage import open_storage
@@ -40,28 +41,22 @@ SECRETS = {
 }
 
 
-def run_quickstart(root: Path, *overrides: str) -> tuple[Path, str]:
+@dataclass(frozen=True)
+class Place:
+    """What the wheel installs, the folder that it is used in, and the root of the outputs."""
+
+    installed: Path
+    folder: Path
+    root: Path
+
+
+def run_quickstart(place: Place, *overrides: str) -> tuple[Path, str]:
     """Run it to its end. Returns the run's folder and what the terminal said."""
-    before = set(root.glob("runs/*"))
-    command = [
-        sys.executable,
-        "-m",
-        "vlmpipe.cli.app",
-        "run",
-        "configs/digits.yaml",
-        f"output.root_uri={root}",
-        *overrides,
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **SECRETS, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    before = set(place.root.glob("runs/*"))
+    arguments = ("run", "configs/digits.yaml", f"output.root_uri={place.root}", *overrides)
+    done = run_installed(place.installed, place.folder, *arguments, **SECRETS)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (run,) = set(root.glob("runs/*")) - before
+    (run,) = set(place.root.glob("runs/*")) - before
     return run, done.stdout
 
 
@@ -73,22 +68,35 @@ NOT_READ_AGAIN = re.compile(r"/(logs|kfp)/|/(pipeline\.log|report\.html|run\.loc
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("quickstart")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = tmp_path_factory.mktemp("quickstart")
+    made = Place(install_wheel(folder / "wheel"), folder / "mine", folder / "root")
+    (made.folder / "configs").mkdir(parents=True)
+    shadowing_packages(made.folder)
+    written = run_installed(made.installed, made.folder, "init", "digits", "--output", "configs/digits.yaml")
+    assert written.returncode == 0, written.stderr
+    ours, shipped = (yaml.safe_load((root / "configs/digits.yaml").read_text()) for root in (made.folder, ROOT))
+    assert ours == shipped
+    return made
 
 
 @pytest.fixture(scope="module")
-def first(root: Path) -> tuple[Path, str]:
+def root(place: Place) -> Path:
+    return place.root
+
+
+@pytest.fixture(scope="module")
+def first(place: Place) -> tuple[Path, str]:
     """The quickstart; in the short form with two epochs instead of five, and a gate that these can pass."""
     return run_quickstart(
-        root, *([] if WHOLE else ["train.epochs=2", "evaluate.max_samples=200", "gate.min_exact_match=0.5"])
+        place, *([] if WHOLE else ["train.epochs=2", "evaluate.max_samples=200", "gate.min_exact_match=0.5"])
     )
 
 
 @pytest.fixture(scope="module")
-def second(root: Path, first: tuple[Path, str]) -> tuple[Path, str]:
+def second(place: Place, first: tuple[Path, str]) -> tuple[Path, str]:
     """The same data, but a model that is hardly trained."""
-    return run_quickstart(root, "train.max_steps=30", "evaluate.max_samples=60")
+    return run_quickstart(place, "train.max_steps=30", "evaluate.max_samples=60")
 
 
 def test_no_secret_of_the_environment_is_written_anywhere(root: Path, first: tuple[Path, str]) -> None:

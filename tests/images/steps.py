@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.tiny_runs import TINY, merged
 from tests.images.builder import ROOT, Builder
 from tests.images.hosts import two_hosts
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.errors import ExitCode, UserError
 
 USER = 1000  # of the trainer image

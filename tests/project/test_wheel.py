@@ -2,99 +2,79 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.short_form import WHOLE
+from tests.support.wheel import PACKAGES, install_wheel, python_with, run_installed, shadowing_packages
 
-PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
+# The how-to's code up to this runs a whole pipeline, which the quickstart does too.
+RUNS = "run = vlmpipe.run("
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel installs."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
-    for name in (*PACKAGES, "configs", "pyproject.toml", "README.md", "LICENSE"):
-        path = ROOT / name
-        if path.is_dir():
-            shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(path, source / name)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(source), str(source)]
-    subprocess.run(wheel, check=True)
-    (built,) = source.glob("*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(built)], check=True)
-    return target
-
-
-def run(installed: Path, folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """The `vlmpipe` of the wheel, in a folder."""
-    return python(installed, folder, "-c", before + START, *arguments)
-
-
-def python(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-    )
+    return install_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.e2e
 def test_the_python_how_to_runs_beside_folders_of_the_same_names(installed: Path, tmp_path: Path) -> None:
-    """The page's code, block after block as in a notebook: checks, plans, runs and compiles a whole pipeline."""
-    for name in PACKAGES:  # a user's own packages
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the user\\'s own {name}')\n")
+    """The page's code, block after block as in a notebook. In the short form all but the run itself, which the
+    quickstart makes (tests/e2e/test_quickstart.py)."""
+    shadowing_packages(tmp_path)
     blocks = PYTHON_BLOCK.findall((ROOT / "docs/how-to/python-api.md").read_text())
     assert len(blocks) == 4
     (tmp_path / "configs").mkdir()
-    assert run(installed, tmp_path, "init", "--output", "configs/digits.yaml").returncode == 0
+    assert run_installed(installed, tmp_path, "init", "--output", "configs/digits.yaml").returncode == 0
     *ours, components = blocks
-    (tmp_path / "ours.py").write_text("\n".join(ours))
-    answer = python(installed, tmp_path, "ours.py")
+    assert [block.startswith(RUNS) for block in ours] == [False, True, False]
+    (tmp_path / "ours.py").write_text("\n".join(block for block in ours if WHOLE or not block.startswith(RUNS)))
+    answer = python_with(installed, tmp_path, "ours.py")
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
-    assert "done " in answer.stdout and (tmp_path / "runs/runs/from-python/report.html").is_file()
     assert (tmp_path / "build/pipelines/digits.local.yaml").is_file()
+    if WHOLE:
+        assert "done " in answer.stdout and (tmp_path / "runs/runs/from-python/report.html").is_file()
     for name in PACKAGES:  # kfp.local starts the steps of a user's own pipeline without -P
         shutil.rmtree(tmp_path / name)
     (tmp_path / "components_of_ours.py").write_text(components)
-    answer = python(installed, tmp_path, "components_of_ours.py")
+    answer = python_with(installed, tmp_path, "components_of_ours.py")
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
     prepared = re.search(r"ready for training: ([^\s']+)", answer.stdout)
     assert prepared and Path(prepared[1], "DONE").is_file()
 
 
-@pytest.mark.parametrize("template", ["digits", "llava", "qwen-vl", "vertex"])
-def test_every_template_is_inside_and_valid(installed: Path, tmp_path: Path, template: str) -> None:
-    answer = run(installed, tmp_path, "init", template)
-    assert answer.returncode == 0, answer.stderr
-    again = run(installed, tmp_path, "init", template)
+CHECK_ALL = """
+import json, sys
+from typer.testing import CliRunner
+from vlmpipe.cli.app import app
+answers = (CliRunner().invoke(app, ["check", file, *sys.argv[2:]]) for file in sys.argv[1].split(","))
+print("checked: " + json.dumps([[answer.exit_code, answer.output] for answer in answers]))
+"""
+
+
+def test_every_template_is_inside_and_valid(installed: Path, tmp_path: Path) -> None:
+    """Checked by one process: a check builds the model, for which torch is imported."""
+    files = [f"{template}.yaml" for template in ("digits", "llava", "qwen-vl", "vertex")]
+    for file in files:
+        answer = run_installed(installed, tmp_path, "init", file.removesuffix(".yaml"))
+        assert answer.returncode == 0 and (tmp_path / file).is_file(), answer.stderr
+    again = run_installed(installed, tmp_path, "init", "llava")
     assert again.returncode == 64 and "exists already" in again.stderr
-    checked = run(installed, tmp_path, "check", f"{template}.yaml", "data.source=builtin:digits", "data.image_folder=")
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
-def test_missing_packages_end_in_a_sentence(installed: Path, tmp_path: Path) -> None:
-    answer = run(installed, tmp_path, "--help", before="import sys; sys.modules['typer'] = None; ")
-    assert answer.returncode == 69
-    assert "typer is not installed" in answer.stderr and "pip install 'vlmpipe[" in answer.stderr
-    assert "Traceback" not in answer.stderr
+    settings = ("data.source=builtin:digits", "data.image_folder=")
+    done = python_with(installed, tmp_path, "-c", CHECK_ALL, ",".join(files), *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (said,) = re.findall(r"^checked: (.*)$", done.stdout, re.MULTILINE)
+    assert [code for code, _ in json.loads(said)] == [0] * len(files), said
 
 
 def test_rehearse_needs_no_test_tools(installed: Path, tmp_path: Path) -> None:
-    answer = python(
+    answer = python_with(
         installed, tmp_path, "-c", "import sys; sys.modules['pytest'] = None; import vlmpipe.rehearsal.serve"
     )
     assert answer.returncode == 0, answer.stderr
@@ -105,6 +85,6 @@ def test_another_distribution_in_the_place_of_a_package_is_named(installed: Path
     (other / "trainer").mkdir(parents=True)
     (other / "trainer/__init__.py").write_text("__version__ = '9'\n")
     before = f"import sys; import vlmpipe; sys.path.insert(0, {str(other)!r}); sys.modules.pop('trainer'); "
-    answer = run(installed, tmp_path, "--help", before=before)
+    answer = run_installed(installed, tmp_path, "--help", before=before)
     assert answer.returncode == 69
     assert "which is not vlmpipe's" in answer.stderr

@@ -19,8 +19,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def command_lines(page: Path) -> list[str]:
-    """Every line of the page's bash blocks that is a command."""
-    lines = [line.strip() for block in blocks(page, "bash") for line in block.splitlines()]
+    """Every command of the page: the lines of its bash and sh blocks."""
+    lines = [
+        line.strip() for language in ("bash", "sh") for block in blocks(page, language) for line in block.splitlines()
+    ]
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -57,6 +57,7 @@ class Terminal:
             "PYTHONPATH": str(ROOT),
             "TERM": "xterm",
             "TMPDIR": self._temporary.name,
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), "torchinductor")),  # torch's own, meant to stay
             TAG_VARIABLE: self.tag,
         }
         environment.pop("COLUMNS", None)

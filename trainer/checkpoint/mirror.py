@@ -92,7 +92,7 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
     run.
     """
     listings, unreadable = list_stores(stores)
-    passed_over = [f"{stores[number].root_uri} cannot be read: {error.found}" for number, error in unreadable.items()]
+    passed_over = [f"{stores[number].root_uri} cannot be read: {why.found}" for number, why in unreadable.items()]
     for number, name in candidates(listings):
         store = stores[number]
         try:
@@ -101,8 +101,8 @@ def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Stor
             if was_uncommitted(store, name):
                 return newest_good_of(stores, key=key)
             passed_over.append(f"in {store.root_uri}: {error}")
-    for error in unreadable.values():
-        raise error  # that store may hold the only good checkpoint: do not start afresh
+    for why in unreadable.values():
+        raise why  # that store may hold the only good checkpoint: do not start afresh
     if passed_over:
         raise none_verifies(passed_over)
     return stores[0], None, []

@@ -216,7 +216,7 @@ class TrainConfig(Section):
     @property
     def has_bf16_weights(self) -> bool:
         """Whether weights that compute are bf16 tensors: trained ones beside their fp32 masters, frozen ones alone."""
-        return self.precision == "bf16" and self.strategy not in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL)
+        return self.precision == "bf16"
 
     @property
     def stages(self) -> int:

@@ -1,7 +1,6 @@
-"""Image marks in prompts and image token counts, without torch if the model's configuration file decides them.
+"""Image marks in prompts and image token counts, without torch if the model's configuration file is complete.
 
-Data preparation needs nothing else of the model, and importing torch and transformers takes longer than preparing a
-thousand records.
+Data preparation needs nothing else of the model, and importing torch takes longer than preparing a thousand records.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ImageForm:
         return self.tiles.control_tokens if self.tiles else ()
 
     def num_tiles(self, counts: Sequence[int]) -> int:
-        """All tiles of images with these numbers of tokens."""
+        """Tiles of images with these numbers of tokens."""
         return sum(counts) // self.tiles.tokens if self.tiles else len(counts)
 
     def marks(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
@@ -85,7 +84,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
 
 
 def image_rule(config: ModelConfig) -> Any:
-    """What decides the tokens of images, as plain JSON. It identifies prepared data."""
+    """What determines the tokens of images, as plain JSON. Part of prepared data's fingerprint."""
     form = image_form_of(config)
     if form.grids:
         return {"mark": form.mark, **form.grids.as_dict()}
@@ -111,12 +110,12 @@ def image_tokens_of(config: ModelConfig) -> ImageTokens:
     if config.family == "smolvlm":
         count = _tile_tokens(config)
         return lambda width, height: count
-    family = family_of(config)
-    return cache(lambda width, height: family.image_tokens(config, width, height))
+    count = family_of(config).feature_shape(config)[0]
+    return lambda width, height: count
 
 
 def _tile_tokens(config: ModelConfig) -> int:
-    """Of SmolVLM, where a token is a square of `scale_factor` x `scale_factor` patches (pixel shuffle)."""
+    """Tokens of a SmolVLM tile. A token is a square of `scale_factor` x `scale_factor` patches (pixel shuffle)."""
     content: dict[str, Any] = stated(config.tower)
     if not ("patch_size" in vision_of(content) and "scale_factor" in content):
         from trainer.models.hf_native.pretrained import pretrained_config
@@ -133,7 +132,7 @@ def square_tokens(config: ModelConfig, tower_type: str, patch_size: int) -> int:
 
 
 def stated(tower: WeightsConfig) -> dict[str, Any]:
-    """The model's configuration as written, without transformers' defaults; {} for an unreadable file."""
+    """The model's configuration as written, without transformers' defaults; {} for an invalid file."""
     content: Any = tower.config
     if tower.weights:
         file = Path(tower.weights, "config.json")

@@ -25,7 +25,9 @@ class Sizes:
 
 def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes: Sizes) -> dict[str, Any]:
     """DeepSpeed's configuration, without reliance on its defaults."""
-    overlaps = overlaps_reduction(config.deepspeed, stage=stage, offload=config.offload, trainable=sizes.trainable)
+    overlaps = not reduces_at_the_end(config) and overlaps_reduction(
+        config.deepspeed, stage=stage, offload=config.offload, trainable=sizes.trainable
+    )
     # Allocated in full even for small models.
     bucket_elements = min(bucket_limit(stage=stage, overlaps=overlaps), sizes.trainable)
     settings: dict[str, Any] = {
@@ -84,6 +86,11 @@ def overlaps_reduction(deepspeed: Mapping[str, Any], *, stage: int, offload: str
     if stage == 3:
         return True
     return offload == "none" and trainable > int(given.get("reduce_bucket_size", OVERLAPPED_BUCKET_ELEMENTS))
+
+
+def reduces_at_the_end(config: TrainConfig) -> bool:
+    """Whether ZeRO-1 is DeepSpeed's `BF16_Optimizer`, which has no `overlap_comm` and sums whole fp32 gradients."""
+    return config.strategy == "zero1" and config.precision == "bf16" and config.gradient_accumulation_dtype == "fp32"
 
 
 def bucket_limit(*, stage: int, overlaps: bool) -> int:

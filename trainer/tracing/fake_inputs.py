@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
-from trainer.models.image_tokens import image_form_of
+from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import AXES, near_square
 
@@ -20,7 +20,7 @@ TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """One forward pass: `rows` rows of `tokens` tokens, with these images and label tokens in all of them together."""
+    """One forward pass: `rows` packed sequences of `tokens` tokens, with `images` and `label_tokens` in all of them."""
 
     rows: int
     tokens: int
@@ -29,9 +29,9 @@ class SequenceShape:
 
 
 def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
-    """Of a family whose images differ in tokens, those of these rows.
+    """Sizes of the images, for a family whose images differ in tokens.
 
-    Images share what the rows have beside labels, as far as the largest that there can be: each is as large as it may.
+    Images share the tokens that are not labels; each is as large as the family allows.
     """
     grids = image_form_of(config).grids
     assert grids is not None
@@ -48,10 +48,10 @@ def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
 def inputs_of(
     config: ModelConfig, shape: SequenceShape, vocabulary: int, *, cached: bool, sequence_samples: int = 2
 ) -> dict[str, Any]:
-    """Inputs of the training module with the right shapes: zeros, and image tokens where images are.
+    """Inputs of the training module: zeros, and image tokens.
 
-    sequence_samples: of each row, nearly equally long. With more than one, models that cannot attend by sample have
-    their mask; what the others hold is the same for any number.
+    sequence_samples: samples of each sequence, of nearly equal length. With more than one, models without
+    variable-length attention need a mask; the memory of others does not depend on the number.
     """
     if config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
@@ -73,14 +73,14 @@ def inputs_of(
 
 
 def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
-    """Those among the inputs of a training module; the others are numbers of the host."""
+    """The tensors among the inputs of a training module."""
     return [value for value in inputs.values() if isinstance(value, Tensor)]
 
 
 def _square_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:
-    """Inputs, and the tokens that all images take."""
+    """Inputs, and the number of image tokens."""
     family, side = family_of(config), config.image_size
-    image_tokens = image_form_of(config).tile_tokens or family.image_tokens(config, side, side)
+    image_tokens = image_form_of(config).tile_tokens or image_tokens_of(config)(side, side)
     if cached:
         images = torch.zeros(shape.images, *family.feature_shape(config), dtype=torch.bfloat16)
     else:

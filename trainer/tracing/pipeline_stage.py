@@ -17,14 +17,7 @@ from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Compute, StageTrace
 from trainer.strategies.tensor_parallel.plan import shard_first_rank
 from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
-from trainer.tracing.step import (
-    MemoryTracker,
-    cast_sharded,
-    has_equal_tower_layers,
-    pass_through,
-    regions_of,
-    without_numbers,
-)
+from trainer.tracing.step import cast_weights, has_equal_tower_layers, pass_through, tracker_of, without_numbers
 
 
 def trace_stage(
@@ -39,10 +32,10 @@ def trace_stage(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
 ) -> StageTrace:
-    """Trace a stage on the first of the ranks that split it. Of its layers only the number matters, unless patterns
-    choose what is trained.
+    """Trace a stage on the first of the ranks that split it.
 
-    Gradients are there before, and so are received hidden states and received gradients: all have buffers that stay.
+    Only the number of its layers matters, unless patterns choose trained parameters. Gradients, received hidden states
+    and received gradients exist before: all have permanent buffers.
     """
     with FakeTensorMode():
         family = family_of(config)
@@ -68,9 +61,9 @@ def trace_stage(
             shard_first_rank(blocks, tensor_parallel, like_it, sequence=sequence_parallel)
         inputs = inputs_of(config, shape, vocabulary, cached=cached)
         sent_dtype = torch.float32
-        if compute == "bf16 parts":
+        if compute != "fp32":
             sent_dtype = torch.bfloat16
-            cast_sharded(module)
+            cast_weights(module, compute)
         passed_on = (shape.rows, shape.tokens, width)
         if stage.is_first:
             without_numbers(config, module)
@@ -83,12 +76,8 @@ def trace_stage(
 
 
 def _trace(module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, passed_on_bytes: int) -> StageTrace:
-    held = [*module.parameters(), *module.buffers(), *tensors_of(inputs), *([] if gradient is None else [gradient])]
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-            held.append(parameter.grad)
-    with MemoryTracker(held, module.parameters(), regions_of(module)) as tracker:
+    received = [*tensors_of(inputs), *([] if gradient is None else [gradient])]
+    with tracker_of(module, received) as tracker:
         hidden = inputs.pop("hidden", None)
         if hidden is not None:
             hidden = hidden.to(next(module.model.model.get_submodule(module.language_part).parameters()).dtype)

@@ -1,8 +1,7 @@
-"""Memory and compute of a training step, by running it on fake tensors.
+"""Memory of a training step, by running it on fake tensors.
 
-The very module that strategies wrap runs forward and backward under torch's fake tensors: every operation gives its
-output's shape and no numbers, so the largest model is traced in a second on any machine. What is counted is therefore
-what the code does and not what a formula says it should do.
+The module that strategies wrap runs forward and backward under torch's fake tensors, which have shapes and no values.
+So the largest model is traced in a second on any machine, and the code itself is measured instead of a formula.
 """
 
 from __future__ import annotations
@@ -50,11 +49,12 @@ def trace_step(
 ) -> StepTrace:
     """Trace one micro-batch of the model with the first `language_layers` layers of its language model.
 
-    `gathered`: weights come and go, and no layer holds on to them (`trainer.strategies.deepspeed.linear_regather`).
-    `sliced`: gradients of what lies outside of layers are made anew and stay until the end of the backward pass, when
-    they are sliced (FSDP).
-    `every_layer`: run also the frozen layers that hold what others hold; the answer is the same, later.
-    Gradients are there before, as from the second micro-batch on and as in the buckets of DDP.
+    Gradients exist before the step, as from the second micro-batch on and as in the buckets of DDP.
+
+    Args:
+        gathered: no layer saves gathered weights (`trainer.strategies.deepspeed.linear_regather`).
+        sliced: gradients outside of layers are allocated in the step and sliced at its end (FSDP).
+        every_layer: run also frozen layers whose memory equals another's; slower, with the same result.
     """
     with FakeTensorMode():
         family = family_of(config)
@@ -76,10 +76,7 @@ def trace_step(
             recompute_gathered_linear(module)
         if not every_layer:
             pass_through(family.blocks(module).tower_layers)
-        if compute == "bf16 weights":
-            cast_to_bf16(module.parameters())
-        elif compute == "bf16 parts":
-            cast_sharded(module)
+        cast_weights(module, compute)
         without_numbers(config, module)
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
@@ -87,16 +84,15 @@ def trace_step(
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 
-def cast_sharded(module: nn.Module) -> None:
-    """Cast the weights that FSDP shards to bf16, as they compute."""
-    not_sharded = in_frozen_parts(module)
-    for parameter in module.parameters():
-        if parameter not in not_sharded:
-            parameter.data = parameter.data.bfloat16()
+def cast_weights(module: nn.Module, compute: Compute) -> None:
+    """Cast the weights that compute in bf16 as such: all of them, or those that FSDP gathers."""
+    if compute in ("bf16 weights", "bf16 parts"):
+        left = in_frozen_parts(module) if compute == "bf16 parts" else set()
+        cast_to_bf16(parameter for parameter in module.parameters() if parameter not in left)
 
 
 def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, compute: Compute) -> int:
-    """Bytes of the images of one micro-batch, and the most that a frozen tower holds for them, its output included."""
+    """Bytes of one micro-batch's images and, at the peak, of what a frozen tower allocates for them."""
     with FakeTensorMode():
         family = family_of(config)
         model = family.skeleton(config, vocabulary=vocabulary, language_layers=1)
@@ -115,11 +111,11 @@ def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, c
 
 
 def without_numbers(config: ModelConfig, module: nn.Module) -> None:
-    """Have a training module that gets images run on tensors that have no numbers."""
+    """Have a training module that gets images run on fake tensors."""
     if config.family in GRID_FAMILIES:
-        from trainer.models.qwen_vl.fake_vision_metadata import use_fake_sizes
+        from trainer.models.qwen_vl.vision_metadata import fake_sizes_of
 
-        use_fake_sizes(module)
+        module.sizes_of = fake_sizes_of
 
 
 def has_equal_tower_layers(config: ModelConfig) -> bool:
@@ -128,8 +124,10 @@ def has_equal_tower_layers(config: ModelConfig) -> bool:
 
 
 def pass_through(layers: Sequence[nn.Module]) -> None:
-    """Let frozen layers between the first and the last make their output and nothing else. They leave nothing behind
-    but that, and inside them they are as full as the last one, which runs when all these outputs are there."""
+    """Have frozen layers between the first and the last only allocate their output.
+
+    Nothing else of them lives on, and their peak is below that of the last layer, which runs while all outputs exist.
+    """
     if any(parameter.requires_grad for layer in layers for parameter in layer.parameters()):
         return
     for layer in layers[1:-1]:
@@ -142,14 +140,11 @@ def trace_module(
     compute: Compute,
     has_gradient: Callable[[nn.Parameter], bool] = lambda parameter: True,
 ) -> StepTrace:
-    """Trace forward and backward of a training module, with real tensors or fake ones. `has_gradient`: before."""
-    held = [*module.parameters(), *module.buffers(), *tensors_of(inputs)]
-    for parameter in module.parameters():
-        if parameter.requires_grad and has_gradient(parameter):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            held.append(parameter.grad)
-    with MemoryTracker(held, module.parameters(), regions_of(module)) as tracker:
+    """Trace forward and backward of a training module, with real or fake tensors.
+
+    has_gradient: which parameters have a gradient before the step.
+    """
+    with tracker_of(module, tensors_of(inputs), has_gradient) as tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             loss = module(**inputs)
         forward = tracker.take_peak(next_category="backward")
@@ -167,13 +162,28 @@ def trace_module(
     return StepTrace(forward, turn[0], backward, sum(tensor.nbytes for tensor in tensors_of(inputs)))
 
 
+def tracker_of(
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    has_gradient: Callable[[nn.Parameter], bool] = lambda parameter: True,
+) -> MemoryTracker:
+    """A tracker of what `module` allocates for `inputs`. Creates gradients, which are not counted."""
+    held = [*module.parameters(), *module.buffers(), *inputs]
+    for parameter in module.parameters():
+        if parameter.requires_grad and has_gradient(parameter):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            held.append(parameter.grad)
+    return MemoryTracker(held, module.parameters(), regions_of(module))
+
+
 class MemoryTracker(TorchDispatchMode):
-    """Counts the bytes of every storage that an operation makes, from then until nobody holds it.
+    """Counts the bytes of every storage that operations allocate, until it is freed.
 
     Args:
-        held: tensors that are not counted, because they are there before.
+        held: tensors that exist before and are not counted.
         parameters: copies of these by casting get a category of their own.
-        regions: modules and the category of what is made while their forward runs.
+        regions: modules and the category of what their forward allocates.
     """
 
     def __init__(
@@ -205,7 +215,7 @@ class MemoryTracker(TorchDispatchMode):
         self._forget_regions()
 
     def take_peak(self, *, next_category: Category) -> Held:
-        """The fullest moment since the last call. What is made from here on belongs to `next_category`."""
+        """The peak since the last call. Later allocations belong to `next_category`."""
         fullest = Held(dict(self._peak))
         self._forget_regions()  # recomputation runs forward passes inside the backward pass
         self._category = next_category
@@ -214,7 +224,7 @@ class MemoryTracker(TorchDispatchMode):
 
     @property
     def held(self) -> Held:
-        """What is held now, by category."""
+        """Bytes allocated now, by category."""
         return Held(dict(self._held))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -253,18 +263,12 @@ class MemoryTracker(TorchDispatchMode):
 
 
 def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:
-    """The parts of a model, or of a stage of one, whose activations have names of their own; the rest is the head and
-    the loss."""
-    if isinstance(module, FixedImageVLM):
-        return _square_regions(module)
-    base = module.model.model
-    vision: list[tuple[nn.Module, Category]] = [] if base.visual is None else [(module, "vision")]
-    return [*vision, (base.language_model, "language")]  # all before the language model is vision
-
-
-def _square_regions(module: FixedImageVLM) -> list[tuple[nn.Module, Category]]:
-    """The same of a family whose images are all one square."""
-    vision = [] if module.projector is None else [module.projector]
-    if module.tower is not None:
-        vision += [module.tower] if module.wiring.calls_tower else module.tower.children()
-    return [(module.language_model, "language"), *((part, "vision") for part in vision)]
+    """Modules of a model or pipeline stage with a category of their own; the rest is the head and the loss."""
+    vision: list[nn.Module] = []
+    if not isinstance(module, FixedImageVLM):
+        vision += [] if module.model.model.visual is None else [module]  # all before the language model is vision
+    else:
+        vision += [] if module.projector is None else [module.projector]
+        if module.tower is not None:
+            vision += [module.tower] if module.wiring.calls_tower else module.tower.children()
+    return [*((part, "vision") for part in vision), (module.language_model, "language")]

@@ -6,12 +6,12 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic.dataclasses import dataclass
 
 FOLDER = Path(__file__).parent
 MIB_PER_GIB = 1024
@@ -35,35 +35,30 @@ class Gpu:
     link_gbytes_per_s: float  # of one GPU to the others, one direction
     flex_start: bool
     source: str
-    date: str
-    unconfirmed: tuple[str, ...] = ()  # fields that are from memory: no document at hand says them
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether a document says every figure."""
-        return not self.unconfirmed
+    date: str  # ISO 8601
+    unconfirmed: tuple[str, ...] = ()  # fields without a document
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """One Compute Engine machine type as Vertex AI training offers it."""
 
     machine_type: str
     vcpus: int
     memory_gib: float
-    accelerators: Mapping[str, tuple[int, ...]]  # accelerator type -> counts that this machine may carry
-    accelerators_fixed: bool  # the GPUs are part of the machine: it cannot be had without them
+    accelerators: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # accelerator type -> possible counts
+    accelerators_fixed: bool = False  # the GPUs are part of the machine
     nic_gbps: float  # for traffic between nodes (NCCL), whole machine, each direction
-    local_ssd_gib: float
+    local_ssd_gib: float = 0
     boot_disk_types: tuple[str, ...]
-    spot: bool
-    on_demand: bool  # sold without reservation at a list price; otherwise as Spot, flex-start or reserved
-    needs_reservation: bool
-    reduction_server: bool  # may be a GPU node of a job with a Reduction Server
-    network: str  # what NCCL uses between such machines (nccl.yaml); empty where no GPU is to be had
+    spot: bool = True
+    on_demand: bool = True  # sold without reservation at a list price; otherwise as Spot, flex-start or reserved
+    needs_reservation: bool = False
+    reduction_server: bool = False  # may be a GPU node of a job with a Reduction Server
+    network: str = ""  # what NCCL uses between such machines (nccl.yaml); empty for machines without GPUs
     source: str
-    date: str
-    unconfirmed: tuple[str, ...] = ()  # fields that are from memory: no document at hand says them
+    date: str  # ISO 8601
+    unconfirmed: tuple[str, ...] = ()  # fields without a document
 
     @property
     def accelerator_type(self) -> str:
@@ -74,11 +69,6 @@ class Machine:
     def accelerator_counts(self) -> tuple[int, ...]:
         """Counts of the built-in GPU; empty where GPUs are attached by choice, or none."""
         return self.accelerators[self.accelerator_type] if self.accelerators_fixed else ()
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether a document says every figure."""
-        return not self.unconfirmed
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ class Catalog:
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A published model: what its config.json says of its sizes, and how many parameters it has."""
+    """A published model: the sizes in its config.json, and its number of parameters."""
 
     config: Mapping[str, Any]
     parameters: int
@@ -126,25 +116,25 @@ class KnownModel:
 def load_catalog() -> Catalog:
     """GPUs, machines and regions from `machines.yaml`."""
     data = read_yaml("machines.yaml")
-    sources = data["sources"]
-    gpus = {name: _gpu(name, entry, sources) for name, entry in data["gpus"].items()}
-    machines = {
-        name: _machine(name, family | entry, sources)
-        for family in data["families"]
-        for name, entry in family.pop("machines").items()
-    }
-    regions = {name: tuple(entry) for name, entry in data["regions"]["by_accelerator"].items()}
-    return Catalog(gpus, machines, regions, data["tpu_hbm_gib"])
+    gpus, machines = {}, {}
+    for name, entry in data["gpus"].items():
+        memory_gib = entry.pop("memory_mib") / MIB_PER_GIB
+        gpus[name] = Gpu(accelerator_type=name, memory_gib=memory_gib, **_with_source(entry, data))
+    for family in data["families"]:
+        for name, entry in family.pop("machines").items():
+            fields = family | entry
+            if "accelerator" in fields:
+                built_in = {fields.pop("accelerator"): (fields.pop("accelerator_count"),)}
+                fields |= {"accelerators": built_in, "accelerators_fixed": True}
+            machines[name] = Machine(machine_type=name, **_with_source(fields, data))
+    return Catalog(gpus, machines, data["regions"]["by_accelerator"], data["tpu_hbm_gib"])
 
 
 @functools.cache
 def load_models() -> Mapping[str, KnownModel]:
     """Well-known towers and language models from `models.yaml`, by their id on the Hugging Face hub."""
     data = read_yaml("models.yaml")
-    return {
-        name: KnownModel(entry["config"], entry["parameters"], *_source(entry["source"], data["sources"]))
-        for name, entry in data["models"].items()
-    }
+    return {name: KnownModel(**_with_source(entry, data)) for name, entry in data["models"].items()}
 
 
 def reducers_needed(nodes: int, nic_gbps: float) -> int:
@@ -158,45 +148,7 @@ def read_yaml(name: str) -> dict[str, Any]:
     return data
 
 
-def _gpu(name: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> Gpu:
-    source, read = _source(entry["source"], sources)
-    apart = ("memory_mib", "source", "unconfirmed")
-    return Gpu(
-        accelerator_type=name,
-        memory_gib=entry["memory_mib"] / MIB_PER_GIB,
-        source=source,
-        date=read,
-        unconfirmed=tuple(entry.get("unconfirmed", ())),
-        **{key: value for key, value in entry.items() if key not in apart},
-    )
-
-
-def _machine(name: str, entry: Mapping[str, Any], sources: Mapping[str, Any]) -> Machine:
-    source, read = _source(entry["source"], sources)
-    built_in = {entry["accelerator"]: [entry["accelerator_count"]]} if "accelerator" in entry else None
-    accelerators = built_in or entry.get("accelerators", {})
-    return Machine(
-        machine_type=name,
-        vcpus=entry["vcpus"],
-        memory_gib=entry["memory_gib"],
-        accelerators={gpu: tuple(counts) for gpu, counts in accelerators.items()},
-        accelerators_fixed=built_in is not None,
-        nic_gbps=entry["nic_gbps"],
-        local_ssd_gib=entry.get("local_ssd_gib", 0),
-        boot_disk_types=tuple(entry["boot_disk_types"]),
-        spot=entry.get("spot", True),
-        on_demand=entry.get("on_demand", True),
-        needs_reservation=entry.get("needs_reservation", False),
-        reduction_server=entry.get("reduction_server", False),
-        network=entry.get("network", ""),
-        source=source,
-        date=read,
-        unconfirmed=tuple(entry.get("unconfirmed", ())),
-    )
-
-
-def _source(name: str, sources: Mapping[str, Any]) -> tuple[str, str]:
-    """Title and date (ISO 8601) of a source that entries name by a short key."""
-    entry = sources[name]
-    read = entry["date"]
-    return entry["title"], read.isoformat() if isinstance(read, date) else str(read)
+def _with_source(entry: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` with title and date of its source, which it names by a key of `sources`."""
+    source = data["sources"][entry["source"]]
+    return {**entry, "source": source["title"], "date": str(source["date"])}

@@ -1,68 +1,22 @@
-"""NCCL's transport between nodes and its environment variables, by machine: facts in `catalog/nccl.yaml`.
-
-`python -m vlmpipe.catalog.nccl` writes the reference page.
-"""
+"""NCCL's transport between nodes and its environment variables, by machine: facts in `catalog/nccl.yaml`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.catalog.machines import Machine, load_catalog, read_yaml
+from pydantic.dataclasses import dataclass
+
+from vlmpipe.catalog.machines import Machine, read_yaml
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 NET_VARIABLE = "NCCL_NET"  # forces one network by name
 NO_PLUGIN = "none"
-HEADER = """# NCCL between nodes
-
-The network plugin and transport that NCCL uses between the nodes of a job, by machine type, and the environment
-variables that suit it.
-
-- No variable is set automatically. Most machines need none; on the others the variables belong to a version of a
-  plugin that is not in the trainer image.
-- Variables in `cluster.env` are passed on unchanged.
-- A plan of several GPU nodes says which plugin to expect. With `NCCL_DEBUG: INFO` in `cluster.env`, NCCL logs the
-  network that it uses (`Using network ...`).
-- Between the GPUs of one machine NCCL uses NVLink or PCIe, whatever the network.
-
-None of this has been observed on a GPU machine of Google Cloud.
-
-This page is generated from `vlmpipe/catalog/nccl.yaml` and `machines.yaml`:
-`python -m vlmpipe.catalog.nccl > docs/reference/nccl.md`. A test compares it with them.
-
-## Transport by machine
-
-| machines | plugin | transport | sources |
-|---|---|---|---|
-"""
-VARIABLES_SET = """
-Variables that a job sets:
-
-| plugin | variables | why | not confirmed |
-|---|---|---|---|
-"""
-MISFITS = """
-## Variables that suit some machines only
-
-`vlmpipe check` warns about these variables on machines that they do not suit ([rules](job-spec-rules.md)).
-
-| variables | of | no warning on | why a warning elsewhere | rule | sources |
-|---|---|---|---|---|---|
-"""
-FOOTER = """
-- `NCCL_IB_DISABLE=1` causes no warning: it disables a network that is not there.
-- A3 Edge is not in the list, because Vertex AI's documentation does not offer it.
-
-## Sources
-
-| | document | date |
-|--:|---|---|
-"""
 
 
 @dataclass(frozen=True)
@@ -75,25 +29,14 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Variable:
-    """An environment variable that is set in jobs on these machines."""
-
-    name: str
-    value: str
-    why: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Network:
-    """NCCL's transport between nodes. `why` is the reason for its variables, or for setting none."""
+    """NCCL's transport between nodes. `why` is the reason for setting no variable."""
 
     plugin: str  # "none" for NCCL's own sockets
     carries: str
-    variables: tuple[Variable, ...]
     why: str
     sources: tuple[Source, ...]
-    unconfirmed: str = ""  # what no document at hand says
+    unconfirmed: str = ""  # without a document
 
 
 @dataclass(frozen=True)
@@ -101,13 +44,13 @@ class Misfit:
     """Variables that suit some networks only."""
 
     of: str
-    names: tuple[str, ...]  # patterns
-    net: tuple[str, ...]  # patterns of NCCL_NET's value
-    harmless: Mapping[str, str]
     suits: tuple[str, ...]  # networks
     why: str
     rule: str  # that warns of them elsewhere
     sources: tuple[Source, ...]
+    names: tuple[str, ...] = ()  # patterns
+    net: tuple[str, ...] = ()  # patterns of NCCL_NET's value
+    harmless: Mapping[str, str] = field(default_factory=dict)  # name -> value
 
     def means(self, name: str, value: str) -> bool:
         """Whether the variable is one of these, with a value that asks for something."""
@@ -120,43 +63,14 @@ class Misfit:
 def load_networks() -> Mapping[str, Network]:
     """Networks by the name that machines.yaml gives them."""
     data = read_yaml("nccl.yaml")
-    return {
-        name: Network(
-            plugin=entry["plugin"],
-            carries=entry["carries"],
-            variables=tuple(Variable(**variable) for variable in entry["set"]),
-            why=entry["why"],
-            unconfirmed=entry.get("unconfirmed", ""),
-            sources=_sources(entry, data["sources"]),
-        )
-        for name, entry in data["networks"].items()
-    }
+    return {name: Network(**_with_sources(entry, data)) for name, entry in data["networks"].items()}
 
 
 @functools.cache
 def load_misfits() -> tuple[Misfit, ...]:
     """Variables that suit some networks only."""
     data = read_yaml("nccl.yaml")
-    return tuple(
-        Misfit(
-            of=entry["of"],
-            names=tuple(entry.get("names", ())),
-            net=tuple(entry.get("net", ())),
-            harmless=entry.get("harmless", {}),
-            suits=tuple(entry["suits"]),
-            why=entry["why"],
-            rule=entry["rule"],
-            sources=_sources(entry, data["sources"]),
-        )
-        for entry in data["variables"]
-    )
-
-
-def environment(machine: Machine | None, gpus: int) -> dict[str, str]:
-    """Variables that a job is given whose `gpus` GPUs, of all its nodes, exchange data; none for a single GPU."""
-    if machine is None or not machine.network or gpus < 2:
-        return {}
-    return {variable.name: variable.value for variable in load_networks()[machine.network].variables}
+    return tuple(Misfit(**_with_sources(entry, data)) for entry in data["variables"])
 
 
 def expected(config: RunConfig, machine: Machine) -> str:
@@ -169,73 +83,12 @@ def expected(config: RunConfig, machine: Machine) -> str:
             "the Reduction Server's, in an image that was built with REDUCTION_SERVER=1; metrics say whether it is used"
         )
     network = load_networks()[machine.network]
-    if network.variables:
-        variables = "sets " + ", ".join(f"{one.name}={one.value}" for one in network.variables)
-    else:
-        variables = "no variable is needed" if network.plugin == NO_PLUGIN else "no variable is set"
+    variables = "no variable is needed" if network.plugin == NO_PLUGIN else "no variable is set"
     doubt = f". Not confirmed: {network.unconfirmed}" if network.unconfirmed else ""
     return f"{network.plugin} ({network.carries}); {variables}{doubt}"
 
 
-def markdown() -> str:
-    """The reference page."""
-    networks = "".join(_networks()) + VARIABLES_SET + "".join(_variables_set())
-    return HEADER + networks + MISFITS + "".join(_misfits()) + FOOTER + "".join(_sources_list())
-
-
-def _networks() -> Iterator[str]:
-    for name, network in load_networks().items():
-        yield f"| {_families(name)} | {network.plugin} | {network.carries} | {_numbers(network)} |\n"
-
-
-def _variables_set() -> Iterator[str]:
-    for network in load_networks().values():
-        variables = "; ".join(f"`{one.name}={one.value}`: {one.why} ({one.source})" for one in network.variables)
-        yield f"| {network.plugin} | {variables or 'none'} | {network.why} | {network.unconfirmed or '–'} |\n"
-
-
-def _misfits() -> Iterator[str]:
-    for misfit in load_misfits():
-        names = [f"`{name}`" for name in misfit.names] + [f"`{NET_VARIABLE}={value}`" for value in misfit.net]
-        suits = ", ".join(map(_families, misfit.suits)) or "none"
-        yield f"| {', '.join(names)} | {misfit.of} | {suits} | {misfit.why} | {misfit.rule} | {_numbers(misfit)} |\n"
-
-
-def _sources_list() -> Iterator[str]:
-    for number, source in enumerate(_all_sources(), 1):
-        yield f"| {number} | [{source.title}]({source.url}) | {source.date} |\n"
-
-
-def _numbers(entry: Network | Misfit) -> str:
-    """The entry's sources by their numbers in the list of sources."""
-    numbers = {source: number for number, source in enumerate(_all_sources(), 1)}
-    return ", ".join(f"[{numbers[source]}](#sources)" for source in entry.sources)
-
-
-def _all_sources() -> list[Source]:
-    """Every source once, in the order of its first use."""
-    entries: list[Network | Misfit] = [*load_networks().values(), *load_misfits()]
-    return list(dict.fromkeys(source for entry in entries for source in entry.sources))
-
-
-def _families(network: str) -> str:
-    """Machine types with this network, those of a family that all have it as one."""
-    catalog = load_catalog().machines.values()
-    found = []
-    for machine in catalog:
-        if machine.network == network:
-            family = machine.machine_type.rpartition("-")[0]
-            whole = {other.network for other in catalog if other.machine_type.startswith(f"{family}-")} == {network}
-            name = f"{family}-*" if whole else machine.machine_type
-            found.append(f"{name} (not confirmed)" if "network" in machine.unconfirmed else name)
-    return ", ".join(dict.fromkeys(found))
-
-
-def _sources(entry: Mapping[str, Any], sources: Mapping[str, Any]) -> tuple[Source, ...]:
-    return tuple(
-        Source(sources[name]["title"], sources[name]["url"], str(sources[name]["date"])) for name in entry["sources"]
-    )
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")
+def _with_sources(entry: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` with the sources that it names by keys of `sources`."""
+    sources = [data["sources"][name] for name in entry["sources"]]
+    return {**entry, "sources": [{**source, "date": str(source["date"])} for source in sources]}

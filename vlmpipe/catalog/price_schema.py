@@ -1,4 +1,4 @@
-"""The form of a prices file: tables of machines, GPUs, boot disks and storage, each with its source and date."""
+"""Schema of a prices file: tables of machines, GPUs, boot disks and storage, each with its source and date."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainer.config.base import Fraction, Section
-from trainer.errors import ConfigError, os_errors
-from trainer.storage.regular_files import FileTooLargeError, read_regular
+from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean, show
-from vlmpipe.config.yaml_loader import parse_yaml
-
-LARGEST_FILE_BYTES = 1 << 20
+from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean, expected_value, show
+from vlmpipe.config.yaml_loader import read_mapping, read_text
 
 Term = Literal["standard", "spot", "flex_start"]
 
@@ -50,7 +47,7 @@ class _Source(Section):
 
 
 class _Sourced(Section):
-    """A table that says where it is from: a key of `sources`, or any text with a date of its own."""
+    """A table with its source: a key of `sources`, or any text with a date of its own."""
 
     source: str = Field(min_length=1)
     date: _Day | None = None
@@ -116,24 +113,8 @@ def read_prices(path: Path) -> PriceFile:
             f"no prices file {path}",
             expected="plan.prices_file: the path of a YAML file, or empty for the built-in prices",
         )
-    with os_errors(f"reading the prices file {path}"):
-        try:
-            raw = read_regular(path, LARGEST_FILE_BYTES)
-        except FileTooLargeError as error:
-            raise ConfigError(
-                f"{path} has {error.size_bytes} bytes", expected=f"a prices file of at most {LARGEST_FILE_BYTES} bytes"
-            ) from error
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not text (byte {error.start})", expected="a YAML file") from error
-    data = parse_yaml(text, str(path))
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path} holds {'nothing' if data is None else f'a {type(data).__name__}'}",
-            expected=f"tables of prices: {', '.join(PriceFile.model_fields)}",
-        )
-    return parse_prices(data, str(path))
+    tables = f"tables of prices: {', '.join(PriceFile.model_fields)}"
+    return parse_prices(read_mapping(path, read_text(path, "a prices file"), tables), str(path))
 
 
 def parse_prices(data: Mapping[str, Any], origin: str) -> PriceFile:
@@ -149,25 +130,18 @@ def parse_prices(data: Mapping[str, Any], origin: str) -> PriceFile:
 
 def _problem(details: ErrorDetails) -> Problem:
     entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in details["loc"]).lstrip(".")
-    found = show(details["input"])
-    match details["type"]:
-        case "extra_forbidden":
-            *_, key = details["loc"]
-            names = {
-                name for table in (PriceFile, _Source, _Fee, _Hourly, _Disks, _Stores) for name in table.model_fields
-            }
-            return Problem(
-                entry, f"found an unknown key, expected one of a prices file{did_you_mean(str(key), sorted(names))}"
-            )
-        case "missing":
-            return Problem(entry, "found nothing, expected a value")
-        case "float_type" | "greater_than_equal" | "finite_number":
-            return Problem(entry, f"found {found}, expected a number of at least 0")
-        case "literal_error":
-            return Problem(entry, f"found {found}, expected {details['ctx']['expected']}")
-        case "value_error" | "date_from_datetime_parsing" | "date_parsing" | "date_type" | "date_from_datetime_inexact":
-            return Problem(entry, f"found {found}, expected a date such as 2026-11-20")
-    return Problem(entry, f"found {found}: {details['msg'][:1].lower()}{details['msg'][1:]}")
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        tables = (PriceFile, _Source, _Fee, _Hourly, _Disks, _Stores)
+        hint = did_you_mean(str(details["loc"][-1]), sorted({name for table in tables for name in table.model_fields}))
+        return Problem(entry, f"found an unknown key, expected one of a prices file{hint}")
+    if kind == "missing":
+        return Problem(entry, "found nothing, expected a value")
+    if kind in ("float_type", "finite_number"):
+        expected = "a number of at least 0"
+    else:
+        expected = "a date such as 2026-11-20" if "date" in kind or kind == "value_error" else expected_value(details)
+    return Problem(entry, f"found {show(details['input'])}, expected {expected}")
 
 
 def _unknown_names(tables: PriceFile) -> Iterator[Problem]:
@@ -186,15 +160,9 @@ def _unknown_names(tables: PriceFile) -> Iterator[Problem]:
 
 
 def _undated(tables: PriceFile) -> Iterator[Problem]:
-    groups: Mapping[str, tuple[_Sourced, ...]] = {
-        "machines": tables.machines,
-        "accelerators": tables.accelerators,
-        "boot_disks": tables.boot_disks,
-        "storage": tables.storage,
-    }
-    entries = [(f"{kind}[{index}]", table) for kind, group in groups.items() for index, table in enumerate(group)]
-    if tables.vertex_fee:
-        entries.append(("vertex_fee", tables.vertex_fee))
+    entries: list[tuple[str, _Sourced]] = [("vertex_fee", tables.vertex_fee)] if tables.vertex_fee else []
+    for kind in ("machines", "accelerators", "boot_disks", "storage"):
+        entries += [(f"{kind}[{index}]", table) for index, table in enumerate(getattr(tables, kind))]
     for entry, table in entries:
         if table.date is None and table.source not in tables.sources:
             text = f"found no date, expected the day on which {table.source!r} was read, or a key of sources"

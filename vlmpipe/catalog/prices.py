@@ -1,7 +1,7 @@
-"""Prices per hour and per month, from `catalog/prices.yaml` and a file of the user's own. Nothing is guessed.
+"""Prices per hour and per month, from `catalog/prices.yaml` and a file of the user's own.
 
-What Vertex AI asks is Compute Engine's price and a management fee on top, a share of the standard price; with Spot and
-flex-start the share is still that of the standard price. `prices.yaml` names the bill that shows it.
+Vertex AI charges Compute Engine's price and a management fee. The fee is a share of the standard price, also on Spot
+and flex-start; `prices.yaml` names the bill that shows it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ FILE_NAME = "prices.yaml"
 
 @dataclass(frozen=True)
 class Quote:
-    """A price of one replica. `usd_per_hour` is None when a part has no price.
-
-    `missing` names what has no price, or what a price lacks; `date` is that of its oldest part.
-    """
+    """A price of one replica; None if a part of it has no price."""
 
     usd_per_hour: float | None
-    date: str | None
-    missing: tuple[str, ...]
+    date: str | None  # of its oldest part
+    missing: tuple[str, ...]  # parts without a price, and what known prices leave out
     old: bool  # its oldest part was read more than OLD_AFTER_DAYS days ago
     sources: tuple[str, ...] = ()
 
@@ -117,20 +114,15 @@ def load_prices(user_file: str = "", today: date | None = None) -> Prices:
 
     Raises ConfigError that names every wrong entry of the user's file.
     """
-    prices = Prices(today or datetime.now(UTC).date(), {}, {}, {}, Price(0.0, "", ""))
-    files = [_built_in()]
-    if user_file:
-        files.append(read_prices(Path(user_file).expanduser()))
-    for one in files:
-        fee = one.vertex_fee
-        prices = Prices(
-            prices.today,
-            {**prices.hourly, **dict(one.hourly())},
-            {**prices.disks, **dict(one.monthly_disks())},
-            {**prices.stores, **dict(one.monthly_stores())},
-            prices.fee if fee is None else one.price(fee, fee.share),
-        )
-    return prices
+    files = [_built_in(), *([read_prices(Path(user_file).expanduser())] if user_file else [])]
+    fees = [one.price(fee, fee.share) for one in files if (fee := one.vertex_fee)]
+    return Prices(
+        today or datetime.now(UTC).date(),
+        {key: price for one in files for key, price in one.hourly()},
+        {key: price for one in files for key, price in one.monthly_disks()},
+        {key: price for one in files for key, price in one.monthly_stores()},
+        fees[-1],
+    )
 
 
 @functools.cache

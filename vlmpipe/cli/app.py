@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainer import __version__
-from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error
+from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error, missing_packages
 from trainer.redaction import hiding_secrets
 from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
@@ -241,7 +241,8 @@ def _main() -> None:
         arguments = sys.argv[1:]
         _require_no_dashed_override(arguments)
         debug = ["--debug"] if "--debug" in arguments else []  # an option of vlmpipe, wherever it is typed
-        app([*debug, *(each for each in arguments if each != "--debug")], prog_name="vlmpipe")
+        with missing_packages():
+            app([*debug, *(each for each in arguments if each != "--debug")], prog_name="vlmpipe")
     except KeyboardInterrupt:
         to_stderr("stopped before anything was started")
         sys.exit(int(ExitCode.INTERRUPTED))

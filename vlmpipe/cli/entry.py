@@ -4,13 +4,11 @@ import importlib.util
 import sys
 from pathlib import Path
 
-NEEDED = "pip install 'vlmpipe[pipelines,trainer,data]'"
+from trainer.extras import install_command
 
 
 def console() -> None:
     """Run the command line. Exits with 69 where a package that it needs is missing or shadowed."""
-    if sys.version_info < (3, 11):  # noqa: UP036 (of a copy that was not installed by pip)
-        _leave(f"this is Python {sys.version.split()[0]}", "Python 3.11 or newer")
     ours = Path(__file__).parents[2]
     for package in ("pipelines", "components", "trainer"):
         found = importlib.util.find_spec(package)
@@ -24,11 +22,13 @@ def console() -> None:
     try:
         from vlmpipe.cli.app import console as run
     except ModuleNotFoundError as error:
-        _leave(f"the Python package {error.name} is not installed", "vlmpipe with its command line", NEEDED)
+        extras = "vlmpipe with pipelines (the command line), trainer and data (runs on this machine)"
+        needed = install_command("pipelines,trainer,data")
+        _leave(f"the Python package {error.name} is not installed", extras, needed)
     run()
 
 
-def _leave(found: str, expected: str, fix: str = "") -> None:
-    lines = [f"error: {found}", f"  expected: {expected}", *([f"  to do:    {fix}"] if fix else [])]
+def _leave(found: str, expected: str, fix: str) -> None:
+    lines = [f"error: {found}", f"  expected: {expected}", f"  to do:    {fix}"]
     print("\n".join(lines), file=sys.stderr)
     raise SystemExit(69)

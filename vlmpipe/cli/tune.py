@@ -45,6 +45,7 @@ def tune(
 ) -> None:
     """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
     from pipelines.tune import search as tuning
+    from vlmpipe.config.target_requirements import require_vertex
 
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
@@ -55,7 +56,7 @@ def tune(
             to_stderr(f"note: tune.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(found)  # an algorithm that is not here is refused before anything is written
     else:
-        settings.require_vertex()
+        require_vertex(settings)
         if not dry_run:
             usd = _approval(settings, yes=yes)
     search = tuning.open_search(settings, from_run, search_id, settings.root_uri(target.value))

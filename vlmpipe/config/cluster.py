@@ -1,17 +1,17 @@
 """The run file's `cluster` section: the machines of the jobs, and how capacity is obtained.
 
-Names and values stay close to Vertex AI's API, so that a field can be looked up in its documentation. Platform rules
-stated here come from the Vertex AI documentation and were read in November 2026.
+Names and values follow Vertex AI's API. Its rules are those of the documentation of November 2026.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from trainer.config.base import Positive, Section
-from vlmpipe.config.fields import Duration, checked_env, duration_s
+from trainer.secret_detection import form_of_secret, is_secret_name
 
 Accelerator = Literal[
     "",
@@ -32,7 +32,29 @@ Accelerator = Literal[
 FLEX_START_MOST_TIMEOUT_S = 7 * 24 * 3600
 
 
+Duration = Annotated[str, Field(pattern=r"^[0-9]{1,9}s$")]
 Strategy = Literal["standard", "spot", "flex_start"]
+
+
+def duration_s(text: str) -> int:
+    """Seconds of a duration in the API's form, for example "3600s"."""
+    return int(text.removesuffix("s"))
+
+
+def _without_secrets(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ValueError(f"{name!r} is not a name of an environment variable")
+        if is_secret_name(name) or form_of_secret(value):
+            # The value is not repeated here: errors end up in logs.
+            raise ValueError(
+                f"{name} looks like a secret, and everybody who may see the job can read its environment; keep it in "
+                "Secret Manager and let the code that needs it read it there"
+            )
+    return env
+
+
+Environment = Annotated[dict[str, str], AfterValidator(_without_secrets), Field(max_length=100)]
 
 
 class ReductionServerConfig(Section):
@@ -61,8 +83,13 @@ class CapacityOption(Section):
     )
 
 
-def _capacity_option(value: object) -> object:
-    return {"scheduling_strategy": value} if isinstance(value, str) else value
+CapacityOptionOrName = Annotated[
+    CapacityOption,
+    BeforeValidator(
+        lambda value: {"scheduling_strategy": value} if isinstance(value, str) else value,
+        json_schema_input_type=CapacityOption | Strategy,
+    ),
+]
 
 
 class ClusterConfig(Section):
@@ -86,10 +113,7 @@ class ClusterConfig(Section):
         "standard",
         description="How capacity is obtained: on demand, preemptible, or queued (Dynamic Workload Scheduler).",
     )
-    capacity_fallback: tuple[
-        Annotated[CapacityOption, BeforeValidator(_capacity_option, json_schema_input_type=CapacityOption | Strategy)],
-        ...,
-    ] = Field(
+    capacity_fallback: tuple[CapacityOptionOrName, ...] = Field(
         (),
         description="Strategies of the training job, the next one tried when the one before finds no machines in time, "
         "for example [spot, flex_start, {scheduling_strategy: standard, wait: 0s}]; empty takes strategy. Vertex "
@@ -117,18 +141,13 @@ class ClusterConfig(Section):
     local_port: int = Field(
         0, ge=0, le=65535, description="Port at which local replicas meet; 0 takes a free one. Local runs only."
     )
-    env: Annotated[dict[str, str], AfterValidator(checked_env)] = Field(
-        default_factory=dict, max_length=100, description="Environment of every job container. No secrets."
-    )
+    env: Environment = Field(default_factory=dict, description="Environment of every job container. No secrets.")
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """Every way in which some job may get its machines."""
-        return tuple(
-            dict.fromkeys(
-                (self.scheduling_strategy, *(option.scheduling_strategy for option in self.capacity_fallback))
-            )
-        )
+        """Scheduling strategies of all jobs, each once."""
+        fallback = (option.scheduling_strategy for option in self.capacity_fallback)
+        return tuple(dict.fromkeys((self.scheduling_strategy, *fallback)))
 
     @property
     def processes(self) -> int:

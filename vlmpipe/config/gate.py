@@ -1,4 +1,4 @@
-"""The run file's `gate` section: what a model must reach to be registered."""
+"""The run file's `gate` section: the conditions for registering a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0}
 
 
 class GateConfig(Section):
-    """What a model must reach to be registered."""
+    """The conditions for registering a model."""
 
     min_exact_match: Fraction = Field(0.0, description="Least held-out exact match, as a share of the questions.")
     max_loss: float | None = Field(
@@ -36,13 +36,13 @@ class GateConfig(Section):
     )
     regression_by: Literal["estimate", "interval"] = Field(
         "estimate",
-        description="What max_regression bounds: the drop as it was measured, or the far end of its 95 % interval, "
-        "which turns a model away unless enough questions speak for it.",
+        description="What max_regression bounds: the measured drop, or the upper end of its 95 % interval, which "
+        "rejects a model unless there are enough questions.",
     )
     when_not_comparable: Literal["skip", "reject"] = Field(
         "skip",
-        description="If the champion was asked other questions, for the most part: skip relies on the other checks, "
-        "reject refuses.",
+        description="If most of the champion's questions were others: skip relies on the other checks, reject "
+        "refuses the model.",
     )
     min_margin_over_chance: Fraction | None = Field(
         None, description="Least exact match above always giving the commonest training answer; null does not check."
@@ -59,13 +59,13 @@ class GateConfig(Section):
     @classmethod
     def _can_be_reached(cls, floors: dict[str, float]) -> dict[str, float]:
         for metric, floor in floors.items():
-            if floor > MOST_SCORES[metric]:  # a percentage, most likely: no model would ever be accepted
+            if floor > MOST_SCORES[metric]:  # probably a percentage
                 raise ValueError(f"{metric} {floor:g} is more than its largest value, {MOST_SCORES[metric]:g}")
         return floors
 
     @property
     def checks_something(self) -> bool:
-        """Whether any threshold could turn a first model (without a champion) away."""
+        """Whether any threshold could reject a first model, which has no champion."""
         bounds = (self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image)
         return bool(self.min_exact_match or self.per_slice or self.min_scores) or any(
             bound is not None for bound in bounds

@@ -14,7 +14,7 @@ LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A
 
 
 class TolerationConfig(Section):
-    """A taint of nodes that the jobs put up with."""
+    """A taint of nodes that the jobs tolerate."""
 
     key: LabelKey = Field(description="Key of the taint.")
     value: LabelValue = Field("", description="Value of the taint; empty for any.")
@@ -38,7 +38,7 @@ class KubeflowConfig(Section):
         description="Labels of the nodes to run on, for example {cloud.google.com/gke-accelerator: nvidia-l4}.",
     )
     tolerations: tuple[TolerationConfig, ...] = Field(
-        (), max_length=32, description="Taints to put up with; nvidia.com/gpu is, wherever a node has GPUs."
+        (), max_length=32, description="Tolerated taints; nvidia.com/gpu always is, on nodes with GPUs."
     )
     cpus: float = Field(
         0.0, ge=0, description="CPUs that a node's pod asks for; 0 takes what cluster.machine_type has, less one."

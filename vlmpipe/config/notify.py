@@ -14,7 +14,7 @@ from trainer.secret_manager import SECRET_NAME
 from vlmpipe.config.validation_errors import Problem, ProblemsError
 
 MOST_RECIPIENTS = 3  # of Google's notification component
-# Addresses of these services are secrets as a whole: who knows one can write to the channel.
+# Whoever knows an address of these services can post to it.
 SECRET_HOSTS = ("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "chat.googleapis.com",
                 "logic.azure.com", "hooks.zapier.com", "maker.ifttt.com")  # fmt: skip
 LONGEST_PLAIN_PART = 24
@@ -39,7 +39,7 @@ def _webhook(text: str) -> str:
     if parts.scheme not in ("https", "http") or not parts.hostname:
         raise _refused("expected an https:// address, or projects/PROJECT/secrets/NAME in Secret Manager")
     if parts.scheme == "http" and parts.hostname not in _LOCAL:
-        raise _refused("expected https://: without encryption anybody on the way can read it")
+        raise _refused("expected https://: http:// is not encrypted")
     if why := _secret_part(text):
         raise _refused(
             f"the address holds a secret ({why}), and everybody who may see the pipeline can read it; put it into "
@@ -49,12 +49,12 @@ def _webhook(text: str) -> str:
 
 
 def _refused(text: str) -> ProblemsError:
-    """A problem whose text is all that is said: the value itself would be quoted in that of a ValueError."""
+    """An error without the value, which a ValueError would quote."""
     return ProblemsError([Problem("notify.webhook", text)])
 
 
 def _secret_part(address: str) -> str:
-    """Why the address is not to be shown; empty if it may be."""
+    """What makes the address a secret; empty if it is none."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     if parts.username or parts.password:
@@ -73,7 +73,7 @@ def _secret_part(address: str) -> str:
 
 
 class NotifyConfig(Section):
-    """Who hears how a run ended. Compiled into the pipeline; nothing here changes a run's result."""
+    """Who is notified when a run ends. Compiled into the pipeline; nothing here changes a run's result."""
 
     email: Annotated[tuple[str, ...], AfterValidator(_recipients)] = Field(
         default=(),

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from trainer.config.base import Section, StorageUri, storage_uri
-from vlmpipe.config.fields import checked_env
+from vlmpipe.config.cluster import Environment
 
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 
@@ -46,9 +46,7 @@ class ServingConfig(Section):
     port: int = Field(8080, ge=1, le=65535, description="Port at which the container answers.")
     predict_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of predictions; empty for Vertex AI's.")
     health_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of health checks; empty for Vertex AI's.")
-    env: Annotated[dict[str, str], AfterValidator(checked_env)] = Field(
-        default_factory=dict, max_length=100, description="Environment of the container. No secrets."
-    )
+    env: Environment = Field(default_factory=dict, description="Environment of the container. No secrets.")
 
 
 class RegisterConfig(Section):
@@ -56,8 +54,8 @@ class RegisterConfig(Section):
 
     registry: Annotated[str, AfterValidator(_registry)] = Field(
         "",
-        description="Where versions are kept: a folder, a gs:// prefix, or vertex://MODEL_ID for a model of Vertex AI "
-        "Model Registry; empty takes registry/ under output.root_uri.",
+        description="Where versions are stored: a folder, a gs:// prefix, or vertex://MODEL_ID for a model of Vertex "
+        "AI Model Registry; empty takes registry/ under output.root_uri.",
     )
     serving: ServingConfig | None = Field(
         None, description="Serving container of the registered model; needed, and used, with vertex:// only."

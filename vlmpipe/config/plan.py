@@ -8,7 +8,7 @@ from trainer.config.base import Section
 
 
 class PlanConfig(Section):
-    """What the plan assumes where nothing is known yet, and what may be spent without asking. Changes no result."""
+    """What the plan assumes for unknown values, and the cost above which it needs confirmation. Changes no result."""
 
     samples: int = Field(
         0, ge=0, description="Training samples, for data that is not prepared yet; 0 leaves hours and cost open."
@@ -30,13 +30,13 @@ class PlanConfig(Section):
         description="Prices of your own contract, in the form of the built-in prices.yaml, whose entries they replace.",
     )
     preemptions_per_node_hour: float = Field(
-        0.02, ge=0, le=60, description="Assumed rate at which a Spot node is taken away; no platform states one."
+        0.02, ge=0, le=60, description="Assumed preemptions of a Spot node per hour; no platform states a rate."
     )
     restart_s: float = Field(
         600.0, ge=0, description="Assumed time from a preemption to the first step after it, in seconds."
     )
     checkpoint_save_s: float = Field(
-        0.0, ge=0, description="Measured time that a checkpoint holds training up, in seconds; 0 estimates it."
+        0.0, ge=0, description="Measured time for which a checkpoint stops training, in seconds; 0 estimates it."
     )
     disk_gbytes_per_s: float = Field(
         1.0, gt=0, description="Assumed rate of the disk under train.nvme_path, read and written, in GB/s a machine."
@@ -45,5 +45,5 @@ class PlanConfig(Section):
         0.0,
         ge=0,
         le=1,
-        description="Measured share of the GPU's peak that computing reaches; 0 takes the planner's assumption.",
+        description="Measured share of the GPU's peak that computation reaches; 0 takes the planner's assumption.",
     )

@@ -1,7 +1,6 @@
-"""RunConfig: the schema of the run file.
+"""RunConfig: the schema of the run file, and the checks that concern several of its sections.
 
-The sections that a job needs are in `trainer.config`, the others in this room. Here they meet, with the checks that
-concern several of them.
+Sections that jobs read are in `trainer.config`, the others in `vlmpipe.config`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from trainer.config.train import QUANTIZING, TrainConfig
 from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
-from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
-from vlmpipe.config.fields import duration_s
+from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig, duration_s
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.config.gcp import GcpConfig
 from vlmpipe.config.kubeflow import KubeflowConfig
@@ -48,11 +46,6 @@ from vlmpipe.config.yaml_loader import apply_overrides, parse_overrides, read_ru
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
 
-_IMAGE = re.compile(r"^[a-z0-9.-]+\.[a-z]{2,}(:[0-9]+)?/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]{1,128})$")
-_SERVICE_ACCOUNT = re.compile(r"^[a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com$")
-_PROJECT = re.compile(r"^([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$")
-
-
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -66,7 +59,7 @@ def _known_source(data: DataConfig) -> DataConfig:
 
 
 class RunConfig(Section):
-    """A run: which model, on which data, trained how, on which machines, and what must be reached to register it."""
+    """A run: model, data, training, machines, and the conditions for registering the model."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -80,21 +73,21 @@ class RunConfig(Section):
     features: FeaturesConfig = Field(default_factory=FeaturesConfig, description="Caching of the tower's output.")
     train: TrainConfig = Field(description="The training step.")
     checkpoint: CheckpointConfig = Field(
-        default_factory=CheckpointConfig, description="How checkpoints are written and kept."
+        default_factory=CheckpointConfig, description="How checkpoints are written and retained."
     )
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on held-out samples.")
     output: OutputConfig = Field(default_factory=OutputConfig, description="Where everything is written.")
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The machines of the jobs.")
-    gate: GateConfig = Field(default_factory=GateConfig, description="What a model must reach to be registered.")
+    gate: GateConfig = Field(default_factory=GateConfig, description="The conditions for registering a model.")
     # `register` would hide a method that pydantic's models have from abc.ABCMeta.
     register_: RegisterConfig = Field(
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
     tune: TuneConfig | None = Field(None, description="A search over fields of train; null for none.")
-    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who hears how a run ended.")
+    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who is notified when a run ends.")
     plan: PlanConfig = Field(
-        default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs asking."
+        default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs confirmation."
     )
     gcp: GcpConfig = Field(default_factory=GcpConfig, description="The Google Cloud project. Vertex AI only.")
     kubeflow: KubeflowConfig = Field(
@@ -109,7 +102,7 @@ class RunConfig(Section):
 
     @cached_property
     def source(self) -> tuple[str, ...]:
-        """What names this run file on the command line: path and overrides, set by `load_run_file`; else its name."""
+        """The run file on the command line: path and overrides, set by `load_run_file`; otherwise its name."""
         return (self.name,)
 
     @property
@@ -118,7 +111,7 @@ class RunConfig(Section):
         return self.register_.model_name or self.name
 
     def root_uri(self, target: Literal["local", "vertex", "kubeflow"]) -> str:
-        """Where runs, prepared data, features and the registry lie. Only on this machine can a local folder be used."""
+        """Root of runs, prepared data, features and the registry. Only local runs can use a local folder."""
         if target != "local" and not self.output.root_uri.startswith("gs://"):
             return self.gcp.pipeline_root
         return self.output.root_uri
@@ -136,25 +129,12 @@ class RunConfig(Section):
         """sha256 (hex) of everything in the run file; equal for files that differ in form only."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
-    def require_vertex(self) -> None:
-        """Raise RunFileError unless everything that only Vertex AI needs is there. For compiling.
-
-        The data may still be named when a run is started; see `require_data_in_cloud`.
-        """
-        if problems := [*_vertex_problems(self), *_vertex_registry_problems(self)]:
-            raise RunFileError(f"run file {self.name}, for Vertex AI", problems)
-
-    def require_data_in_cloud(self, place: str = "Vertex AI") -> None:
-        """Raise RunFileError unless the data can be read from `place`. For starting a run."""
-        if problems := list(_cloud_data_problems(self.data)):
-            raise RunFileError(f"run file {self.name}, for {place}", problems)
-
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read and check a run file with `a.b=c` overrides applied. Raises ConfigError that lists every problem."""
     data = apply_overrides(read_run_file(Path(path)), parse_overrides(overrides))
     config = parse_run_config(data, str(path))
-    config.__dict__["source"] = (str(path), *overrides)  # as cached_property keeps it: no part of equality
+    config.__dict__["source"] = (str(path), *overrides)  # as cached_property stores it; not part of equality
     return config
 
 
@@ -167,72 +147,59 @@ def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
 
 
 def warnings(config: RunConfig) -> list[Problem]:
-    """Settings that are allowed but have no effect, or are most likely not meant."""
-    found = []
-    cluster, data = config.cluster, config.data
+    """Settings that are allowed but have no effect or are probably not intended."""
+    return list(_warnings(config))
+
+
+def _warnings(config: RunConfig) -> Iterator[Problem]:
+    cluster, data, train = config.cluster, config.data, config.train
     if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
-        found.append(Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures"))
+        yield Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures")
     if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:
-        text = (
-            "is left at standard, which features and evaluation take: cluster.capacity_fallback is the training job's"
-        )
-        found.append(Problem("cluster.scheduling_strategy", text))
+        text = "is left at standard, which features and evaluation use: capacity_fallback is for the training job only"
+        yield Problem("cluster.scheduling_strategy", text)
     if "max_wait_duration" in cluster.model_fields_set and cluster.scheduling_strategy != "flex_start":
-        found.append(
-            Problem("cluster.max_wait_duration", "has no effect: only cluster.scheduling_strategy flex_start waits")
-        )
-    if "decay_fraction" in config.train.model_fields_set and config.train.lr_schedule != "wsd":
-        found.append(
-            Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
-        )
-    if config.train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
-        why = "one node has all weights anyhow"
+        text = "has no effect: only cluster.scheduling_strategy flex_start waits"
+        yield Problem("cluster.max_wait_duration", text)
+    if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
+        yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
+    if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
+        why = "one node already has all weights"
         if cluster.replica_count > 1:
             why = "with one process a node its copy would be whole, which is strategy zero2"
-        found.append(Problem("train.zero_hpz", f"has no effect: {why}"))
+        yield Problem("train.zero_hpz", f"has no effect: {why}")
     if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
-        found.append(
-            Problem(
-                "cluster.restart_job_on_worker_restart",
-                "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs",
-            )
-        )
+        text = "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs"
+        yield Problem("cluster.restart_job_on_worker_restart", text)
     if config.register_.serving and not config.register_.registry.startswith("vertex://"):
-        found.append(Problem("register.serving", "has no effect: only register.registry vertex://MODEL_ID serves"))
+        yield Problem("register.serving", "has no effect: only register.registry vertex://MODEL_ID serves")
     if not config.gate.checks_something:
-        found.append(Problem("gate", "sets no bound: every model is accepted and registered"))
+        yield Problem("gate", "sets no bound: every model is accepted and registered")
     for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
         if image and "@sha256:" not in image:
-            found.append(Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not"))
-    return found
+            yield Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not")
 
 
 def _secrets(value: Any, path: str = "") -> Iterator[Problem]:
-    """Fields that hold a secret of a well-known form, wherever they are. The value is not repeated."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
+    """Values of a well-known secret's form, in any field. The value is not repeated."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _secrets(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _secrets(inner, f"{path}.{index}")
     elif isinstance(value, str) and (form := known_form(value)):
         text = f"holds a secret ({form}), and everybody who may see the pipeline can read it; keep it in Secret Manager"
         yield Problem(path, text)
 
 
 def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
-    model, train, cluster = config.model, config.train, config.cluster
-    if config.features.cache == "on" and "tower" not in model.freeze:
-        yield Problem(
-            "features.cache",
-            "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off",
-        )
-    if train.overlap_vision_encoder and ("tower" not in model.freeze or config.features.cache == "on"):
-        state = "is trained" if "tower" not in model.freeze else "does not run: features.cache is on"
-        yield Problem(
-            "train.overlap_vision_encoder",
-            f"found true, but the tower {state}; expected tower in model.freeze and cache off",
-        )
+    model, train, register = config.model, config.train, config.register_
+    is_trained, is_cached = "tower" not in model.freeze, config.features.cache == "on"
+    if is_cached and is_trained:
+        text = "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off"
+        yield Problem("features.cache", text)
+    if train.overlap_vision_encoder and (is_trained or is_cached):
+        state = "is trained" if is_trained else "does not run: features.cache is on"
+        text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
+        yield Problem("train.overlap_vision_encoder", text)
     if model.quantizes_base and train.strategy not in QUANTIZING:
         yield Problem(
             "model.lora.quantize_base",
@@ -240,14 +207,46 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
         )
     if model.quantizes_base and train.compile:
+        text = "found true with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected false"
+        yield Problem("train.compile", text)
+    if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
+        found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
+        text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
+        yield Problem("data.max_image_aspect", text)
+    yield from _rank_problems(config)
+    if not 0 < config.data.validation_fraction < 1:
         yield Problem(
-            "train.compile",
-            "found true with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected false",
+            "data.validation_fraction",
+            f"found {config.data.validation_fraction:g}, expected more than 0 and less than 1: a run trains on one "
+            "part of its samples and is evaluated on the other",
         )
-    if model.family in GRID_FAMILIES:
-        yield from _grid_family_problems(config)
-    if train.model_ranks > 1:
-        yield from _parallel_problems(config)
+    yield from _capacity_problems(config)
+    if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
+        text = "found with evaluate.cider_d off, which gives none; expected auto or on"
+        yield Problem("gate.min_scores.cider_d", text)
+    if register.registry.startswith("vertex://"):
+        missing = f"missing, found register.registry {register.registry}; expected"
+        if register.serving is None:
+            text = f"{missing} image_uri of a serving container, which Vertex AI asks for"
+            yield Problem("register.serving", text)
+        if not config.gcp.project:
+            yield Problem("gcp.project", f"{missing} the project that holds the model")
+
+
+def _rank_problems(config: RunConfig) -> Iterator[Problem]:
+    """Whether ranks divide into model replicas, and the batch into micro-batches."""
+    train, cluster, length = config.train, config.cluster, config.data.sequence_length
+    if cluster.processes % train.tensor_parallel:
+        expected = f"a divisor of the {cluster.processes} processes of a node: layers are split inside a node"
+        yield Problem("train.tensor_parallel", f"found {train.tensor_parallel}, expected {expected}")
+    if train.sequence_parallel and length % train.tensor_parallel:
+        expected = f"a multiple of train.tensor_parallel {train.tensor_parallel}"
+        text = f"found with data.sequence_length {length}, expected {expected}: so many ranks share a sequence's tokens"
+        yield Problem("train.sequence_parallel", text)
+    if cluster.world_size % train.model_ranks:
+        found = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"
+        text = f"{found}, expected ranks ({cluster.world_size}) that are a multiple of {train.model_ranks}"
+        yield Problem("train.pipeline_parallel", text)
     copies = max(1, cluster.world_size // train.model_ranks)
     step_sequences = copies * train.micro_batch_size
     if train.global_batch_size % step_sequences:
@@ -258,149 +257,45 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"{'copies' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
             f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
         )
-    if not 0 < config.data.validation_fraction < 1:
-        yield Problem(
-            "data.validation_fraction",
-            f"found {config.data.validation_fraction:g}, expected more than 0 and less than 1: a run trains on one "
-            "part of its samples and is evaluated on the other",
-        )
-    yield from _cluster_problems(config)
-    if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
-        yield Problem(
-            "gate.min_scores.cider_d", "found with evaluate.cider_d off, which gives none; expected auto or on"
-        )
-    if config.register_.registry.startswith("vertex://"):
-        yield from _model_registry_problems(config)
 
 
-def _model_registry_problems(config: RunConfig) -> Iterator[Problem]:
-    named = f"found register.registry {config.register_.registry}"
-    if config.register_.serving is None:
-        yield Problem(
-            "register.serving", f"missing, {named}; expected image_uri of a serving container, which Vertex AI asks for"
-        )
-    if not config.gcp.project:
-        yield Problem("gcp.project", f"missing, {named}; expected the project that holds the model")
-
-
-def _grid_family_problems(config: RunConfig) -> Iterator[Problem]:
-    model, data = config.model, config.data
-    if data.max_image_aspect > MOST_ASPECT:
-        yield Problem(
-            "data.max_image_aspect",
-            f"found {data.max_image_aspect:g} with model.family {model.family}, whose images keep their shape; "
-            f"expected at most {MOST_ASPECT:g}",
-        )
-
-
-def _parallel_problems(config: RunConfig) -> Iterator[Problem]:
-    train, cluster = config.train, config.cluster
-    if cluster.processes % train.tensor_parallel:
-        yield Problem(
-            "train.tensor_parallel",
-            f"found {train.tensor_parallel}, expected a divisor of the {cluster.processes} processes of a node: layers "
-            "are split inside a node",
-        )
-    if train.sequence_parallel and config.data.sequence_length % train.tensor_parallel:
-        yield Problem(
-            "train.sequence_parallel",
-            f"found with data.sequence_length {config.data.sequence_length}, expected a multiple of "
-            "train.tensor_parallel "
-            f"{train.tensor_parallel}: so many ranks share the tokens of a sequence",
-        )
-    if cluster.world_size % train.model_ranks:
-        yield Problem(
-            "train.pipeline_parallel",
-            f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}, expected ranks "
-            f"({cluster.world_size}) that are a multiple of {train.model_ranks}",
-        )
-
-
-def _cluster_problems(config: RunConfig) -> Iterator[Problem]:
-    train, cluster = config.train, config.cluster
+def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
+    train, cluster, fallback = config.train, config.cluster, config.cluster.capacity_fallback
     if not cluster.accelerator_count:
         for name in train.quantized:
             yield Problem(f"train.{name}", "found without GPUs, expected GPU nodes (its kernels are CUDA's), or false")
+    if fallback and train.resume == "never":
+        text = "found never with cluster.capacity_fallback, whose next option continues; expected auto"
+        yield Problem("train.resume", text)
+    if fallback and config.gcp.persistent_resource_id:
+        text = "found with gcp.persistent_resource_id, whose machines are there already"
+        yield Problem("cluster.capacity_fallback", text)
     flex_start = "cluster.scheduling_strategy" if cluster.scheduling_strategy == "flex_start" else ""
-    if any(option.scheduling_strategy == "flex_start" for option in cluster.capacity_fallback):
+    if any(option.scheduling_strategy == "flex_start" for option in fallback):
         flex_start = "cluster.capacity_fallback"
-    if cluster.capacity_fallback and train.resume == "never":
-        yield Problem(
-            "train.resume", "found never with cluster.capacity_fallback, whose next option continues; expected auto"
-        )
-    if cluster.capacity_fallback and config.gcp.persistent_resource_id:
-        yield Problem(
-            "cluster.capacity_fallback", "found with gcp.persistent_resource_id, whose machines are there already"
-        )
     if cluster.reduction_server:
-        if cluster.replica_count < 2:
-            yield Problem(
-                "cluster.reduction_server", "found with 1 node, expected cluster.replica_count of at least 2, or null"
-            )
-        if train.strategy not in ALL_REDUCE_STRATEGIES:
-            yield Problem(
-                "cluster.reduction_server",
-                f"found with train.strategy {train.strategy}, which sums no gradients by all-reduce, so reducers would "
-                f"idle; expected one of {', '.join(ALL_REDUCE_STRATEGIES)}, or null",
-            )
-        if not cluster.accelerator_count:
-            yield Problem("cluster.reduction_server", "found without GPUs, expected GPU nodes (it works through NCCL)")
-        if flex_start:
-            yield Problem(
-                "cluster.reduction_server",
-                f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null",
-            )
-    if flex_start:
-        if not cluster.accelerator_count:
-            yield Problem(flex_start, "found flex_start without GPUs, expected accelerator_type and _count")
-        if duration_s(cluster.timeout) > FLEX_START_MOST_TIMEOUT_S:
-            yield Problem(
-                "cluster.timeout",
-                f"found {cluster.timeout}, expected at most {FLEX_START_MOST_TIMEOUT_S}s with flex_start",
-            )
+        for text in _reduction_server_problems(config, flex_start):
+            yield Problem("cluster.reduction_server", text)
+    if flex_start and not cluster.accelerator_count:
+        yield Problem(flex_start, "found flex_start without GPUs, expected accelerator_type and _count")
+    if flex_start and duration_s(cluster.timeout) > FLEX_START_MOST_TIMEOUT_S:
+        text = f"found {cluster.timeout}, expected at most {FLEX_START_MOST_TIMEOUT_S}s with flex_start"
+        yield Problem("cluster.timeout", text)
 
 
-def _vertex_problems(config: RunConfig) -> Iterator[Problem]:
-    gcp = config.gcp
-    checks = (
-        ("gcp.project", gcp.project, _PROJECT, "a project id such as my-project"),
-        (
-            "gcp.service_account",
-            gcp.service_account,
-            _SERVICE_ACCOUNT,
-            "a service account such as trainer@my-project.iam.gserviceaccount.com",
-        ),
-        ("gcp.pipeline_image", gcp.pipeline_image, _IMAGE, "an image such as <location>-docker.pkg.dev/...@sha256:..."),
-        (
-            "cluster.image_uri",
-            config.cluster.image_uri,
-            _IMAGE,
-            "an image such as <location>-docker.pkg.dev/...@sha256:...",
-        ),
-        ("gcp.pipeline_root", gcp.pipeline_root, re.compile(r"^gs://[a-z0-9][a-z0-9._-]+"), "gs://bucket/folder"),
-    )
-    for path, value, form, expected in checks:
-        if not form.match(value):
-            yield Problem(
-                path, f"found {show(value)}, expected {expected}" if value else f"missing, expected {expected}"
-            )
-
-
-def _vertex_registry_problems(config: RunConfig) -> Iterator[Problem]:
-    registry = config.register_.registry
-    if registry and not registry.startswith(("gs://", "vertex://")):
-        yield Problem(
-            "register.registry",
-            f"found {show(registry)}, expected gs:// or vertex://MODEL_ID: no step sees a folder here",
+def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[str]:
+    """`flex_start`: the field that asks for it, if any."""
+    if config.cluster.replica_count < 2:
+        yield "found with 1 node, expected cluster.replica_count of at least 2, or null"
+    if config.train.strategy not in ALL_REDUCE_STRATEGIES:
+        yield (
+            f"found with train.strategy {config.train.strategy}, which sums no gradients by all-reduce, so reducers "
+            f"would idle; expected one of {', '.join(ALL_REDUCE_STRATEGIES)}, or null"
         )
-
-
-def _cloud_data_problems(data: DataConfig) -> Iterator[Problem]:
-    if not data.source.startswith(("builtin:", "gs://")):
-        expected = "a gs:// path: a job does not see this machine's files"
-        yield Problem("data.source", f"found {show(data.source)}, expected {expected}")
-    if data.image_folder and not data.image_folder.startswith("gs://"):
-        yield Problem("data.image_folder", f"found {show(data.image_folder)}, expected a gs:// path")
+    if not config.cluster.accelerator_count:
+        yield "found without GPUs, expected GPU nodes (it works through NCCL)"
+    if flex_start:
+        yield f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null"
 
 
 def run_uri(compiled: str, run_id: str, job_name: str) -> str:

@@ -40,22 +40,24 @@ class CategoricalSpec(Section):
 
 
 class ParameterSpec(Section):
-    """What one field may be: exactly one of the four kinds."""
+    """The values of one field: exactly one of the four kinds."""
 
     double_value_spec: DoubleSpec | None = Field(None, description="A range of real numbers.")
     integer_value_spec: IntegerSpec | None = Field(None, description="A range of whole numbers.")
     discrete_value_spec: DiscreteSpec | None = Field(None, description="Some numbers.")
     categorical_value_spec: CategoricalSpec | None = Field(None, description="Some texts.")
-    scale_type: Scale = Field("UNIT_LINEAR_SCALE", description="How a range is spread; of numbers above 0 also by log.")
+    scale_type: Scale = Field(
+        "UNIT_LINEAR_SCALE", description="How a range is scaled; log scales take numbers above 0."
+    )
 
     @property
     def range(self) -> DoubleSpec | IntegerSpec | None:
-        """Its ends, if it is a range."""
+        """The range, if it is one."""
         return self.double_value_spec or self.integer_value_spec
 
     @property
     def points(self) -> list[Value]:
-        """Every value, or of a range of real numbers its ends."""
+        """Every value; for a range of real numbers, its ends."""
         if self.integer_value_spec:
             return list(range(self.integer_value_spec.min_value, self.integer_value_spec.max_value + 1))
         if self.double_value_spec:
@@ -84,11 +86,12 @@ class TuneConfig(Section):
 
     metric: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = Field(
         "exact_match",
-        description="Number in evaluate.json that is searched for, for example exact_match or loss; or "
-        "validation_loss, "
-        "which training measures every train.validate_every_steps steps.",
+        description="Number in evaluate.json to optimize, for example exact_match or loss; or validation_loss, which "
+        "training measures every train.validate_every_steps steps.",
     )
-    goal: Literal["MAXIMIZE", "MINIMIZE"] = Field("MAXIMIZE", description="Whether more of it is better.")
+    goal: Literal["MAXIMIZE", "MINIMIZE"] = Field(
+        "MAXIMIZE", description="Whether more or less of the metric is better."
+    )
     algorithm: Literal["ALGORITHM_UNSPECIFIED", "GRID_SEARCH", "RANDOM_SEARCH"] = Field(
         "ALGORITHM_UNSPECIFIED", description="How values are chosen; unspecified is Vertex AI's own, Bayesian search."
     )
@@ -96,14 +99,18 @@ class TuneConfig(Section):
         min_length=1, max_length=100, description="Fields of train and what each may be, by their dotted names."
     )
     max_trial_count: Positive = Field(10, description="Trials in all.")
-    parallel_trial_count: Positive = Field(1, description="Trials at once, on Vertex AI; here it is one at a time.")
+    parallel_trial_count: Positive = Field(
+        1, description="Trials at once on Vertex AI; local trials run one at a time."
+    )
     max_failed_trial_count: int = Field(
-        0, ge=0, description="Failed trials that end the search; 0 leaves it to Vertex AI, and here to the last trial."
+        0,
+        ge=0,
+        description="Failed trials that end the search; 0 leaves it to Vertex AI; a local search then runs all trials.",
     )
     stopping: Literal["none", "median", "decay_curve"] = Field(
         "none",
-        description="Ends trials early that will hardly win, on Vertex AI: by the median of those before, or by where "
-        "each one's curve leads. Takes metric validation_loss.",
+        description="Ends unpromising trials early, on Vertex AI: by the median of earlier trials, or by extrapolating "
+        "their curves. Needs metric validation_loss.",
     )
     seed: int = Field(0, ge=0, description="Seed of a random search on this machine.")
 
@@ -119,11 +126,11 @@ class TuneConfig(Section):
             raise ValueError(f"GRID_SEARCH takes no double_value_spec, which {', '.join(ranges)} has: give values")
         if self.stopping != "none" and self.metric != VALIDATION_LOSS:
             raise ValueError(
-                f"stopping {self.stopping} needs a number that is measured while training goes on: set metric to "
+                f"stopping {self.stopping} needs a metric that is measured during training: set metric to "
                 f"{VALIDATION_LOSS}, not {self.metric}"
             )
         if self.metric == VALIDATION_LOSS and self.goal != "MINIMIZE":
-            raise ValueError(f"a {VALIDATION_LOSS} is the better the smaller it is: set goal to MINIMIZE")
+            raise ValueError(f"a smaller {VALIDATION_LOSS} is better: set goal to MINIMIZE")
         if self.parallel_trial_count > self.max_trial_count:
             raise ValueError(f"parallel_trial_count is more than max_trial_count {self.max_trial_count}")
         return self

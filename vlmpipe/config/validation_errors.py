@@ -1,7 +1,7 @@
 """Validation errors of a run file: each names the field, what was found and what was expected.
 
-Pydantic finds the problems; this module says them for people. An unknown key is answered with the closest known one,
-also when that one lives in another section.
+Pydantic finds the problems; this module words them. An unknown key is answered with the closest known one, also in
+another section.
 """
 
 from __future__ import annotations
@@ -62,6 +62,24 @@ EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "clu
 EARLIER_VALUES = {("train.strategy", "tp+fsdp"): "tp"}
 LONGEST_SHOWN = 60  # characters of a quoted value
 
+# Expected values by pydantic's type of error, or by its first word; others get pydantic's message.
+EXPECTED = {
+    "greater_than": "a number greater than {gt:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "less_than_equal": "a number of at most {le:g}",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string_type": "text (put a number in quotes)",
+    "string_too_short": "a text that is not empty",
+    "string_pattern_mismatch": "a text of the form {pattern}",
+    "model": "a section with keys of its own",
+    "dict": "a section with keys of its own",
+    "tuple": "a list, for example [a, b]",
+    "list": "a list, for example [a, b]",
+    "none": "null",
+}
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -91,15 +109,11 @@ class ProblemsError(ValueError):
         super().__init__("; ".join(map(str, problems)))
 
 
-def key_of(name: str, field: FieldInfo) -> str:
-    """The key of a field in the run file: its alias when it has one."""
-    return field.alias or name
-
-
 def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo, type[BaseModel] | None]]:
     """Every field of `model` and of the sections below it: (dotted path, field, section's model or None)."""
     for name, field in model.model_fields.items():
-        path = f"{prefix}.{key_of(name, field)}" if prefix else key_of(name, field)
+        key = field.alias or name
+        path = f"{prefix}.{key}" if prefix else key
         section = section_of(field)
         yield path, field, section
         if section:
@@ -107,7 +121,7 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, F
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The model behind a field that is a section, also an optional one; None for a plain value."""
+    """The model of a field that is a section, also an optional one; None for a plain value."""
     annotation = field.annotation
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
@@ -147,16 +161,12 @@ def _path(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo], kind: str
     for part in loc:
         longer = f"{path}.{part}" if path else str(part)
         inside_plain_value = path in fields and section_of(fields[path]) is None
-        if inside_plain_value and not _holds_items(fields[path]):
+        if inside_plain_value and get_origin(fields[path].annotation) not in (dict, list, tuple):
             return path
         if path and not inside_plain_value and longer not in fields and kind != "extra_forbidden":
             return path
         path = longer
     return path
-
-
-def _holds_items(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) in (dict, list, tuple)
 
 
 def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo]) -> str:
@@ -167,12 +177,11 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
         purpose = fields[path].description if path in fields else ""
         return f"missing, and there is no default. {purpose or ''}".rstrip()
     if details["type"] == "value_error":
-        reason = str(details["ctx"]["error"])
-        value = details["input"]
-        whole_section = isinstance(value, Mapping | BaseModel)
-        return reason if whole_section or path.startswith(MAY_HOLD_SECRETS) else f"found {show(value)}: {reason}"
+        reason, value = str(details["ctx"]["error"]), details["input"]
+        is_section = isinstance(value, Mapping | BaseModel)
+        return reason if is_section or path.startswith(MAY_HOLD_SECRETS) else f"found {show(value)}: {reason}"
     found = "a value of another kind" if path.startswith(MAY_HOLD_SECRETS) else show(details["input"])
-    expected = " or ".join(dict.fromkeys(_expected(one) for one in group))
+    expected = " or ".join(dict.fromkeys(expected_value(one) for one in group))
     hint = ""
     if details["type"] == "literal_error" and isinstance(details["input"], str):
         earlier = EARLIER_VALUES.get((path, details["input"]))
@@ -180,39 +189,14 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
     return f"found {found}, expected {expected}{hint}"
 
 
-def _expected(details: ErrorDetails) -> str:
-    ctx = details.get("ctx", {})
-    kind = details["type"]
-    match kind:
-        case "literal_error":
-            options = _options(details)
-            return f"one of {', '.join(options)}" if len(options) > 1 else options[0]
-        case "greater_than":
-            return f"a number greater than {ctx['gt']:g}"
-        case "greater_than_equal":
-            return f"a number of at least {ctx['ge']:g}"
-        case "less_than_equal":
-            return f"a number of at most {ctx['le']:g}"
-        case "int_type" | "int_parsing" | "int_from_float":
-            return "a whole number"
-        case "float_type" | "float_parsing":
-            return "a number"
-        case "bool_type" | "bool_parsing":
-            return "true or false"
-        case "string_type":
-            return "text (put a number in quotes)"
-        case "string_too_short":
-            return "a text that is not empty"
-        case "string_pattern_mismatch":
-            return f"a text of the form {ctx['pattern']}"
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return "a section with keys of its own"
-        case "tuple_type" | "list_type":
-            return "a list, for example [a, b]"
-        case "none_required":
-            return "null"
-    message = details["msg"]
-    return message[:1].lower() + message[1:]
+def expected_value(details: ErrorDetails) -> str:
+    """What pydantic expected instead of a value, in words."""
+    kind, message = details["type"], details["msg"]
+    if kind == "literal_error":
+        options = _options(details)
+        return f"one of {', '.join(options)}" if len(options) > 1 else options[0]
+    expected = EXPECTED.get(kind) or EXPECTED.get(kind.partition("_")[0])
+    return expected.format_map(details.get("ctx", {})) if expected else message[:1].lower() + message[1:]
 
 
 def _options(details: ErrorDetails) -> list[str]:

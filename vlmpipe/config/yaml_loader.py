@@ -1,4 +1,4 @@
-"""Reads a run file: safe YAML 1.2, with `a.b=c` overrides on top."""
+"""Reads a user's YAML files: run files, with `a.b=c` overrides, and what they name. Safe YAML 1.2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.records import KEY, damaged_record, unseal
-from trainer.storage.regular_files import FileTooLargeError, kind_of, read_regular
+from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, kind_of, read_regular
 from vlmpipe.config.validation_errors import Problem, RunFileError
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -24,8 +24,7 @@ if TYPE_CHECKING or not yaml.__with_libyaml__:
 else:
 
     class _Base(yaml.composer.Composer, yaml.CSafeLoader):
-        """libyaml reads the text and Python puts its nodes together: where libyaml does that, too deep a file ends in a
-        crash instead of an error."""
+        """libyaml parses the text, Python composes the nodes: libyaml's composer crashes on a deeply nested file."""
 
         def __init__(self, stream: str) -> None:
             yaml.CSafeLoader.__init__(self, stream)
@@ -37,10 +36,10 @@ KINDS = dict.fromkeys(SCALARS, yaml.ScalarNode) | {"seq": yaml.SequenceNode, "ma
 
 
 class _Loader(_Base):
-    """YAML's safe subset, with three differences that keep a run file free of surprises.
+    """YAML's safe subset with three differences.
 
-    A key given twice is an error instead of the last one winning. `on`, `off`, `yes` and `1:30` stay text and `1e-4` is
-    a number, as in YAML 1.2. Aliases are refused: a file of a kilobyte could stand for one of a gigabyte.
+    A duplicate key is an error. `on`, `off`, `yes` and `1:30` stay text and `1e-4` is a number, as in YAML 1.2. Aliases
+    are refused: a kilobyte of them can expand to a gigabyte.
     """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML adds to the own dict of each class)
@@ -100,56 +99,60 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The YAML text's nodes, which know where in it they stand. For a text that `parse_yaml` has read."""
+    """The nodes of a YAML text, with their positions. For a text that `parse_yaml` accepts."""
     return yaml.compose(text, Loader=_Loader)
+
+
+def read_text(path: Path, kind: str) -> str:
+    """A text file of the user. `kind` says in errors what it should be, such as "a run file".
+
+    Raises ConfigError for a file that is too large, not regular or not UTF-8.
+    """
+    with os_errors(f"reading {path}"):
+        try:
+            return read_regular(path, LARGEST_FILE_BYTES).decode("utf-8-sig")
+        except FileTooLargeError as error:
+            raise ConfigError(error.found, expected=f"{kind} of at most {LARGEST_FILE_BYTES:,} bytes") from error
+        except NotRegularFileError as error:
+            raise ConfigError(error.found, expected=kind) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not text (byte {error.start} is not UTF-8)", expected=kind) from error
+
+
+def read_mapping(path: Path, text: str, expected: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Raises ConfigError for any other content."""
+    data = parse_yaml(text, str(path))
+    if isinstance(data, dict):
+        return data
+    raise ConfigError(f"{path} is {'empty' if data is None else f'a {type(data).__name__}'}", expected=expected)
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
     """The mapping in a run file. Raises ConfigError for a missing, too large or unreadable file."""
     if not path.is_file():
         raise _missing(path)
-    with os_errors(f"reading the run file {path}"):
-        try:
-            raw = read_regular(path, LARGEST_FILE_BYTES)
-        except FileTooLargeError as error:
-            raise ConfigError(
-                f"{path} has {error.size_bytes} bytes", expected=f"a run file of at most {LARGEST_FILE_BYTES} bytes"
-            ) from error
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not text (byte {error.start} is not UTF-8)", expected="a YAML run file"
-        ) from error
-    data = parse_yaml(text, str(path))
-    if not isinstance(data, dict):
-        kind = "empty" if data is None else f"a {type(data).__name__}"
-        raise ConfigError(f"{path} is {kind}", expected="a run file with sections such as model, data and train")
+    text = read_text(path, "a run file")
+    data = read_mapping(path, text, "a run file with sections such as model, data and train")
     if KEY in data:  # the copy in a run's folder
         try:
-            return unseal(raw)
+            return unseal(text.encode())
         except ValueError as error:
             raise damaged_record(str(path), error) from error
     return data
 
 
 def _missing(path: Path) -> ConfigError:
-    """Say that a run file is missing, and name the ones that are there, the closest first."""
-    if path.is_dir():
-        folder, found = path, f"{path} is a folder, not a run file"
-    else:
-        kind = kind_of(path)
-        folder, found = CONFIGS_FOLDER, f"{path} is {kind}, not a run file" if kind else f"no run file {path}"
+    """The error for a path that is no run file: names the run files in its folder or in configs/, the closest first."""
+    folder = path if path.is_dir() else CONFIGS_FOLDER
+    kind = "a folder" if path.is_dir() else kind_of(path)
     others = sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
-    if not others:
-        return ConfigError(
-            found,
-            expected="the path of a YAML run file",
-            fix="give the path of one; docs/reference/run-file.md lists its fields",
-        )
     others.sort(key=lambda other: -difflib.SequenceMatcher(None, other.stem, path.stem).ratio())
     return ConfigError(
-        found, expected="the path of a YAML run file", fix=f"in {folder}/: {', '.join(map(str, others))}"
+        f"{path} is {kind}, not a run file" if kind else f"no run file {path}",
+        expected="the path of a YAML run file",
+        fix=f"in {folder}/: {', '.join(map(str, others))}"
+        if others
+        else "give the path of one; docs/reference/run-file.md lists its fields",
     )
 
 
@@ -160,7 +163,8 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         key = key.strip()
-        if not text.isprintable() and not _is_text(text):
+        # Bytes that are not UTF-8 reach Python as surrogates, which encode to nothing.
+        if "\0" in text or text.encode(errors="ignore").decode() != text:
             problems.append(Problem("", f"found {text!r}, expected text in UTF-8 without NUL"))
         elif not equals or not all(key.split(".")):
             problems.append(Problem("", f"found {text!r}, expected an override of the form section.field=value"))
@@ -171,15 +175,6 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise RunFileError("command line", problems)
     return overrides
-
-
-def _is_text(value: str) -> bool:
-    """Whether a program may be given this: no bytes that are not UTF-8, which Python keeps as half characters."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in value
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From the run file to the CustomJobs: worker pools and settings, checked by the rules and the API's own types."""
+"""Builds the CustomJob specs of a run file, and checks them by the rules and the API's own types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from trainer.errors import ConfigError
 from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.catalog.nccl import environment
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
@@ -24,7 +23,7 @@ MODULES: dict[Job, str] = {
     "train": "trainer.train",
     "evaluate": "trainer.evaluation.evaluate",
 }
-NO_IMAGE = "python"  # stands for the trainer image where jobs run on this machine and none is configured
+NO_IMAGE = "python"  # in place of the trainer image of local jobs without one
 FLEX_START = "FLEX_START"
 
 
@@ -36,8 +35,8 @@ def step_of(job: Job) -> str:
 def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, Any]]:
     """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server.
 
-    A job learns everything from `<run_uri>/run.json`. There is never an empty pool: one would be dropped on the way to
-    Vertex AI, and the pools behind it would take other roles.
+    A job reads its settings from `<run_uri>/run.json`. No pool is empty: Vertex AI's component drops empty pools, and
+    those behind them would take other roles.
     """
     cluster = config.cluster
     replica_count = {
@@ -45,18 +44,13 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
         "train": cluster.replica_count,
         "evaluate": cluster.evaluate_replica_count,
     }[job]
-    node = _node(config, job, run_uri, replica_count)
+    node = _node(config, job, run_uri)
     pools = [{**node, "replica_count": 1}]
     if replica_count > 1:
         pools.append({**node, "replica_count": replica_count - 1})
     reducers = cluster.reduction_server
     if reducers and job == "train":
-        if len(pools) < 2:
-            raise ConfigError(
-                "cluster.reduction_server is set with cluster.replica_count 1",
-                expected="at least 2 nodes: its place is worker pool 2, behind at least one worker",
-                fix="raise cluster.replica_count or set cluster.reduction_server to null",
-            )
+        assert len(pools) == 2, "checked by RunConfig"  # its place is worker pool 2
         pools.append(
             {
                 "machine_spec": {"machine_type": reducers.machine_type},
@@ -70,8 +64,7 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
 def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
     """Inputs of the job step that are fixed when the pipeline is compiled, without those that are not set.
 
-    The names are CustomTrainingJobOp's. What is left out keeps that component's default, such as the project of the
-    pipeline itself.
+    The names are CustomTrainingJobOp's, whose defaults apply to settings left out: the project is the pipeline's.
     """
     config = capacity_options(config, job)[0]
     cluster, gcp = config.cluster, config.gcp
@@ -97,29 +90,19 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
 
 
 def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
-    """The run file as each option of cluster.capacity_fallback means it for the job; the run file alone where there is
-    no capacity fallback."""
+    """The run file with each option of cluster.capacity_fallback in place; as it is for jobs without fallback."""
     cluster = config.cluster
     if not cluster.capacity_fallback or job != "train":
         return [config]
-    return [
-        config.model_copy(
-            update={
-                "cluster": cluster.model_copy(
-                    update={
-                        "scheduling_strategy": option.scheduling_strategy,
-                        "max_wait_duration": option.wait,
-                        "capacity_fallback": (),
-                    }
-                )
-            }
-        )
-        for option in cluster.capacity_fallback
+    options = [
+        {"scheduling_strategy": one.scheduling_strategy, "max_wait_duration": one.wait, "capacity_fallback": ()}
+        for one in cluster.capacity_fallback
     ]
+    return [config.model_copy(update={"cluster": cluster.model_copy(update=option)}) for option in options]
 
 
 def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
-    """The job's whole CustomJobSpec, as CustomTrainingJobOp will send it."""
+    """The job's CustomJobSpec as CustomTrainingJobOp sends it."""
     settings = job_settings(config, job)
     scheduling = {
         name: settings[name]
@@ -136,19 +119,15 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
 
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
-    """Everything that is wrong with the job, in its region where the run file names a project."""
-    found = [
-        one
-        for option in capacity_options(config, job)
-        for one in _violations(job_spec(option, job, run_uri), _region(config))
-    ]
-    return list(dict.fromkeys(found))
+    """All violations of the job's spec. The region is checked if the run file names a project."""
+    specs = [job_spec(option, job, run_uri) for option in capacity_options(config, job)]
+    return list(dict.fromkeys(one for spec in specs for one in _violations(spec, _region(config))))
 
 
 def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
     """`spec` as the API's message.
 
-    Raises ConfigError that lists all that Vertex AI would refuse or misunderstand. Warnings raise nothing.
+    Raises ConfigError that lists all errors; warnings raise nothing.
     """
     _raise_errors({"the job's spec": _violations(spec, region)})
     from vlmpipe.job_spec.parse import parse_job_spec  # the API's client takes a second to import
@@ -157,16 +136,13 @@ def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJo
 
 
 def check_jobs(config: RunConfig, run_uri: str) -> None:
-    """Check every job of the pipeline. Raises ConfigError that lists all that Vertex AI would not take."""
-    specs = {
-        f"job {step_of(job)}" + (f" on {option.cluster.scheduling_strategy}" if option is not config else ""): job_spec(
-            option, job, run_uri
-        )
-        for job in JOBS
-        for option in capacity_options(config, job)
-    }
-    region = _region(config)
-    _raise_errors({name: _violations(spec, region) for name, spec in specs.items()})
+    """Check every job of the pipeline. Raises ConfigError that lists all errors."""
+    violations = {}
+    for job in JOBS:
+        for option in capacity_options(config, job):
+            on = f" on {option.cluster.scheduling_strategy}" if option is not config else ""
+            violations[f"job {step_of(job)}{on}"] = _violations(job_spec(option, job, run_uri), _region(config))
+    _raise_errors(violations)
 
 
 def _region(config: RunConfig) -> str:
@@ -178,7 +154,7 @@ def _violations(spec: Mapping[str, Any], region: str) -> list[Violation]:
 
 
 def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
-    """One error for all: the same mistake in several jobs, as in the machine that they share, is said once."""
+    """Raise one error for all violations. The same one in several jobs is reported once."""
     where: dict[Violation, list[str]] = {}
     for name, found in violations.items():
         for violation in found:
@@ -194,15 +170,14 @@ def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
     raise ConfigError("\n".join([f"{len(where)} errors in the job specs", *lines]))
 
 
-def _node(config: RunConfig, job: Job, run_uri: str, replica_count: int) -> dict[str, Any]:
+def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     cluster = config.cluster
     machine_spec: dict[str, Any] = {"machine_type": cluster.machine_type}
     if cluster.accelerator_count:
         machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
-    machine = load_catalog().machines.get(cluster.machine_type)
-    env = {**environment(machine, replica_count * cluster.accelerator_count), **cluster.env}
+    env = dict(cluster.env)
     if job == "train" and config.train.wandb.project:
-        env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # for whoever, or whatever rule, reads the spec
+        env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
     if cluster.local_port:
         env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
     container_spec: dict[str, Any] = {

@@ -5,24 +5,21 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from trainer.errors import ConfigError, os_errors
-from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
+from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Catalog
+from vlmpipe.config.yaml_loader import read_text
 from vlmpipe.job_spec.rules import check_spec
-from vlmpipe.job_spec.schema import camel_case, load_fields, snake_case
+from vlmpipe.job_spec.schema import Spelling, camel_case, load_fields, read_message, snake_case
 from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
-LARGEST_FILE_BYTES = 1 << 20
 WHOLE_IS_WRONG = "VP109"
-MOST_VALUES = 100_000  # an alias in YAML may stand for many values, so the file's size is no bound
-Spelling = Literal["camelCase", "snake_case"]
 Form = Literal["job", "spec", "pools"]
 
 _JOB_KEYS = {"job_spec": "CustomJob", "trial_job_spec": "HyperparameterTuningJob"}
@@ -35,15 +32,14 @@ _OTHER_FILES = (
 
 @dataclass(frozen=True)
 class SpecFile:
-    """A CustomJobSpec from a file, in snake_case, with what was wrong with its spelling."""
+    """A CustomJobSpec from a file. The file's spelling is that of most field names."""
 
-    spec: dict[str, Any]
+    content: Mapping[str, Any]
     region: str  # empty where the file does not say it
     spelling: Spelling
     form: Form
     root: str  # path of the spec inside the file
-    violations: tuple[Violation, ...] = ()
-    names: Mapping[FieldPath, str] = field(default_factory=dict)  # path in snake_case -> the last field as written
+    names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
 
     def name_path(self, path: FieldPath) -> str:
         """The path as it stands in the file."""
@@ -61,12 +57,17 @@ class SpecFile:
         return camel_case(name) if self.spelling == "camelCase" and name in _long_names() else name
 
     def check(self, catalog: Catalog, region: str = "") -> list[Violation]:
-        """What is wrong with the file: spelling first, then everything that `check_spec` finds, in the file's terms."""
-        spec = self.spec[POOLS] if self.form == "pools" else self.spec
-        found = check_spec(spec, region=region or self.region, catalog=catalog, name_path=self.name_path)
+        """Everything that `check_spec` finds, in the file's terms."""
+        found = check_spec(
+            self.content[POOLS] if self.form == "pools" else self.content,
+            region=region or self.region,
+            catalog=catalog,
+            name_path=self.name_path,
+            spelling=self.spelling,
+        )
         if self.form == "pools":  # which a file may hold: the SDK takes the list as an argument
             found = [violation for violation in found if violation.code != WHOLE_IS_WRONG]
-        return [*self.violations, *(self._in_its_spelling(violation) for violation in found)]
+        return [self._in_its_spelling(violation) for violation in found]
 
     def _in_its_spelling(self, violation: Violation) -> Violation:
         if self.spelling == "snake_case":
@@ -76,21 +77,7 @@ class SpecFile:
 
 def read_spec_file(path: str | Path) -> SpecFile:
     """Read a job spec. Raises ConfigError for a file that cannot be read, is no YAML or JSON, or names a key twice."""
-    path = Path(path)
-    with os_errors(f"reading {path}"):
-        try:
-            data = read_regular(path, LARGEST_FILE_BYTES)
-        except FileTooLargeError as error:
-            raise ConfigError(
-                f"{path} has {error.size_bytes:,} bytes",
-                expected=f"a job spec, at most {LARGEST_FILE_BYTES:,} bytes",
-            ) from error
-        except NotRegularFileError as error:
-            raise ConfigError(error.found, expected="a job spec in a file") from error
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text: {error.reason}", expected="YAML or JSON in UTF-8") from error
+    text = read_text(Path(path), "a job spec")
     content = _parse(text, str(path))
     if isinstance(content, Mapping):
         for keys, kind, fix in _OTHER_FILES:
@@ -103,67 +90,15 @@ def read_spec_file(path: str | Path) -> SpecFile:
 
 
 def spec_of(content: Mapping[str, Any] | list[Any]) -> SpecFile:
-    """A CustomJob, a CustomJobSpec (also as `gcloud ai custom-jobs create --config` takes it) or a list of pools.
-
-    The spelling is that of most field names. Names in the other one are violations, and are read all the same.
-    """
+    """A CustomJob, a CustomJobSpec (also as `gcloud ai custom-jobs create --config` takes it) or a list of pools."""
     spec, root, form, region = _unwrap(content)
-    names = _Names()
-    renamed = names.message(spec, "CustomJobSpec", ())
+    names = dict(read_message(spec).names)
     if form == "pools":
-        del names.written[(POOLS,)]  # which the file does not have
-    num_camel, num_snake = (
-        sum(_spelling_of(name) == spelling for name in names.written.values())
-        for spelling in ("camelCase", "snake_case")
-    )
+        del names[(POOLS,)]  # which the file does not have
+    num_snake = sum("_" in name for name in names.values())
+    num_camel = sum("_" not in name and name != name.lower() for name in names.values())
     spelling: Spelling = "camelCase" if num_camel > num_snake else "snake_case"
-    file = SpecFile(renamed, region, spelling, form, root, names=names.written)
-    violations = [
-        Violation(
-            "VP102",
-            path,
-            f"{_spelling_of(name)} in a file that is written in {spelling}",
-            file.spell(str(path[-1])),
-            "the REST API and gcloud take camelCase, the SDK and the pipeline component snake_case",
-        )
-        for path, name in names.written.items()
-        if _spelling_of(name) not in ("", spelling)
-    ]
-    return replace(file, violations=tuple(violation.named(file.name_path) for violation in violations))
-
-
-class _Names:
-    """Renames fields to snake_case, along the API's messages only, and remembers how they were written."""
-
-    def __init__(self) -> None:
-        self.written: dict[FieldPath, str] = {}
-        self._num_values = 0
-        self._messages = load_fields()["messages"]
-
-    def message(self, value: Mapping[Any, Any], message: str, path: FieldPath) -> dict[str, Any]:
-        fields = self._messages[message]
-        renamed: dict[str, Any] = {}
-        for name, inner in value.items():
-            snake = snake_case(str(name))
-            if snake not in fields or snake in renamed or (snake != name and snake in value):
-                renamed[str(name)] = inner  # for the rules to name
-                continue
-            where = (*path, snake)
-            self.written[where] = str(name)
-            renamed[snake] = self._value(inner, fields[snake], where)
-        return renamed
-
-    def _value(self, value: Any, kind: str, path: FieldPath) -> Any:
-        self._num_values += 1
-        if self._num_values > MOST_VALUES:
-            raise ConfigError(f"the job spec has more than {MOST_VALUES:,} values", expected="a job spec")
-        inner = kind.strip("[]")
-        if kind.startswith("[") and isinstance(value, list):
-            return [self._value(item, inner, (*path, index)) for index, item in enumerate(value)]
-        if inner in self._messages and isinstance(value, Mapping):
-            # One pool without its list is read as a list of one.
-            return self.message(value, inner, (*path, 0) if kind.startswith("[") else path)
-        return value
+    return SpecFile(spec, region, spelling, form, root, names)
 
 
 def _unwrap(content: Mapping[str, Any] | list[Any]) -> tuple[Mapping[str, Any], str, Form, str]:
@@ -183,13 +118,6 @@ def _region_of(job: Mapping[str, Any]) -> str:
     """From the job's resource name, projects/P/locations/REGION/customJobs/ID, as `describe` prints it."""
     parts = str(job.get("name", "")).split("/")
     return parts[3] if len(parts) > 3 and parts[2] == "locations" else ""
-
-
-def _spelling_of(name: str) -> str:
-    """Empty for a name of one word, which is the same in both."""
-    if "_" in name:
-        return "snake_case"
-    return "camelCase" if name != name.lower() else ""
 
 
 def _in_camel_case(text: str) -> str:

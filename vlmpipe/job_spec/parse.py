@@ -10,19 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from trainer.errors import ConfigError
+from vlmpipe.job_spec.rules.base import Pool
+from vlmpipe.job_spec.rules.worker_pools import role_violations
 from vlmpipe.job_spec.schema import read_message
 from vlmpipe.job_spec.violation import path_text
-from vlmpipe.job_spec.worker_pools import POOLS, pool_violations
-
-_SCALARS = {
-    FieldDescriptor.CPPTYPE_INT32: "int32",
-    FieldDescriptor.CPPTYPE_INT64: "int64",
-    FieldDescriptor.CPPTYPE_STRING: "text",
-    FieldDescriptor.CPPTYPE_BOOL: "bool",
-}
+from vlmpipe.job_spec.worker_pools import POOLS
 
 
 def parse_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
@@ -33,41 +27,9 @@ def parse_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
     Raises ConfigError for the first violation of form or of the worker pools' roles.
     """
     reading = read_message(spec, whole_floats=True)
-    violations = [*reading.violations, *pool_violations(reading.fields.get(POOLS, []), containers_only=True)]
+    pools = [Pool(index, pool) for index, pool in enumerate(reading.fields.get(POOLS, []))]
+    violations = [*reading.violations, *role_violations(pools, containers_only=True)]
     if violations:
         first = violations[0]
         raise ConfigError(f"{path_text(first.field)}: found {first.found}", expected=first.expected, fix=first.fix)
     return api.CustomJobSpec(reading.fields)
-
-
-def api_fields() -> dict[str, Any]:
-    """The content of `custom_job_fields.json` for the installed API client.
-
-    Fields of a CustomJob beside its spec have the type "any".
-    """
-    messages: dict[str, dict[str, str]] = {}
-    enums: dict[str, list[str]] = {}
-    _describe(api.CustomJobSpec.pb(api.CustomJobSpec()).DESCRIPTOR, messages, enums)
-    job = api.CustomJob.pb(api.CustomJob()).DESCRIPTOR
-    messages[job.name] = {
-        field.name: field.message_type.name if field.name == "job_spec" else "any" for field in job.fields
-    }
-    return {"messages": messages, "enums": enums}
-
-
-def _describe(descriptor: Descriptor, messages: dict[str, dict[str, str]], enums: dict[str, list[str]]) -> None:
-    fields = messages.setdefault(descriptor.name, {})
-    for field in descriptor.fields:
-        inner = field.message_type
-        if inner is not None and inner.full_name == "google.protobuf.Duration":
-            kind = "duration"
-        elif inner is not None:
-            kind = inner.name
-            if kind not in messages:
-                _describe(inner, messages, enums)
-        elif field.enum_type is not None:
-            kind = field.enum_type.name
-            enums[kind] = [item.name for item in field.enum_type.values]
-        else:
-            kind = _SCALARS[field.cpp_type]
-        fields[field.name] = f"[{kind}]" if field.is_repeated else kind

@@ -1,7 +1,7 @@
 """Fields of a CustomJobSpec, and a strict reader that collects every violation of form (rules VP1xx).
 
-`custom_job_fields.json` holds the messages of the API client (`vlmpipe.job_spec.parse.api_fields` writes it, a test
-compares the two), because importing the client takes longer than the rest of `vlmpipe check`.
+`custom_job_fields.json` holds the API client's messages, because importing the client takes longer than the rest of
+`vlmpipe check`. `tests.support.generated_files` writes it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from trainer.errors import ConfigError
 from vlmpipe.config.validation_errors import closest, did_you_mean, show
 from vlmpipe.job_spec.violation import FieldPath, Violation, read_rules_yaml
 
@@ -21,6 +22,9 @@ FIELDS_FILE = Path(__file__).with_name("custom_job_fields.json")
 INTEGER_BITS = {"int32": 32, "int64": 64}
 DURATION = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?s")
 MAY_HOLD_SECRETS = frozenset({"env", "args", "command"})  # values below these fields are not quoted
+MOST_VALUES = 100_000  # an alias in YAML may stand for many values, so a file's size is no bound
+
+Spelling = Literal["camelCase", "snake_case"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Reading:
     fields: dict[str, Any]
     violations: tuple[Violation, ...]
     unknown: tuple[UnknownField, ...]
+    names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
 
 
 @functools.cache
@@ -99,31 +104,33 @@ def kind_of(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
-def read_message(value: Mapping[str, Any], *, whole_floats: bool = False) -> Reading:
-    """Read `value` as a CustomJobSpec. Never raises for bad content.
+def read_message(value: Mapping[str, Any], *, spelling: Spelling = "snake_case", whole_floats: bool = False) -> Reading:
+    """Read `value` as a CustomJobSpec. Raises ConfigError for more than MOST_VALUES values, nothing for bad content.
 
     Args:
         value: the spec, with names in any spelling.
+        spelling: names in the other one are violations, and are read all the same.
         whole_floats: accept 8.0 in 32-bit integer fields.
     """
-    reader = _Reader(whole_floats)
+    reader = _Reader(spelling, whole_floats)
     fields = reader.message(value, "CustomJobSpec", ())
-    return Reading(fields or {}, tuple(reader.violations), tuple(reader.unknown))
+    return Reading(fields or {}, tuple(reader.violations), tuple(reader.unknown), reader.names)
 
 
-def read_field(value: Any, kind: str, path: FieldPath) -> tuple[Any, tuple[Violation, ...]]:
+def read_field(value: Any, kind: str, path: FieldPath, spelling: Spelling) -> tuple[Any, tuple[Violation, ...]]:
     """`value` as a field of type `kind`, None if it cannot be read, and its violations."""
-    reader = _Reader()
+    reader = _Reader(spelling)
     return reader.field(value, kind, path), tuple(reader.violations)
 
 
 class _Reader:
     """Descends only into fields of the API, so that the depth of other content does not matter."""
 
-    def __init__(self, whole_floats: bool = False) -> None:
+    def __init__(self, spelling: Spelling, whole_floats: bool = False) -> None:
         self.violations: list[Violation] = []
         self.unknown: list[UnknownField] = []
-        self._whole_floats = whole_floats
+        self.names: dict[FieldPath, str] = {}
+        self._spelling, self._whole_floats, self._num_values = spelling, whole_floats, 0
         self._messages, self._enums = load_fields()["messages"], load_fields()["enums"]
 
     def message(self, value: Any, message: str, path: FieldPath) -> dict[str, Any] | None:
@@ -173,6 +180,9 @@ class _Reader:
         return None
 
     def _single(self, value: Any, kind: str, path: FieldPath) -> Any:
+        self._num_values += 1
+        if self._num_values > MOST_VALUES:
+            raise ConfigError(f"the job spec has more than {MOST_VALUES:,} values", expected="a job spec")
         if kind in self._messages:
             return self.message(value, kind, path)
         if kind in self._enums:
@@ -213,15 +223,17 @@ class _Reader:
 
     def _known_name(self, name: Any, inner: Any, value: Mapping[Any, Any], message: str, path: FieldPath) -> str:
         """The field's name in the API; empty for an unknown field."""
-        known = self._messages[message]
-        if name in known:
-            return str(name)
-        here, snake, found = (*path, str(name)), snake_case(str(name)), f"a field that {message} does not have"
-        if snake in known and snake not in value:
-            fix = f"write {snake}: this API client takes snake_case"
-            self.violations.append(Violation("VP102", here, found, "snake_case", fix))
+        known, written = self._messages[message], str(name)
+        snake = snake_case(written)
+        if written in known or (snake in known and snake not in value):
+            here = (*path, snake)
+            self.names[here] = written
+            expected = camel_case(snake) if self._spelling == "camelCase" else snake
+            if written != expected:
+                fix = f"write {expected}: the REST API and gcloud take camelCase, the SDK and the pipeline snake_case"
+                self.violations.append(Violation("VP102", here, written, expected, fix))
             return snake
-        advice = _advice(message, name)
+        here, found, advice = (*path, written), f"a field that {message} does not have", _advice(message, name)
         expected, fix = f"one of {', '.join(known)}", ""
         if snake in known:
             fix = f"write {snake} once: it is given in both spellings"

@@ -45,10 +45,7 @@ RULES: Mapping[str, Rule] = _load_rules()
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a field breaks: what was found, what is right, and the fix.
-
-    Rules give `field`, the path in the API's names. `named` replaces it by `path`, the field's name for the user.
-    """
+    """A broken rule. Rules give `field`, the path in the API's names; `named` replaces it by `path`, for the user."""
 
     code: str
     field: FieldPath
@@ -66,7 +63,7 @@ class Violation:
         return RULES[self.code].source
 
     def named(self, name_path: Callable[[FieldPath], str]) -> Violation:
-        """The violation for the user: with the field's name, and without secrets pasted into unexpected places."""
+        """The violation for the user: with the field's name as `path`, and secrets redacted."""
         return replace(
             self,
             field=(),

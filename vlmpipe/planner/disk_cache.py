@@ -1,7 +1,7 @@
-"""Disk cache of model analyses, which take torch and transformers to compute.
+"""Disk cache of model analyses that need torch and transformers, whose import takes longer than the rest of a plan.
 
-To import the two takes longer than all else that a plan does. An answer is a pure function of the model's
-configuration, of what is asked and of the code, so all three are in its name: it is never out of date.
+A result is a pure function of the model's configuration, the arguments and the code. All three are in its file name, so
+it is never out of date.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ OTHER_CODE_KEPT_S = 30 * 24 * 3600.0  # the answers of other versions, since the
 
 
 def disk_cached(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[str, P], R]:
-    """Keep what a pure function of (the model section as JSON, ...) answers, in memory and as JSON on the disk.
+    """Cache a pure function of (the model section as JSON, ...) in memory and on disk.
 
-    Its return type must be one that pydantic writes and reads back, its arguments must show all that they are in their
-    `repr`. A file that cannot be read as an answer is made anew. Whatever `find` raises is a ConfigError: it was the
-    model that could not be built, or not be run.
+    pydantic must be able to serialize the return type, and the `repr` of arguments must identify them. A damaged file
+    is written again. What `find` raises becomes a ConfigError: the model could not be built or run.
     """
 
     @functools.cache
@@ -57,11 +56,10 @@ def disk_cached(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[
         name = f"{hashlib.sha256(repr(asked).encode()).hexdigest()}.json"
         form: TypeAdapter[R] = TypeAdapter(get_type_hints(find)["return"])
         if store.stat(name):
-            with contextlib.suppress(ValidationError):  # one that is damaged is written again
+            with contextlib.suppress(ValidationError):
                 return form.validate_json(store.read(name))
         found = _analysed(find, model, *args, **kwargs)
-        # On a disk that is full or read-only the next plan takes some seconds more, and this one is none the worse.
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError):  # a full or read-only disk only makes the next plan slower
             store.write(name, form.dump_json(found))
         return found
 
@@ -83,7 +81,7 @@ def _analysed(find: Callable[Concatenate[str, P], R], model: str, *args: P.args,
 
 
 def _store() -> Storage | None:
-    """Of the answers of this code. None: this machine has no place for them."""
+    """The folder of results of this code; None if it cannot be created."""
     try:
         root = Path(os.environ.get("VLMPIPE_CACHE_DIR") or "~/.cache/vlmpipe").expanduser() / FOLDER
         own = root / _code()
@@ -98,7 +96,7 @@ def _store() -> Storage | None:
 
 
 def _configurations(model: str) -> str | None:
-    """A digest of the configuration files that the model section points to. None: they are not on this machine yet."""
+    """A digest of the configuration files of the model section; None if they are not on this machine yet."""
     section = ModelConfig.model_validate_json(model)
     digest = hashlib.sha256()
     for part in (section.tower, section.language_model):
@@ -114,8 +112,13 @@ def _configurations(model: str) -> str | None:
 
 def _folder(part: WeightsConfig) -> Path | None:
     local = Path(part.weights).expanduser()
-    if local.is_dir():  # one without config.json says elsewhere what model it is, where no digest would see a change
+    if local.is_dir():  # without config.json the model is defined elsewhere, where a change would go unnoticed
         return local if (local / "config.json").is_file() else None
+    return hub_cache_folder(part)
+
+
+def hub_cache_folder(part: WeightsConfig) -> Path | None:
+    """The folder of a hub id's configuration in the Hugging Face cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)
@@ -124,7 +127,7 @@ def _folder(part: WeightsConfig) -> Path | None:
 
 @functools.cache
 def _code() -> str:
-    """A digest of what finds the answers: our code by its text, libraries by their versions."""
+    """A digest of the code: ours by its text, libraries by their versions."""
     digest = hashlib.sha256(json.dumps([importlib.metadata.version(name) for name in LIBRARIES]).encode())
     for package in (trainer, planner):
         root = Path(package.__path__[0])

@@ -17,7 +17,7 @@ from trainer.models.layers.freeze import require_frozen_tower, require_something
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.disk_cache import disk_cached
+from vlmpipe.planner.disk_cache import disk_cached, hub_cache_folder
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
 
@@ -26,7 +26,7 @@ HUB_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Architecture:
-    """`model` is the run file's model section with the configurations in place of the weights that they belong to."""
+    """`model` is the run file's model section, with configurations in place of known weights."""
 
     model: ModelConfig
     shape: ModelShape
@@ -37,9 +37,9 @@ def architecture(config: RunConfig) -> Architecture:
     """Sizes of the run file's model. Imports torch and transformers, which takes seconds.
 
     A configuration comes from the run file, a local folder, the Hugging Face cache, the catalogue of known models, or
-    the hub, in this order. Raises UserError (69) for a hub id that none of them knows while the hub is out of reach,
-    and ConfigError for what is trained that cannot be, images that fit into no packed sequence, and a tokenizer too
-    small to train.
+    the hub, in this order. Raises UserError (69) for an unknown hub id while the hub is out of reach, and ConfigError
+    for a model that cannot be trained as configured, images that fit into no packed sequence, and a tokenizer too small
+    to train.
     """
     image_token_limit(config.model, config.data)
     if config.model.tokenizer.startswith(TRAINED_PREFIX):
@@ -57,6 +57,25 @@ def architecture(config: RunConfig) -> Architecture:
     return Architecture(model, shape, " and ".join(origins))
 
 
+def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
+    """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
+    if verdict := _shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence):
+        found, expected, fix = verdict
+        raise ConfigError(found, expected=expected, fix=fix)
+
+
+@disk_cached
+def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> tuple[str, str, str] | None:
+    """The fields of a ConfigError, None for a shardable model. `model` is the model section as JSON."""
+    from trainer.strategies.tensor_parallel import plan
+
+    try:
+        plan.require_shardable(ModelConfig.model_validate_json(model), ranks, cached=cached, sequence=sequence)
+    except ConfigError as error:
+        return error.found, error.expected, error.fix
+    return None
+
+
 @disk_cached
 def _shape(model: str) -> ModelShape:
     """`model` is the model section as JSON."""
@@ -72,7 +91,7 @@ def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
     if Path(part.weights).expanduser().is_dir():
         return part, "a local folder"
     _require_hub_id(part.weights)
-    if _in_cache(part):
+    if hub_cache_folder(part):
         return part, "the Hugging Face cache"
     known = load_models().get(part.weights)
     if known:
@@ -95,7 +114,7 @@ def _require_hub_id(name: str) -> None:
 
 
 def _require_hub(name: str) -> None:
-    """The hub's own client tries for half a minute before it gives up. Behind a proxy only the client knows the way."""
+    """Fail fast without a network: the hub's client retries for half a minute. Behind a proxy only it knows the way."""
     from huggingface_hub import constants
 
     host = urllib.parse.urlsplit(constants.ENDPOINT).hostname or ""
@@ -111,10 +130,3 @@ def _require_hub(name: str) -> None:
         fix="give a folder with its config.json, or connect to the network",
         code=ExitCode.UNAVAILABLE,
     )
-
-
-def _in_cache(part: WeightsConfig) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(part.weights, "config.json", revision=part.revision or None)
-    return isinstance(found, str)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
@@ -15,8 +15,8 @@ SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")
 class Layout:
     """A strategy on `nodes` x `ranks_per_node` ranks.
 
-    A model replica takes `tensor_parallel` x `pipeline_parallel` ranks. Over the replicas, weights, gradients and
-    optimizer state may be split again: `weight_shards` ranks hold one whole set of weights, and so on; 1 is no split.
+    A model replica takes `tensor_parallel` x `pipeline_parallel` ranks. Weights, gradients and optimizer state may also
+    be sharded over replicas: `weight_shards` ranks hold one set of weights, and so on; 1 means not sharded.
     """
 
     strategy: str
@@ -28,7 +28,7 @@ class Layout:
     weight_shards: int = 1
     gradient_shards: int = 1
     optimizer_shards: int = 1
-    copy_shards: int = 0  # ranks of a node that share one more copy of all weights; 0 where there is none
+    copy_shards: int = 0  # ranks of a node that share one more copy of all weights (hpZ); 0 for none
 
     @property
     def world_size(self) -> int:
@@ -36,49 +36,31 @@ class Layout:
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that together hold one replica's layers."""
+        """Ranks of one model replica."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def stages(self) -> int:
-        """Parts of the model across its depth: rank r of a pipeline of p has number r, r + p, ..."""
+        """Pipeline stages: rank r of a pipeline of p ranks has stages r, r + p, ..."""
         return self.pipeline_parallel * self.virtual_stages
 
     @property
     def data_parallel(self) -> int:
-        """Replicas, each with rows of its own."""
+        """Model replicas, each with its own packed sequences."""
         return self.world_size // self.model_ranks
 
 
-def _sharded(weights: bool, gradients: bool, optimizer: bool) -> Callable[[Layout], Layout]:
-    def apply(layout: Layout) -> Layout:
-        replicas = layout.data_parallel
-        return replace(
-            layout,
-            weight_shards=replicas if weights else 1,
-            gradient_shards=replicas if gradients else 1,
-            optimizer_shards=replicas if optimizer else 1,
-        )
-
-    return apply
-
-
-def _hybrid(layout: Layout) -> Layout:
-    """Sharded inside a node, replicated across nodes."""
-    shards = layout.ranks_per_node // min(layout.model_ranks, layout.ranks_per_node)
-    return replace(layout, weight_shards=shards, gradient_shards=shards, optimizer_shards=shards)
-
-
-STRATEGIES: dict[str, Callable[[Layout], Layout]] = {
-    "ddp": _sharded(False, False, False),
-    "zero1": _sharded(False, False, True),
-    "zero2": _sharded(False, True, True),
-    "zero3": _sharded(True, True, True),
-    "fsdp": _sharded(True, True, True),
-    "hsdp": _hybrid,
-    "tp": _sharded(True, True, True),
-    "pp": _sharded(True, True, True),
-    "tp+pp+dp": _sharded(True, True, True),
+_ALL = ("weight_shards", "gradient_shards", "optimizer_shards")
+STRATEGIES: dict[str, tuple[str, ...]] = {  # what is sharded: by hsdp inside a node, by the others over all replicas
+    "ddp": (),
+    "zero1": ("optimizer_shards",),
+    "zero2": ("gradient_shards", "optimizer_shards"),
+    "zero3": _ALL,
+    "fsdp": _ALL,
+    "hsdp": _ALL,
+    "tp": _ALL,
+    "pp": _ALL,
+    "tp+pp+dp": _ALL,
 }
 
 
@@ -111,4 +93,7 @@ def make_layout(
     assert bare.world_size % bare.model_ranks == 0, bare
     if node_weights and strategy == "zero3" and uses_hpz(nodes=nodes, node_ranks=ranks_per_node):
         bare = replace(bare, copy_shards=ranks_per_node)
-    return STRATEGIES[strategy](bare)
+    in_node = ranks_per_node // min(bare.model_ranks, ranks_per_node)
+    shards = in_node if strategy == "hsdp" else bare.data_parallel
+    sharded: dict[str, Any] = dict.fromkeys(STRATEGIES[strategy], shards)
+    return replace(bare, **sharded)

@@ -1,4 +1,4 @@
-"""`vlmpipe plan`: whether a run is valid and fits, how long it takes, what it costs, and what would pay."""
+"""`vlmpipe plan`: whether a run is valid and fits in memory, how long it takes, what it costs, and what would pay."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from vlmpipe.planner.memory.rank import GIB, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time import feature_cache, reduction_server
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.reduction_server import Advice
@@ -37,20 +38,20 @@ State = Literal["green", "amber", "red"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole answer. What is None is not known, and a note says why."""
+    """The whole plan. None: not known, and a note says why."""
 
     name: str
     findings: tuple[Violation, ...]
     jobs: dict[str, list[dict[str, Any]]]
-    model: Architecture | None
-    load: Workload | None
-    memory: Memory | None
-    time: Time | None
-    features_cache: CacheAdvice | None
-    reduction_server: Advice | None
-    cost: Cost | None
-    notes: tuple[str, ...]
-    nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty where it needs none
+    model: Architecture | None = None
+    load: Workload | None = None
+    memory: Memory | None = None
+    time: Time | None = None
+    features_cache: CacheAdvice | None = None
+    reduction_server: Advice | None = None
+    cost: Cost | None = None
+    notes: tuple[str, ...] = ()
+    nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty for none
 
     @property
     def errors(self) -> list[str]:
@@ -99,7 +100,7 @@ class Plan:
 
     @property
     def state(self) -> State:
-        """red: it would fail. amber: look before you start it. green: nothing speaks against it."""
+        """red: it would fail. amber: look before you start it. green: no objections."""
         return "red" if self.errors else "amber" if self.doubts else "green"
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,9 +134,9 @@ class Plan:
 
 
 def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
-    """Plan a run. Reads no data but the index of data already prepared, and downloads no weights.
+    """Plan a run. Reads no data but the index of prepared data, and downloads no weights.
 
-    What cannot be found out is None, with a note. `priced=False` leaves out cost, for a run on the user's own machine.
+    `priced=False` leaves out cost, for a run on the user's own machine.
     """
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     jobs: dict[str, list[dict[str, Any]]] = {}
@@ -154,7 +155,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     catalog = load_catalog()
     machine = catalog.machines.get(config.cluster.machine_type)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
-    bare = Plan(config.name, tuple(findings), jobs, None, None, None, None, None, None, None, tuple(notes))
+    bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes))
     try:
         model = architecture(config)
     except UserError as error:
@@ -178,7 +179,7 @@ def require_runnable(config: RunConfig) -> None:
 
 
 def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
-    """What every estimate starts from: the model's sizes, the rows to train on, and prices. Raises UserError."""
+    """Inputs of every estimate: the model's sizes, the workload and prices. Raises UserError."""
     model = architecture(config)
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     return model, _load(config, model, paths)[0], load_prices(config.plan.prices_file)
@@ -199,10 +200,11 @@ def _estimated(
     load, note = _load(config, model, paths)
     shape = load.sized(model.shape)
     cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
-    time = estimate_time(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
+    case = Scenario(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
+    time = estimate_time(case)
     notes = [*bare.notes, *([note] if note else [])]
     for what in (machine, gpu):
-        if what is not None and not what.confirmed:
+        if what is not None and what.unconfirmed:
             named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
             notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
     return dataclasses.replace(
@@ -214,22 +216,17 @@ def _estimated(
         time=time,
         features_cache=cache,
         reduction_server=reduction_server.advise(config, layout, time, machine, prices) if prices else None,
-        cost=cost.estimate_cost(config, shape, layout, load, time, cache, machine, gpu, prices) if prices else None,
+        cost=cost.estimate_cost(case, time, cache, prices) if prices else None,
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
-    """Rows from prepared data under the local root, else from what the run file says of its data."""
-    prepared = _prepared(config, paths)
-    if prepared:
+    """The workload from prepared data under the local root, else from the run file's plan section; and a note."""
+    if prepared := _prepared(config, paths):
         return prepared, ""
-    if config.plan.samples:
-        return Workload.assumed(config, model.shape), ""
-    note = (
-        "How much data there is is not known before it is prepared; plan.samples and plan.sample_tokens tell the plan."
-    )
-    return Workload.assumed(config, model.shape), note
+    note = "The amount of data is not known before it is prepared; give plan.samples and plan.sample_tokens."
+    return Workload.assumed(config, model.shape), "" if config.plan.samples else note
 
 
 def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
@@ -247,7 +244,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
         return None
-    sequence = PackedBatchSampler(
+    sampler = PackedBatchSampler(
         split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
     )
     return Workload.from_index(
@@ -258,8 +255,8 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         images=int(split.tiles(tile_tokens).sum()),
         image_tokens=int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),
-        rows=len(sequence.plan(0)),
-        steps=sequence.num_steps(job.train.epochs, at_most=job.train.max_steps),
+        sequences=len(sampler.plan(0)),
+        steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
     )
 
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 
-# Best-fit rows in windows of 64 to 1024 samples: 95.5 to 99.3 % useful on lengths like a VLM's, and a goal of 97 %.
+# Best-fit packing in windows of 64 to 1024 samples: 95.5 to 99.3 % useful on lengths like a VLM's, and a goal of 97 %.
 ASSUMED_FILL = 0.98
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Means over rows. `samples` and `steps` are None where nothing says how much data there is.
+    """Means over packed sequences. `samples` and `steps` are None if the amount of data is not known.
 
-    Of images that are cut into tiles, each tile is an image here, as it is to all that computes.
+    Each tile of an image counts as an image.
     """
 
     sequences_per_step: int
     sequence_length: int
-    fill: float  # share of a row's slots that hold a sample's token
+    fill: float  # share of a sequence's tokens that are not padding
     samples_per_sequence: float
-    sample_pairs_per_sequence: float  # of two tokens of one sample: squares of the samples' lengths
+    sample_pairs_per_sequence: float  # pairs of tokens of one sample: sum of squared sample lengths
     images_per_sequence: float
     label_tokens_per_sequence: float
     sequences_per_epoch: int | None
@@ -31,7 +31,7 @@ class Workload:
     samples: int | None
     epochs: int
     origin: str  # a sentence: where the figures come from
-    image_tokens: int | None = None  # of an image, in the mean; None where all have what the model's shape says
+    image_tokens: int | None = None  # mean of an image; None if all have the number in the model's shape
 
     @property
     def useful_tokens_per_sequence(self) -> float:
@@ -39,18 +39,18 @@ class Workload:
 
     @property
     def images_per_epoch(self) -> float | None:
-        """Images that an epoch shows, the same picture counted each time."""
+        """Images of an epoch; repeated ones count each time."""
         return None if self.sequences_per_epoch is None else self.sequences_per_epoch * self.images_per_sequence
 
     @property
     def passes(self) -> float:
-        """Epochs that are really trained: fewer than asked for when max_steps ends the run early."""
+        """Epochs that are trained: fewer than asked for if max_steps ends the run early."""
         if self.steps is None or self.sequences_per_epoch is None:
             return float(self.epochs)
         return min(float(self.epochs), self.steps * self.sequences_per_step / self.sequences_per_epoch)
 
     def sized(self, shape: ModelShape) -> ModelShape:
-        """The model with images of these rows' size: what time and cost are reckoned with."""
+        """The model with images of this workload's mean size, for time and cost."""
         return shape if self.image_tokens is None else shape.of_images(self.image_tokens)
 
     @classmethod
@@ -64,34 +64,33 @@ class Workload:
         images: int,
         image_tokens: int,
         label_tokens: int,
-        rows: int,
+        sequences: int,
         steps: int,
     ) -> Workload:
-        """From the prepared data's index: sums over the training split (`pairs`: of the squares of
-        samples' tokens), rows of its first epoch, steps of the run."""
+        """From the prepared data's index: sums over the training split (`pairs`: of squared sample lengths), packed
+        sequences of its first epoch (`sequences`), steps of the run."""
         return cls(
             sequences_per_step=config.train.global_batch_size,
             sequence_length=config.data.sequence_length,
-            fill=tokens / (rows * config.data.sequence_length),
-            samples_per_sequence=samples / rows,
-            sample_pairs_per_sequence=pairs / rows,
-            images_per_sequence=images / rows,
-            label_tokens_per_sequence=label_tokens / rows,
-            sequences_per_epoch=rows,
+            fill=tokens / (sequences * config.data.sequence_length),
+            samples_per_sequence=samples / sequences,
+            sample_pairs_per_sequence=pairs / sequences,
+            images_per_sequence=images / sequences,
+            label_tokens_per_sequence=label_tokens / sequences,
+            sequences_per_epoch=sequences,
             steps=steps,
             samples=samples,
             epochs=config.train.epochs,
-            origin=f"Packed sequences are those of the prepared data: {samples:,} samples in {rows:,} sequences.",
+            origin=f"Packed sequences are those of the prepared data: {samples:,} samples in {sequences:,} sequences.",
             image_tokens=max(1, round(image_tokens / images)) if images else None,
         )
 
     @classmethod
     def assumed(cls, config: RunConfig, shape: ModelShape) -> Workload:
-        """From the plan section as far as it goes: with no number of samples, a step is known and the run is not.
+        """From the plan section. Without plan.samples a step is known and the run is not.
 
-        Without plan.sample_tokens a row is taken as one sample that is full of images, the most that a step can
-        compute. All text tokens are taken as labels, which is the most as well. An image whose tokens are not known is
-        as large as it may be and as its sample has tokens.
+        Unknown values are taken as the most that a step can compute: without plan.sample_tokens a packed sequence is
+        one sample full of images; all text tokens are labels; an image is as large as the model and its sample allow.
         """
         plan, data, train = config.plan, config.data, config.train
         samples = min(plan.samples, data.max_samples or plan.samples) or None
@@ -100,10 +99,8 @@ class Workload:
             image_tokens = min(image_tokens, data.sequence_length) if shape.images_differ else image_tokens
             images = min(data.max_images_per_sequence, data.sequence_length // image_tokens)
             samples_per_sequence, images_per_sequence, fill = float(max(1, images)), float(images), ASSUMED_FILL
-            origin = (
-                f"How long samples are is not known: a packed sequence is one sample with {images} images, the most."
-            )
-            rows = None
+            origin = f"Sample lengths are not known: a packed sequence is taken as one sample with {images} images."
+            sequences = None
         else:
             sample_tokens = min(plan.sample_tokens, data.sequence_length)
             if shape.images_differ and plan.sample_images:
@@ -113,26 +110,22 @@ class Workload:
                 most_tiles = max(1.0, sample_tokens / plan.sample_images // image_tokens)
                 sample_tiles *= min(shape.most_tiles, most_tiles)
                 samples_per_sequence = min(samples_per_sequence, data.max_images_per_sequence / sample_tiles)
-            images_per_sequence, fill = (
-                samples_per_sequence * sample_tiles,
-                samples_per_sequence * sample_tokens / data.sequence_length,
-            )
-            rows = math.ceil(samples / samples_per_sequence) if samples else None
+            images_per_sequence = samples_per_sequence * sample_tiles
+            fill = samples_per_sequence * sample_tokens / data.sequence_length
+            sequences = math.ceil(samples / samples_per_sequence) if samples else None
             origin = (
                 f"Each sample is taken as {plan.sample_tokens:,} tokens with {plan.sample_images:g} images (plan "
                 f"section), a packed sequence as {fill:.0%} filled"
-                + (f": {samples:,} samples in {rows:,} sequences." if rows else ".")
+                + (f": {samples:,} samples in {sequences:,} sequences." if sequences else ".")
             )
         if shape.most_tiles > 1:
             each = (
-                ""
-                if not plan.sample_tokens
-                else f" and an image {sample_tiles / (plan.sample_images or 1):,.3g} of them"
+                f" and an image {sample_tiles / (plan.sample_images or 1):,.3g} of them" if plan.sample_tokens else ""
             )
             origin += f" Images are cut into at most {shape.most_tiles} tiles; a tile is taken as an image here{each}."
         if shape.images_differ:
             origin += f" An image is taken as {image_tokens:,} tokens, the most that it can have."
-        steps = train.epochs * math.ceil(rows / train.global_batch_size) if rows else train.max_steps or None
+        steps = train.epochs * math.ceil(sequences / train.global_batch_size) if sequences else train.max_steps or None
         if steps and train.max_steps:
             steps = min(steps, train.max_steps)
         return cls(
@@ -144,7 +137,7 @@ class Workload:
             / (samples_per_sequence if plan.sample_tokens else 1),
             images_per_sequence=images_per_sequence,
             label_tokens_per_sequence=max(0.0, fill * data.sequence_length - images_per_sequence * image_tokens),
-            sequences_per_epoch=rows,
+            sequences_per_epoch=sequences,
             steps=steps,
             samples=samples,
             epochs=train.epochs,

@@ -20,6 +20,7 @@ from pipelines.check import EXAMPLE_PROJECT
 from vlmpipe.backends.vertex.bucket_checks import buckets_of
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.rehearsal.gcs_server import GcsServer
 from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of
 from vlmpipe.rehearsal.vertex.server import VertexServer
@@ -58,7 +59,7 @@ class Rehearsal:
 @contextlib.contextmanager
 def rehearsal(config: RunConfig) -> Iterator[Rehearsal]:
     """For the run file's project, location and buckets. Raises ConfigError for one that cannot run on Vertex AI."""
-    config.require_vertex()
+    require_vertex(config)
     buckets = [named.bucket for named in buckets_of(config)]
     vertex = SelfMovingVertex(config.gcp.project, config.gcp.location)
     with vertex, GcsServer(buckets) as gcs:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.on_gpu import ALONE, peak_flops
+from benchmarks.gpu.parts import ALONE, peak_flops
 from tests.support.drivers.train_alone import MARK
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import run_ranks

@@ -61,26 +61,51 @@ def step_record(config: RunConfig, step: str) -> dict[str, Any]:
     return record
 
 
+@pytest.fixture
+def receiver(config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """Is told by the real notify in the place of its stand-in: how a run ends for other people."""
+    monkeypatch.undo()
+    replace_steps(monkeypatch, kept="notify")
+    monkeypatch.setenv("TEST_TRACE", str(trace))
+    monkeypatch.setenv("TMPDIR", str(trace.parent))
+    with Receiver() as receiver:
+        yield receiver
+
+
+def notifying(config: RunConfig, receiver: Receiver) -> RunConfig:
+    told = [f"notify.webhook={receiver.address}", "notify.email=[a@b.org]"]
+    return load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={config.output.root_uri}", *told])
+
+
+def told_of(receiver: Receiver) -> list[tuple[str, str | None, str]]:
+    return [(one["outcome"], one.get("step"), one["run_id"]) for one in receiver.messages]
+
+
 def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_registered(
-    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
-    assert run(config, monkeypatch, features="encode", decision="accepted") == 0
-    expected = [*BEFORE, *ENCODING, *TRAINING, "register-model", "notify r1 SUCCEEDED"]
-    assert trace.read_text().splitlines() == expected
+    told = notifying(config, receiver)
+    assert run(told, monkeypatch, features="encode", decision="accepted") == 0
+    assert trace.read_text().splitlines() == [*BEFORE, *ENCODING, *TRAINING, "register-model"]
     written = json.loads(Path(config.output.root_uri, "runs/r1/run.json").read_text())
     assert written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
+    assert told_of(receiver) == [("done", None, "r1")]
+    assert "webhook notified (200)" in step_record(config, "notify")["message"]
+    assert Path(config.output.root_uri, "runs/r1/report.html").exists()
 
 
 @pytest.mark.parametrize("tasks", [pytest.param(0, marks=only_whole), 3])
 def test_data_tasks_come_between_their_plan_and_what_puts_them_together(
     tasks: int, config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also: features that are there start no job, and a rejected model is not registered."""
     shared = config.model_copy(update={"data": config.data.model_copy(update={"tasks": 3})})
     assert run(shared, monkeypatch, features="reuse", decision="rejected", tasks=str(tasks)) == 0
     plan, *lines = trace.read_text().splitlines()
     assert plan == "plan-data"
     assert sorted(lines[:tasks]) == [f"prepare-chunks {task} of 3 for r1" for task in range(tasks)]
     assert lines[tasks:] == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
+    assert step_record(config, "cache-features")["state"] == "reused"
 
 
 def test_what_loops_in_kfp_do_to_print_ends_with_the_run() -> None:
@@ -94,22 +119,28 @@ def test_what_loops_in_kfp_do_to_print_ends_with_the_run() -> None:
     assert builtins.print is plain_print
 
 
-def test_features_that_are_there_start_no_job_and_a_rejected_model_is_not_registered(
-    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(config, monkeypatch, features="reuse", decision="rejected") == 0
-    assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
-    assert step_record(config, "cache-features")["state"] == "reused"
-
-
 def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(
-    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
+    config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
-    assert run(config, monkeypatch, features="off", decision="accepted", fail="train") == ExitCode.DATA
-    assert trace.read_text().splitlines() == [*BEFORE, "train", "notify r1 FAILED"]
+    told = notifying(config, receiver)
+    assert run(told, monkeypatch, features="off", decision="accepted", fail="train") == ExitCode.DATA
+    assert trace.read_text().splitlines() == [*BEFORE, "train"]
     record = step_record(config, "train")
     assert record["message"] == "the picture is upside down" and record["detail"]["exit_code"] == 65
     assert "kfp" in os.listdir(Path(config.output.root_uri, "runs/r1")), "kfp's own files lie in the run's folder"
+    assert told_of(receiver) == [("failed", "train", "r1")]
+    assert "webhook notified (200)" in step_record(config, "notify")["message"]
+    assert Path(config.output.root_uri, "runs/r1/report.html").exists()
+
+
+@only_whole
+def test_a_receiver_that_is_down_never_changes_the_result(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
+) -> None:
+    receiver.codes = [410]
+    assert run(notifying(config, receiver), monkeypatch, features="off", decision="accepted") == 0
+    assert "webhook NOT notified: it answers 410" in step_record(config, "notify")["message"]
+    assert Path(config.output.root_uri, "runs/r1/report.html").exists()
 
 
 def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
@@ -118,31 +149,6 @@ def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
     assert run(config, monkeypatch, features="off", decision="killed") == ExitCode.UNEXPECTED
     assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 FAILED"]
     assert step_record(config, "decide")["state"] == "failed" and "killed" in step_record(config, "decide")["message"]
-
-
-@pytest.mark.parametrize("state", ["done", "failed", pytest.param("receiver is down", marks=only_whole)])
-def test_notify_calls_the_webhook_and_never_changes_the_result(
-    state: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Path
-) -> None:
-    monkeypatch.undo()
-    replace_steps(monkeypatch, kept="notify")
-    monkeypatch.setenv("TEST_TRACE", str(trace))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with Receiver() as receiver:
-        receiver.codes = [410] if state == "receiver is down" else []
-        told = load_run_file(
-            ROOT / "configs/digits.yaml", [f"output.root_uri={config.output.root_uri}",
-                                           f"notify.webhook={receiver.address}", "notify.email=[a@b.org]"])  # fmt: skip
-        fail = {"fail": "train"} if state == "failed" else {}
-        code = run(told, monkeypatch, features="off", decision="accepted", **fail)
-    assert code == (ExitCode.DATA if state == "failed" else 0)
-    found = [(one["outcome"], one.get("step"), one["run_id"]) for one in receiver.messages]
-    assert found == {"done": [("done", None, "r1")], "failed": [("failed", "train", "r1")]}.get(state, [])
-    message = step_record(told, "notify")["message"]
-    assert (
-        "webhook NOT notified: it answers 410" if state == "receiver is down" else "webhook notified (200)"
-    ) in message
-    assert Path(told.output.root_uri, "runs/r1/report.html").exists()
 
 
 PARENT = """

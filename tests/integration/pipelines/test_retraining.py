@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_runs import TINY, merged
 from components.runtime.step_logic import prepare_run
 from tests.support.data.chunks import fixed_tokenizer
 from tests.support.data.prepared import conversation, llava_folder, record, write_json
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import run_ranks, train_runs
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index

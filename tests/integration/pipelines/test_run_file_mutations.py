@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_runs import TINY, merged
 from components.runtime.resolve import compiled_settings, resolve
 from components.runtime.step_logic import prepare_run
 from pipelines.check import check_run
@@ -25,6 +24,7 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from tests.support.run_file_mutations import changes, mutated
 from tests.support.trainer.runs import ends_of_ranks
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode, UserError
 from trainer.progress import Progress
@@ -33,8 +33,8 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.planner.plan import plan_run, require_runnable
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
-EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 30))
-TRAINED = max(4, EXAMPLES // 10)  # that also prepare data and take a step
+EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 25))
+TRAINED = max(2, EXAMPLES // 10)  # that also prepare data and take a step
 GCP = {"gcp.project": "my-project", "gcp.pipeline_root": "gs://example-bucket/vlmpipe"}
 SHIPPED = ("digits", "llava-7b-lora", "llava-7b-zero2-spot", "llava-13b-fsdp", "qwen2-5-vl-3b-lora")
 STEP = {"train.max_steps": 1, "train.epochs": 1, "data.max_samples": 60, "cluster.replica_count": 1}
@@ -120,7 +120,7 @@ def _submit(config: RunConfig) -> Submitted:
 
 
 CPUS = {"cluster.accelerator_type": "", "cluster.accelerator_count": 0}
-# Each once passed `check` and failed later.
+# Each once passed `check` and failed later; more are in tests/unit/vlmpipe/planner/test_model_architecture.py.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "TPU machines": ("llava-7b-lora", {"cluster.machine_type": "ct5lp-hightpu-4t", **CPUS}),
     "a region without these GPUs": ("llava-7b-lora", {"gcp.location": "us-centrall1"}),
@@ -133,11 +133,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "widths of heads that do not fit": ("digits", {"model.language_model.config.head_dim": 3}),
     "a tokenizer too small for bytes": ("digits", {"model.tokenizer": "train:257"}),
     "a tower's other image size": ("digits", {"model.image_size": 100}),
-    "a patch of nothing": ("digits", {"model.tower.config.patch_size": 0}),
-    "a size that is a text": ("digits", {"model.tower.config.hidden_size": "abc"}),
-    "a type that nobody knows": ("digits", {"model.language_model.config.model_type": "nope"}),
-    "layers below none": ("digits", {"model.language_model.config.num_hidden_layers": -1}),
-    "adapters for layers that are not there": ("llava-7b-lora", {"model.lora.targets": ["no_such_layer"]}),
+    "more heads for keys than for queries": ("digits", {"model.language_model.config.num_key_value_heads": 8}),
 }
 # These say what is wrong when they are read, so no command goes on with them.
 UNREADABLE: dict[str, Any] = {
@@ -196,7 +192,9 @@ def test_what_passes_check_takes_a_step(tmp_path_factory: pytest.TempPathFactory
         config = parse_run_config(content, "run file")
     except UserError:
         return
-    if any(finding.state == "failed" for finding in check_run(config)) or config.cluster.world_size > 2:
+    # A machine on Vertex AI without the memory for it is a warning: this one, whose memory nobody knows, may have it.
+    doubted = any(one.state == "failed" or (one.subject, one.state) == ("plan", "warning") for one in check_run(config))
+    if doubted or config.cluster.world_size > 2:
         return
     take_a_step(content, config, root)
 

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
-from benchmarks.measure_memory import sums_at_once
-from benchmarks.tiny_runs import strategy_changes
+from tests.support.trainer.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
+from tests.support.trainer.measure_memory import sums_at_once
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext, run_worker, start_worker

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.measure_memory import packed_batch
-from benchmarks.memory_cases import Case
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import Case
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.models.registry import family_of
 from trainer.strategies.base import Strategy

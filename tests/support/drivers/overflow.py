@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.measure_memory import packed_batch
-from benchmarks.memory_cases import Case
 from tests.support.drivers.late_write import build
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import Case
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.tracing.fake_inputs import SequenceShape
 

@@ -10,7 +10,8 @@ import json
 import weakref
 from typing import Any
 
-from benchmarks.gpu_runs import TINY, Run, alone, case_of, empty
+from benchmarks.gpu.run import TINY, alone, case_of, empty
+from benchmarks.support.tiny_run import TinyRun
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 
 MARK = "alive: "
@@ -25,7 +26,7 @@ def run(name: str, worker: ProcessContext, *, stops: bool) -> list[str]:
     strategy, _, offload = name.partition(":")
     seen: dict[str, weakref.ref[Any]] = {}
 
-    def measure(run: Run) -> float:
+    def measure(run: TinyRun) -> float:
         loss = [float(run.step()) for _ in range(2)][-1]
         inner = run.strategy._module if hasattr(run.strategy, "_module") else run.strategy._engine
         seen.update({"the strategy": weakref.ref(run.strategy), "the model": weakref.ref(inner)})

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tiny_native import model_section
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import train_runs
+from tests.support.trainer.tiny_native import model_section
 from trainer.config.job import JobConfig
 
 Content = dict[str, Any]  # changes of the run file

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.tiny_native import TILES, model_section
+from tests.support.trainer.tiny_native import TILES, model_section
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.data.sample import Turn
 from trainer.data.tokenize import encode_sample, make_tokenizer

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tiny_runs import TINY, merged
 from tests.support.trainer.preloaded import preloaded
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.job import DataPointers, JobConfig
 from trainer.data.prepare.pipeline import prepare
 from trainer.feature_cache.store import features_uri

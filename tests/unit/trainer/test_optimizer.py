@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from torch import nn
 from transformers.optimization import get_wsd_schedule
 
-from benchmarks.flop_cases import model_config
-from benchmarks.tiny_native import model_section
+from tests.support.trainer.flop_cases import model_config
+from tests.support.trainer.tiny_native import model_section
 from trainer.config.model import ModelConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig

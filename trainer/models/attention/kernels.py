@@ -57,8 +57,10 @@ def kernel_for(query: Tensor, key: Tensor) -> Kernel:
 
 
 def is_right(kernel: Kernel, query: Tensor, key: Tensor) -> bool:
-    """Whether `kernel` agrees with plain products on a few short samples. Tried once for each shape of heads, type and
-    device; warns of a kernel that does not."""
+    """Whether `kernel` agrees with plain products on a few short samples; warns if not.
+
+    Tried once for each shape of heads, type and device.
+    """
     return _is_right(kernel, query.device, query.dtype, query.shape[2], key.shape[2], query.shape[3])
 
 
@@ -144,7 +146,7 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         lse = torch.empty(heads, query.shape[0] * tokens, dtype=exact(query.dtype), device=query.device)
         for slots in _samples(args.bounds):
             inputs = _view(query, slots), *(_repeated(_view(each, slots), heads) for each in (key, value))
-            sample_output, sample_lse = forward(*inputs, args.scale)
+            sample_output, sample_lse = forward(*inputs, scale=args.scale)
             _view(output, slots).copy_(sample_output)
             lse[:, slots].unsqueeze(0).copy_(sample_lse)
         return output, lse
@@ -159,7 +161,7 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         for slots in _samples(args.bounds):
             d_output, own, computed = (_view(each, slots) for each in (gradient, query, output))
             seen = [_repeated(_view(each, slots), heads) for each in (key, value)]
-            found = backward(d_output, own, *seen, computed, lse[:, slots].unsqueeze(0), args.scale)
+            found = backward(d_output, own, *seen, computed, lse[:, slots].unsqueeze(0), scale=args.scale)
             _view(d_query, slots).copy_(found[0])
             for total, each in ((d_key, found[1]), (d_value, found[2])):
                 _view(total, slots).copy_(each.unflatten(1, (total.shape[2], -1)).sum(2))
@@ -188,20 +190,6 @@ def _repeated(sample: Tensor, heads: int) -> Tensor:
 def exact(dtype: torch.dtype) -> torch.dtype:
     """The type in which kernels accumulate, and of their log-sum-exps."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _cpu_forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensors:
-    found: Tensors = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)
-    return found
-
-
-def _cpu_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, scale: float
-) -> Tensors:
-    found: Tensors = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, query, key, value, output, lse, 0.0, True, scale=scale
-    )
-    return found
 
 
 def _block_tokens(query: Tensor) -> int:
@@ -250,6 +238,9 @@ def _block_backward(
     return torch.cat(d_query, 2), d_key, d_value
 
 
-CPU = _sample_by_sample(_cpu_forward, _cpu_backward)
+CPU = _sample_by_sample(  # 0.0, True: no dropout, causal
+    lambda *tensors, scale: aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, True, scale=scale),
+    lambda *tensors, scale: aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, 0.0, True, scale=scale),
+)
 BLOCKWISE = _sample_by_sample(_block_forward, _block_backward)
 FLASH = Kernel(_flash_forward, _flash_backward)

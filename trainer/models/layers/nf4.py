@@ -94,7 +94,7 @@ class _Product(torch.autograd.Function):
         return nn.functional.linear(hidden, layer.dequantized(hidden.dtype))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient @ ctx.layer.dequantized(gradient.dtype), None
 
 

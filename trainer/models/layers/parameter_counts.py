@@ -122,11 +122,17 @@ def _has_8_bit_moments(name: str, parameter: nn.Parameter) -> bool:
 
 def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"a {config.model_type} model has {heads} attention heads and {kv_heads} for keys and values",
+            expected="num_attention_heads that are a multiple of num_key_value_heads",
+        )
     return Stack(
         layers=int(config.num_hidden_layers),
         hidden=hidden,
         heads=heads,
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        kv_heads=kv_heads,
         head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
         intermediate=int(config.intermediate_size),
         gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.train import Checkpointing, TrainConfig
 from trainer.models.base import Family
@@ -26,8 +27,6 @@ class Recompute:
     def apply(self, family: Family, module: nn.Module) -> None:
         """Call it before a strategy changes the training module."""
         if self.layers != "none":
-            from trainer.models.layers.activation_checkpointing import recompute_layers
-
             language_model = getattr(module.model.model, module.language_part)
             recompute_layers(language_model, selective=self.layers == "selective")
         if self.loss_chunk_tokens:
@@ -35,3 +34,33 @@ class Recompute:
 
             blocks = family.blocks(module)
             compute_in_chunks(blocks.loss, blocks.head, self.loss_chunk_tokens)
+
+
+def recompute_layers(language_model: nn.Module, *, selective: bool) -> None:
+    """Have a transformers language model recompute its layers in the backward pass.
+
+    `selective` saves the outputs of matrix products and attention.
+    """
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if selective:
+        settings["context_fn"] = _save_products
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.23 renames the method
+        language_model.gradient_checkpointing_enable(settings)
+    # The line above makes embeddings require a gradient, which only reentrant checkpoints need: the backward pass would
+    # go through frozen layers in front of the first trained one.
+    language_model.disable_input_require_grads()
+
+
+def _save_products() -> Any:
+    import torch
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    from trainer.models.attention.varlen import ATTEND
+
+    aten = torch.ops.aten
+    names = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    attention = [getattr(aten, f"_scaled_dot_product_{name}").default for name in names]
+    return create_selective_checkpoint_contexts(
+        [aten.mm.default, aten.addmm.default, aten.bmm.default, ATTEND, *attention]
+    )

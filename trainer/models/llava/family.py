@@ -68,7 +68,7 @@ class LlavaFamily(SquareFamily):
             text_config=text,
             vision_feature_layer=_counted_from_the_end(config.feature_layer, vision),
             vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
-            image_seq_length=self.image_tokens(config, config.image_size, config.image_size),
+            image_seq_length=self.feature_shape(config)[0],
             tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         )
 
@@ -76,23 +76,18 @@ class LlavaFamily(SquareFamily):
         unused = _behind_features(model.model.vision_tower, config)
         return freeze_and_adapt(model, config, unused=unused, is_whole=is_whole)
 
-    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
-        """Language-model tokens of one image. Constant: every image is resized to one square."""
-        vision = _vision_config(config)
-        return square_tokens(config, str(vision.model_type), int(vision.patch_size))
-
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
         """(tokens, tower_hidden) of one image."""
-        tokens = self.image_tokens(config, config.image_size, config.image_size)
-        return tokens, int(_vision_config(config).hidden_size)
+        vision = _vision_config(config)
+        return square_tokens(config, str(vision.model_type), int(vision.patch_size)), int(vision.hidden_size)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
-        """Everything that decides the frozen tower's output for given image bytes, as plain JSON."""
+        """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         description = {"layer": config.feature_layer, "select": config.feature_select, "image_size": config.image_size}
         return {**description, **weights_description(config)}
 
     def image_processor(self, config: ModelConfig) -> Any:
-        """Resize to the square, then rescale and normalise as the tower was trained with (or as its class does).
+        """Resize to the square, then rescale and normalise as in the tower's training (or its class's default).
 
         Always by Pillow: torchvision gives other pixels, and cached features would differ between machines.
         """
@@ -117,7 +112,7 @@ class LlavaFamily(SquareFamily):
             torch.manual_seed(config.seed)
             model = LlavaForConditionalGeneration(whole).float()
             model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
-        torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
+        torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
         return self.freeze(model, config, is_whole=True)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:

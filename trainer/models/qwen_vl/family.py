@@ -56,12 +56,6 @@ class QwenVlFamily(NativeFamily):
         whole.vision_end_token_id = tokenizer.convert_tokens_to_ids(VISION_END)
         return whole
 
-    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
-        """Language-model tokens of an image of `width` x `height` pixels."""
-        grids = image_form_of(config).grids
-        assert grids is not None
-        return grids.tokens(width, height)
-
     def feature_shape(self, config: ModelConfig) -> tuple[int]:
         """(numbers,) of a token: of all its patches, at each level that reaches the language model."""
         vision = pretrained_config(config).vision_config
@@ -69,7 +63,7 @@ class QwenVlFamily(NativeFamily):
         return (int(vision.hidden_size) * int(vision.spatial_merge_size) ** 2 * levels,)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
-        """Everything that decides the frozen tower's output for given image bytes, as plain JSON."""
+        """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         return weights_description(config)
 
     def image_processor(self, config: ModelConfig) -> Any:

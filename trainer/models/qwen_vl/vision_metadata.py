@@ -6,9 +6,11 @@ library's own functions compute it from the host's numbers, and the tower takes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.utils.generic import is_flash_attention_requested
@@ -20,6 +22,8 @@ from transformers.vision_utils import (
 )
 
 from trainer.models.image_inputs import Grid
+
+TAPS = 4  # entries of the position table that one patch's position is interpolated from
 
 
 def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
@@ -48,6 +52,25 @@ def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> d
         return {name: _moved(tensor, device) for name, tensor in tensors.items()} | cumulative
     longest = {f"max_{name}": int(ends.diff().max()) for name, ends in lengths.items()}
     return {name: _moved(tensor, device) for name, tensor in (tensors | cumulative).items()} | longest
+
+
+def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
+    """As `sizes_of`, for traces: tensors of the same sizes and types, without values.
+
+    Windowed attention then runs as one product over all patches, since thousands of windows would take minutes to
+    trace. Its inputs and outputs have the same size; its FLOPs cannot be counted this way. Lengths are no tensors: the
+    library converts them to lists, which fake tensors do not allow.
+    """
+    patches = sum(map(math.prod, grids))
+    lengths = np.array([0, patches])
+    sizes: dict[str, Any] = {"position_ids": torch.zeros(patches, 2, dtype=torch.int64), "cu_seqlens": lengths}
+    if hasattr(tower, "window_size"):
+        tokens = patches // int(tower.config.spatial_merge_size) ** 2
+        sizes |= {"window_index": torch.zeros(tokens, dtype=torch.int64), "cu_window_seqlens": lengths}
+    if hasattr(tower, "pos_embed"):
+        sizes["interp_indices"] = torch.zeros(patches, TAPS, dtype=torch.int64)
+        sizes["interp_weights"] = torch.zeros(patches, TAPS)
+    return sizes
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from trainer.models.fixed_image_model import SquareFamily, Wiring
 from trainer.models.hf_native.family import NativeFamily
 from trainer.models.hf_native.pretrained import load_pretrained, weights_description
 from trainer.models.hf_native.weights import PretrainedModel
-from trainer.models.image_tokens import image_form_of, image_tokens_of
+from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.parameter_counts import vocabulary_of
 from trainer.sizing.model_shape import ModelShape
 
@@ -61,25 +61,20 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
             )
         return whole
 
-    def image_tokens(self, config: ModelConfig, width: int, height: int) -> int:
-        """Language-model tokens of all tiles of an image of `width` x `height` pixels."""
-        self.whole_config(config)
-        return image_tokens_of(config)(width, height)
-
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
         """(patches, tower_hidden) of one tile."""
         vision = self.whole_config(config).vision_config
         return (config.image_size // int(vision.patch_size)) ** 2, int(vision.hidden_size)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
-        """Everything that decides the frozen tower's output for given image bytes, as plain JSON."""
+        """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
         return {**weights_description(config), "image_size": config.image_size}
 
     def image_processor(self, config: ModelConfig) -> Any:
         """Resize to the square or cut into tiles, then rescale and normalise. Always by Pillow, as that of `llava`.
 
-        An image of one tile skips the published models' first resizing, which makes tiles of equal size: with one tile
-        it would only enlarge small images and then reduce them again.
+        Images of one tile skip the published models' first resizing: it prepares cutting, and would only enlarge small
+        images and reduce them again.
         """
         settings: dict[str, Any] = {
             "do_image_splitting": config.longest_edge is not None,

@@ -27,6 +27,7 @@ from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
+from trainer.models.layers.bf16 import rest_frozen
 from trainer.models.layers.freeze import in_frozen_parts, is_adapter, part_of
 from trainer.optimizer import build_optimizer, set_rates
 from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
@@ -43,6 +44,7 @@ class Pipeline(TorchStrategy):
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
+        rest_frozen(module, config.precision)
         layers = len(blocks.language_layers)
         stages = stages_of(layers, config.stages, blocks.sequence_flops, image_layers=blocks.image_layers)
         is_tied, hidden = blocks.is_tied, int(blocks.embedding.weight.shape[1])

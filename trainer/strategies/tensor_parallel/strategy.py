@@ -18,6 +18,7 @@ from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
+from trainer.models.layers.bf16 import rest_frozen
 from trainer.optimizer import build_optimizer
 from trainer.sizing.pipeline_partition import Stage
 from trainer.strategies.base import StepResult
@@ -32,6 +33,7 @@ class TensorParallel(TorchStrategy):
 
     def __init__(self, config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> None:
         self._config, self._worker = config, worker
+        rest_frozen(module, config.precision)
         ranks = config.tensor_parallel
         self._num_replicas, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
         mesh = init_device_mesh(worker.device.type, (self._num_replicas, ranks), mesh_dim_names=("replicas", "tensor"))

@@ -27,7 +27,7 @@ from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attem
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
 from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
-from vlmpipe.config.fields import duration_s
+from vlmpipe.config.cluster import duration_s
 from vlmpipe.job_spec.parse import parse_job_spec
 
 if TYPE_CHECKING:

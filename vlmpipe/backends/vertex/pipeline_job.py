@@ -24,6 +24,7 @@ from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.backends.vertex.retries import may_have_arrived, send_request
 from vlmpipe.config.run_config import run_uri
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
@@ -78,8 +79,8 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
 
     Raises ConfigError for a run file that lacks what a run on Vertex AI needs, or a run id that is no folder's name.
     """
-    config.require_vertex()
-    config.require_data_in_cloud()
+    require_vertex(config)
+    require_data_in_cloud(config)
     gcp = config.gcp
     job = PipelineJob(
         display_name=config.name,

@@ -5,57 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.job_spec.rules import (
-    environment,
-    fields,
-    images,
-    machines,
-    nccl,
-    network,
-    scheduling,
-    secrets,
-    worker_pools,
-)
+from vlmpipe.job_spec.rules import environment, fields, images, machines, network, scheduling, worker_pools
 from vlmpipe.job_spec.rules.base import Job
+from vlmpipe.job_spec.schema import Spelling
 from vlmpipe.job_spec.violation import RULES, FieldPath, Rule, Violation, path_text
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.machines import Catalog
 
-__all__ = ["RULES", "Rule", "Violation", "check_spec", "markdown"]
+__all__ = ["RULES", "Rule", "Violation", "check_spec"]
 
-SUBJECTS = (fields, worker_pools, machines, scheduling, network, images, secrets, environment, nccl)
+SUBJECTS = (fields, worker_pools, machines, scheduling, network, images, environment)
 CHECKS: tuple[Callable[[Job], Iterator[Violation]], ...] = tuple(subject.check for subject in SUBJECTS)
-HEADER = """# Job spec rules
-
-The rules that `vlmpipe check` applies to the CustomJob specs of a run file, and to any CustomJob spec
-(`vlmpipe check --job-spec FILE`).
-
-| severity | meaning |
-|---|---|
-| error | Vertex AI refuses the job, or does something other than the spec says; the command ends with exit code 64 |
-| warning | the job works, with a drawback |
-
-This page is generated: `python -m vlmpipe.job_spec.rules > docs/reference/job-spec-rules.md`. A test compares it with
-the code.
-
-| code | severity | what is found | source |
-|---|---|---|---|
-"""
 
 
 def check_spec(
-    spec: Any, *, region: str = "", catalog: Catalog, name_path: Callable[[FieldPath], str] = path_text
+    spec: Any,
+    *,
+    region: str = "",
+    catalog: Catalog,
+    name_path: Callable[[FieldPath], str] = path_text,
+    spelling: Spelling = "snake_case",
 ) -> list[Violation]:
     """Every violation of a CustomJobSpec. Never raises for bad content.
 
     Args:
-        spec: the spec with the API's snake_case names. A bare list of worker pools is a violation, but is read.
+        spec: the spec. A bare list of worker pools is a violation, but is read.
         region: the job's region; empty skips the rules that depend on it.
         catalog: the machines that Vertex AI offers.
         name_path: the name of a field for the user.
+        spelling: of field names; the other one is a violation.
     """
-    reading = fields.read_leniently(spec)
+    reading = fields.read_leniently(spec, spelling)
     job = Job(reading.spec, reading.unread, region, catalog)
     violations = [*reading.violations, *(violation for check in CHECKS for violation in check(job))]
     return [one.named(lambda path: name_path(_as_written(path, reading.moved))) for one in violations]
@@ -66,9 +47,3 @@ def _as_written(path: FieldPath, moved: Mapping[FieldPath, FieldPath]) -> FieldP
         if path[:length] in moved:
             return (*moved[path[:length]], *path[length:])
     return path
-
-
-def markdown() -> str:
-    """The reference page."""
-    rows = [f"| {rule.code} | {rule.severity} | {rule.title} | {rule.source} |" for rule in RULES.values()]
-    return HEADER + "\n".join(rows) + "\n"

@@ -1,4 +1,4 @@
-"""The view of a job and its pools that rules check."""
+"""What rules check: the readable part of a job and of its worker pools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlmpipe.job_spec.violation import FieldPath
-from vlmpipe.job_spec.worker_pools import CHIEF_POOL, POOLS, REDUCTION_SERVER_POOL, WORKER_POOL, is_reducers, is_unread
+from vlmpipe.job_spec.worker_pools import CHIEF_POOL, POOLS, REDUCTION_SERVER_POOL, WORKER_POOL, is_reducers
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.machines import Catalog, Machine
@@ -22,7 +22,7 @@ class Pool:
 
     index: int
     spec: Mapping[str, Any]
-    unread: frozenset[FieldPath]
+    unread: frozenset[FieldPath] = frozenset()
 
     def at(self, *names: str | int) -> FieldPath:
         """Path of a field of this pool."""
@@ -30,7 +30,7 @@ class Pool:
 
     def knows(self, *names: str | int) -> bool:
         """Whether the field could be read, or is unset."""
-        return not is_unread(self.at(*names), self.unread)
+        return not _is_unread(self.at(*names), self.unread)
 
     def get(self, *names: str) -> Any:
         """The field's value; None where it is unset."""
@@ -80,12 +80,17 @@ class Pool:
             if self.get(name):
                 yield self.at(name), self.get(name)
 
-    def words(self) -> Iterator[tuple[FieldPath, str]]:
-        """Path and text of each word of commands and arguments."""
+    def word_lists(self) -> Iterator[tuple[FieldPath, list[str]]]:
+        """Commands and arguments, each with its path."""
         for path, task in self.tasks():
             for name in ("command", "args"):
-                for index, word in enumerate(task.get(name) or ()):
-                    yield (*path, name, index), word
+                yield (*path, name), list(task.get(name) or ())
+
+    def words(self) -> Iterator[tuple[FieldPath, str]]:
+        """The words of commands and arguments, each with its path."""
+        for path, words in self.word_lists():
+            for index, word in enumerate(words):
+                yield (*path, index), word
 
     def environment(self) -> Iterator[tuple[FieldPath, str, str]]:
         """Path, name and value of each variable."""
@@ -109,7 +114,7 @@ class Job:
 
     def knows(self, *names: str) -> bool:
         """Whether the field could be read, or is unset."""
-        return not is_unread(names, self.unread)
+        return not _is_unread(names, self.unread)
 
     def scheduling(self, name: str) -> Any:
         """A field of `scheduling`; None where it is unset."""
@@ -122,11 +127,14 @@ class Job:
     @property
     def reducers(self) -> Pool | None:
         """The Reduction Server's pool, if it is at its position."""
-        pools = self.pools
-        placed = len(pools) > REDUCTION_SERVER_POOL and pools[REDUCTION_SERVER_POOL].is_reducers
-        return pools[REDUCTION_SERVER_POOL] if placed else None
+        return next((pool for pool in self.pools[REDUCTION_SERVER_POOL:][:1] if pool.is_reducers), None)
 
     @property
     def num_nodes(self) -> int:
         """Replicas that train together."""
         return sum(pool.replica_count for pool in self.pools if pool.is_node)
+
+
+def _is_unread(path: FieldPath, unread: frozenset[FieldPath]) -> bool:
+    """Whether a field, or one around it, could not be read."""
+    return any(path[:length] in unread for length in range(1, len(path) + 1))

@@ -1,42 +1,89 @@
-"""Rules VP704 to VP706: environment variables and arguments that do not reach a container as written."""
+"""Rules VP70x: secrets, variables and placeholders in a container's environment, command and arguments."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from vlmpipe.job_spec.rules.base import Job
+from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
+from vlmpipe.catalog.nccl import NET_VARIABLE, NO_PLUGIN, load_misfits, load_networks
+from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import Violation
 
+_OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
+_ASSIGNMENT = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w-]*)[=](\"[^\"]*\"|'[^']*'|[^\s;&]*)")
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
 _VARIABLE = re.compile(r"\$(\{[A-Z_][A-Z0-9_]*\}|[A-Z_][A-Z0-9_]*)")
 _PLACEHOLDER = re.compile(r"\{\{\$[^}]*\}\}|\{\{channel:[^}]*\}\}")
 _OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+FIX = "read it from Secret Manager in the program, as the job's service account; the spec is visible to many"
 
 
 def check(job: Job) -> Iterator[Violation]:
+    """Secrets, what does not reach a program as written, and NCCL variables of other machines."""
+    for rules in (_secrets, _unreplaced, _nccl):
+        for pool in job.pools:
+            yield from rules(job, pool)
+
+
+def _secrets(_job: Job, pool: Pool) -> Iterator[Violation]:
+    """No violation contains a secret or a part of one."""
+    for path, name, value in pool.environment():
+        if is_secret_name(name) and may_be_secret(name, value):
+            yield Violation("VP701", path, f"{name} with a value of {len(value)} characters", "no secrets", FIX)
+        elif form := form_of_secret(value):
+            yield Violation("VP702", path, f"{name} with {form} of {len(value)} characters", "no secrets", FIX)
+    for path, words in pool.word_lists():
+        for index, (previous, word) in enumerate(zip(["", *words], words, strict=False)):
+            if found := _secret_in(word, previous):
+                yield Violation("VP703", (*path, index), found, "no secrets", FIX)
+
+
+def _secret_in(word: str, previous: str) -> str:
+    """What is secret in a word of a command; empty for none."""
+    option = _OPTION.fullmatch(previous)
+    for name, value in _ASSIGNMENT.findall(word):
+        if is_secret_name(name) and may_be_secret(name, value):
+            return f"{name} with a value"
+    if option and is_secret_name(option[1]) and not word.startswith("-") and may_be_secret(option[1], word):
+        return f"a value for --{option[1]}"
+    form = form_of_secret(word) or form_of_secret(word.partition("=")[2])
+    return f"{form} of {len(word)} characters" if form else ""
+
+
+def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
     """Shell variables, pipeline placeholders and ranks."""
-    for pool in job.pools:
-        for path, task in pool.tasks():
-            command = task.get("command") or []
-            for field in ("command", "args"):
-                for index, word in enumerate(task.get(field) or ()):
-                    where = (*path, field, index)
-                    if found := _PLACEHOLDER.search(word):
-                        fix = (
-                            "write the value when the pipeline is compiled, or give the whole pool list as a parameter"
-                        )
-                        yield Violation("VP705", where, found[0], "a value: it is not replaced reliably there", fix)
-                    elif not _has_shell([*command, *(task.get("args") or [])]) and (found := _VARIABLE.search(word)):
-                        fix = "read the variable in the program, or start the container with a shell and -c"
-                        yield Violation("VP704", where, found[0], "a value: no shell replaces it", fix)
-        for where, name, _ in pool.environment():
-            if name in _OF_A_PROCESS:
-                expected = "nothing: it would be the same in all replicas, and Vertex AI's own counts nodes"
-                yield Violation("VP706", where, name, expected, "start torchrun from CLUSTER_SPEC")
+    for path, word in pool.words():
+        if found := _PLACEHOLDER.search(word):
+            fix = "write the value when the pipeline is compiled, or give the whole pool list as a parameter"
+            yield Violation("VP705", path, found[0], "a value: it is not replaced reliably there", fix)
+        elif (found := _VARIABLE.search(word)) and not _runs_shell(pool.get(str(path[2]))):
+            fix = "read the variable in the program, or start the container with a shell and -c"
+            yield Violation("VP704", path, found[0], "a value: no shell replaces it", fix)
+    for path, name, _ in pool.environment():
+        if name in _OF_A_PROCESS:
+            expected = "nothing: it would be the same in all replicas, and Vertex AI's own counts nodes"
+            yield Violation("VP706", path, name, expected, "start torchrun from CLUSTER_SPEC")
 
 
-def _has_shell(words: Sequence[str]) -> bool:
+def _runs_shell(task: Mapping[str, Any]) -> bool:
     """Whether the container's first words are a shell with -c (or -lc and so on)."""
-    first = words[0].rpartition("/")[2] if words else ""
-    return first in _SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:4])
+    words = [*(task.get("command") or ()), *(task.get("args") or ())]
+    shell = words[0].rpartition("/")[2] if words else ""
+    return shell in _SHELLS and any(re.fullmatch(r"-[a-z]*c", word) for word in words[1:4])
+
+
+def _nccl(job: Job, pool: Pool) -> Iterator[Violation]:
+    """NCCL variables of networks that the pool's machine does not have."""
+    machine = job.machine(pool)
+    if machine is None or not machine.network or not (pool.accelerator_type or machine.accelerators_fixed):
+        return
+    network = load_networks()[machine.network]
+    instead = f"uses {network.carries}" if network.plugin == NO_PLUGIN else f"has {network.plugin}"
+    for path, name, value in pool.environment():
+        for misfit in load_misfits():
+            if machine.network not in misfit.suits and misfit.means(name, value):
+                found = f"{name}={value}" if name == NET_VARIABLE else name
+                expected = f"no variable for {misfit.of}: {machine.machine_type} {instead}"
+                yield Violation(misfit.rule, path, f"{found} on {machine.machine_type}", expected, "leave it out")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmpipe.job_spec.rules.base import Job
-from vlmpipe.job_spec.schema import UnknownField, kind_of, load_fields, read_field, read_message
+from vlmpipe.job_spec.schema import Spelling, UnknownField, camel_case, kind_of, load_fields, read_field, read_message
 from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
@@ -26,20 +26,20 @@ class LenientReading:
     moved: Mapping[FieldPath, FieldPath]  # path of a value in `spec` -> its path as written, where they differ
 
 
-def read_leniently(content: Any) -> LenientReading:
+def read_leniently(content: Any, spelling: Spelling) -> LenientReading:
     """Read what should be a CustomJobSpec. Never raises for bad content.
 
     A value in an unknown field is moved to the field that was meant, so that one mistake causes one violation: a
     machine type directly in a pool violates VP101, not also the rule that a pool needs a machine type.
     """
-    violations, content, unread = _unwrapped(content)
-    reading = read_message(content)
+    violations, content, unread = _unwrapped(content, spelling)
+    reading = read_message(content, spelling=spelling)
     moved: dict[FieldPath, FieldPath] = {}
     violations += reading.violations
     places = [violation.field for violation in reading.violations if violation.code != "VP101"]
     for field in reading.unknown:
         if field.value is not None and field.has_target:
-            is_moved, inner = _move(reading.fields, field)
+            is_moved, inner = _move(reading.fields, field, spelling)
             violations += inner
             if is_moved:
                 moved[field.target] = field.path
@@ -62,11 +62,12 @@ def check(job: Job) -> Iterator[Violation]:
                 yield Violation("VP111", (*path, "env"), f"{count} variables", f"at most {MOST_VARIABLES}", fix)
 
 
-def _unwrapped(content: Any) -> tuple[list[Violation], Mapping[str, Any], set[FieldPath]]:
+def _unwrapped(content: Any, spelling: Spelling) -> tuple[list[Violation], Mapping[str, Any], set[FieldPath]]:
     """Violations of the whole, the spec in it, and fields that may be set elsewhere."""
     if isinstance(content, list | tuple):
         violation = Violation("VP109", (), "a list", "an object", f"write {POOLS}: before the list")
-        return [violation], {POOLS: content}, set(BESIDE_POOLS)
+        name = camel_case(POOLS) if spelling == "camelCase" else POOLS
+        return [violation], {name: content}, set(BESIDE_POOLS)
     if not isinstance(content, Mapping):
         return [Violation("VP103", (), kind_of(content), "an object with fields of CustomJobSpec")], {}, {(POOLS,)}
     for name in ("job_spec", "jobSpec"):
@@ -76,7 +77,7 @@ def _unwrapped(content: Any) -> tuple[list[Violation], Mapping[str, Any], set[Fi
     return [], content, set()
 
 
-def _move(spec: dict[str, Any], field: UnknownField) -> tuple[bool, tuple[Violation, ...]]:
+def _move(spec: dict[str, Any], field: UnknownField, spelling: Spelling) -> tuple[bool, tuple[Violation, ...]]:
     """Put an unknown field's value into its target, if that is unset and of the right type.
 
     Returns whether it was moved, and the violations of the value itself.
@@ -90,7 +91,7 @@ def _move(spec: dict[str, Any], field: UnknownField) -> tuple[bool, tuple[Violat
     *parents, name = field.target[len(field.path) - 1 :]
     for parent in parents:
         place, message = place.setdefault(parent, {}), fields[message][parent]
-    value, violations = read_field(field.value, fields[message][name], field.path)
+    value, violations = read_field(field.value, fields[message][name], field.path, spelling)
     is_moved = value is not None and name not in place
     if is_moved:
         place[name] = value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import did_you_mean
@@ -21,7 +21,7 @@ _MACHINE_TYPE = re.compile(r"(?P<family>[a-z][0-9]+[a-z]{0,2})-[a-z]+-[0-9]+g?")
 
 
 def check(job: Job) -> Iterator[Violation]:
-    """Each pool's machine. Reducers are another rule's matter, TPU hosts are not in the catalogue."""
+    """Each pool's machine. Other rules check reducers; TPU hosts are not in the catalogue."""
     for pool in job.pools:
         yield from _disk_size(pool)
         if pool.is_reducers:
@@ -53,17 +53,13 @@ def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Vi
     name_path, count_path = _paths(pool)
     if wanted and wanted not in machine.accelerators:
         takes = ", ".join(machine.accelerators) or "no accelerator"
-        others = [other.machine_type for other in catalog.machines_with(wanted)]
+        others = catalog.machines_with(wanted)
         fix = f"{wanted} is on {_some(others)}" if others else f"no machine in the catalogue has {wanted}"
         expected = f"{takes}: what {machine.machine_type} takes"
         yield Violation("VP303", name_path, f"{wanted} on {machine.machine_type}", expected, fix)
     elif wanted and count and count not in machine.accelerators[wanted]:
         allowed = machine.accelerators[wanted]
-        others = [
-            f"{other.machine_type}"
-            for other in catalog.machines_with(wanted)
-            if count in other.accelerators[wanted] and other is not machine
-        ]
+        others = tuple(other for other in catalog.machines_with(wanted) if count in other.accelerators[wanted])
         fix = f"{count} x {wanted} is on {_some(others)}" if others else ""
         expected = f"{' or '.join(map(str, allowed))} on {machine.machine_type}"
         yield Violation("VP304", count_path, str(count), expected, fix)
@@ -113,7 +109,7 @@ def _disk_size(pool: Pool) -> Iterator[Violation]:
 
 
 def _unknown(catalog: Catalog, pool: Pool) -> Violation:
-    """An impossible machine is an error; one of a family that the catalogue leaves out is only unchecked."""
+    """An error for an impossible machine, a warning for one of a family that is not in the catalogue."""
     path, name = pool.at("machine_spec", "machine_type"), pool.machine_type
     form = _MACHINE_TYPE.fullmatch(name)
     held = {machine.partition("-")[0] for machine in catalog.machines}
@@ -127,6 +123,7 @@ def _paths(pool: Pool) -> tuple[FieldPath, FieldPath]:
     return pool.at("machine_spec", "accelerator_type"), pool.at("machine_spec", "accelerator_count")
 
 
-def _some(names: list[str], most: int = 4) -> str:
-    """A few of the names."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _some(machines: Sequence[Machine]) -> str:
+    """A few of the machines by name."""
+    names = ", ".join(machine.machine_type for machine in machines[:4])
+    return f"{names} and {len(machines) - 4} more" if len(machines) > 4 else names

@@ -10,7 +10,7 @@ from vlmpipe.job_spec.violation import FieldPath, Violation
 
 _NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z]([a-z0-9-]*[a-z0-9])?")
 _ADDRESS = re.compile(r"[0-9.]+(/[0-9]+)?|[0-9a-fA-F:]*:[0-9a-fA-F:]*(/[0-9]+)?")
-# Variables that say that a program talks to the service, and those that keep it from doing so or send it elsewhere.
+# Variables of programs that use a service, variables that disable or redirect it, and words of commands that use it.
 _SERVICES = {
     "Weights & Biases": (
         re.compile(r"WANDB_"),
@@ -48,15 +48,10 @@ def check(job: Job) -> Iterator[Violation]:
 
 def _services(job: Job, network: str) -> Iterator[Violation]:
     for service, (names, silenced_by, words) in _SERVICES.items():
-        where = _first_use(job, names, silenced_by, words)
-        if where:
-            yield Violation(
-                "VP504",
-                where,
-                f"{service} with {network}",
-                "a way out of the private network (Cloud NAT), which it need not have",
-                "write to Cloud Storage and bring weights there beforehand, or check the route",
-            )
+        if path := _first_use(job, names, silenced_by, words):
+            expected = "a way out of the private network (Cloud NAT), which it need not have"
+            fix = "write to Cloud Storage and bring weights there beforehand, or check the route"
+            yield Violation("VP504", path, f"{service} with {network}", expected, fix)
 
 
 def _first_use(
@@ -73,9 +68,7 @@ def _first_use(
         for path, name, _ in variables:
             if names.match(name):
                 return path
-        for path, task in pool.tasks():
-            for field in ("command", "args"):
-                for index, word in enumerate(task.get(field) or ()):
-                    if words.search(word):
-                        return (*path, field, index)
+        for path, word in pool.words():
+            if words.search(word):
+                return path
     return ()

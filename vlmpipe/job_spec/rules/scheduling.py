@@ -1,20 +1,21 @@
-"""Rules VP4xx: Spot, Flex-start, waiting and restarting. All of it holds for the whole job, never for one pool."""
+"""Rules VP4xx: Spot, Flex-start, waiting and restarting, which apply to a whole job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.job_spec.rules.base import Job
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
 SPOT, FLEX_START = "SPOT", "FLEX_START"
-FLEX_START_MOST_TIMEOUT_S = 7 * 24 * 3600
+
 _SCHEDULING = "scheduling"
 
 
 def check(job: Job) -> Iterator[Violation]:
-    """What the strategy asks of pools and times, and what a restart needs."""
+    """Requirements of the scheduling strategy and of restarts."""
     strategy = job.scheduling("strategy")
     if strategy == SPOT:
         yield from _spot(job)

@@ -1,15 +1,14 @@
-"""Rules VP2xx: the roles of the worker pools, and what a Reduction Server and TPUs need."""
+"""Rules VP2xx and VP601: roles of the worker pools, and requirements of a Reduction Server and of TPUs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from vlmpipe.catalog.machines import REDUCER_GBPS, reducers_needed
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import Violation
-from vlmpipe.job_spec.worker_pools import POOLS, REDUCTION_SERVER_POOL, WORKER_POOL, pool_violations
+from vlmpipe.job_spec.worker_pools import CHIEF_POOL, EVALUATOR_POOL, POOLS, REDUCTION_SERVER_POOL, WORKER_POOL
 
 REDUCER_MACHINES = ("n1-highcpu-16", "n2-highcpu-16")
 _OUR_TRAINER = re.compile(r"\btrainer\.(launch|train|tune_trial|feature_cache\.encode|evaluation\.evaluate)\b")
@@ -17,16 +16,71 @@ _OUR_TRAINER = re.compile(r"\btrainer\.(launch|train|tune_trial|feature_cache\.e
 
 def check(job: Job) -> Iterator[Violation]:
     """Roles by position first, then the Reduction Server and TPUs."""
-    reducers = job.reducers
-    for violation in pool_violations([pool.spec for pool in job.pools], job.unread):
-        no_workers = violation.code == "VP204" and violation.field == (POOLS, WORKER_POOL)
-        yield replace(violation, code="VP210") if reducers and no_workers else violation
-    if reducers:
+    if job.knows(POOLS):
+        yield from role_violations(job.pools)
+    if reducers := job.reducers:
         yield from _reducers(reducers)
         yield from _reduced_nodes(job, reducers)
     for pool in job.pools:
         if pool.is_tpu:
             yield from _tpus(job, pool)
+
+
+def role_violations(pools: Sequence[Pool], *, containers_only: bool = False) -> Iterator[Violation]:
+    """Check the pools' roles: 0 is the chief alone, 1 the workers, 2 the Reduction Server, 3 the evaluators.
+
+    No pool may be empty: the pipeline component's launcher drops empty pools, and those behind them change roles.
+
+    Args:
+        containers_only: refuse Python packages, as for jobs on this machine.
+    """
+    if not pools:
+        yield Violation("VP201", (POOLS,), "no pool", "at least pool 0, the chief")
+    if len(pools) > EVALUATOR_POOL + 1:
+        yield Violation("VP202", (POOLS,), f"{len(pools)} pools", "at most 4: chief, workers, reducers, evaluators")
+    has_reducers = any(pool.is_reducers for pool in pools[REDUCTION_SERVER_POOL:][:1])
+    for pool in pools:
+        if pool.knows():
+            yield from _replicas(pool, has_reducers)
+            if pool.spec:
+                yield from _content(pool, containers_only)
+
+
+def _replicas(pool: Pool, has_reducers: bool) -> Iterator[Violation]:
+    path = pool.at("replica_count")
+    if not pool.knows("replica_count"):
+        return
+    if pool.index == CHIEF_POOL and pool.replica_count != 1:
+        fix = f"move the other replicas to {POOLS}[1]" if pool.replica_count > 1 else "write replica_count: 1"
+        found = str(pool.spec.get("replica_count", "nothing"))
+        yield Violation("VP203", path, found, "exactly 1: pool 0 is the chief", fix)
+    elif pool.replica_count < 1:
+        code = "VP210" if has_reducers and pool.index == WORKER_POOL else "VP204"
+        expected = "at least 1: an empty pool is dropped, and the pools behind it take other roles"
+        fix = "a Reduction Server needs at least 2 nodes, so that pool 1 is not empty"
+        yield Violation(code, pool.at(), "no replica", expected, fix)
+
+
+def _content(pool: Pool, containers_only: bool) -> Iterator[Violation]:
+    """A machine type, and exactly one of a container and a Python package."""
+    if not pool.machine_type and pool.knows("machine_spec", "machine_type"):
+        path = pool.at("machine_spec", "machine_type")
+        yield Violation("VP206", path, "nothing", "a machine type such as g2-standard-8")
+    image = pool.at("container_spec", "image_uri")
+    has_container = "container_spec" in pool.spec
+    has_package = "python_package_spec" in pool.spec and not containers_only
+    if has_container and has_package:
+        found = "both container_spec and python_package_spec"
+        yield Violation("VP205", pool.at(), found, "one of container_spec and python_package_spec")
+    elif has_package or pool.image_uri or not pool.knows("container_spec", "image_uri"):
+        pass
+    elif has_container or pool.knows("python_package_spec"):
+        code = "VP601" if has_container else "VP205"
+        yield Violation(code, image, "nothing", "an image in Artifact Registry")
+    if pool.index != REDUCTION_SERVER_POOL and pool.is_reducers:
+        expected = f"it in {POOLS}[2], the only pool with that role"
+        fix = f"give the workers {POOLS}[1] and the reducers {POOLS}[2]"
+        yield Violation("VP207", pool.at(), "the Reduction Server image", expected, fix)
 
 
 def _tpus(job: Job, pool: Pool) -> Iterator[Violation]:

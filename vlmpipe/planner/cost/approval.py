@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spending:
-    """What consent depends on."""
+    """What approval depends on."""
 
     name: str
     state: str  # green, amber or red
     errors: tuple[str, ...]  # why it is red, a line each
-    usd: float | None  # the whole run on `term`; None: a price that nobody knows, and `unknown` says which
+    usd: float | None  # of the whole run on `term`; None: not known, and `unknown` says why
     hours: float | None  # of all jobs
     machines: str
     term: str  # standard, spot or flex_start
@@ -29,7 +29,7 @@ class Spending:
 
 
 def spending_of(config: RunConfig, plan: Plan) -> Spending:
-    """What consent depends on, from the whole plan."""
+    """What approval depends on, from a plan."""
     cost = plan.cost
     hours = [step.hours for step in cost.steps if step.hours is not None] if cost else []
     return Spending(
@@ -86,7 +86,7 @@ def require_approval(
         confirm_above_usd: the run file's plan.confirm_above_usd. A run of unknown cost is asked about too.
         force: submit a red plan. It says nothing about money.
         yes: the answer to the question, given beforehand.
-        ask: puts a question to a person; None where nobody is there to answer.
+        ask: asks a person; None without a terminal.
 
     Raises ConfigError for a red plan and for a question that nobody can answer, UserError (exit 130) after a no.
     """
@@ -105,7 +105,7 @@ def require_approval(
 
 
 def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:
-    """What a person must know before the run is submitted, as a clause; empty when it may go without a question."""
+    """Why the run needs a confirmation, as a clause; empty if it needs none."""
     hours = "hours not known" if plan.hours is None else f"about {plan.hours:,.1f} h"
     where = f"{hours}, {plan.machines}, {plan.term}"
     if plan.usd is None:
@@ -122,7 +122,7 @@ def dollars(usd: float) -> str:
 
 
 def terminal_confirm() -> Callable[[str], bool] | None:
-    """A function that asks in the terminal, on stderr so that stdout stays the answer's; None without a terminal."""
+    """A function that asks in the terminal, on stderr; None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
 

@@ -20,8 +20,8 @@ CYCLE_DAYS = (dt.datetime(2001 + CYCLE_YEARS, 1, 1) - FIRST_DAY).days
 def runs_per_month(cron: str) -> float:
     """Mean starts a month of a cron line (minute, hour, day of the month, month, day of the week).
 
-    As in every cron, a line that restricts both kinds of days starts on either. Shifts of daylight saving time are left
-    out. Raises ConfigError for a field that cannot be read.
+    A line that restricts both kinds of days starts on either, as in every cron. Daylight saving time is ignored. Raises
+    ConfigError for an invalid field.
     """
     line = _read(cron, FIRST_DAY)
     if line is None:
@@ -34,11 +34,11 @@ def runs_per_month(cron: str) -> float:
 def starts_after(cron: str, timezone: str, moment: dt.datetime) -> Iterator[dt.datetime]:
     """The starts after a moment, in the time zone.
 
-    Times of day that a change of daylight saving time leaves out do not start anything; of times that come twice, the
-    first does. What Vertex AI does there is not documented.
+    Times that daylight saving time skips start nothing; of times that it repeats, the first does. Vertex AI's behaviour
+    there is not documented.
     """
     zone = ZoneInfo(timezone)
-    # Without the zone, in which cronsim would start the runs of left-out times later, as Debian's cron does.
+    # Without the zone: cronsim would start skipped times later, as Debian's cron does.
     for local in _read(cron, moment.astimezone(zone).replace(tzinfo=None)) or ():
         start = local.replace(tzinfo=zone)
         exists = start.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) == local
@@ -47,7 +47,7 @@ def starts_after(cron: str, timezone: str, moment: dt.datetime) -> Iterator[dt.d
 
 
 def _read(cron: str, moment: dt.datetime) -> CronSim | None:
-    """The line from a moment on. None for one that never starts, such as that of a 31st of February."""
+    """The line from a moment on; None for one that never starts, such as on 31 February."""
     texts = cron.split()
     if len(texts) != len(FIELDS):
         raise ConfigError(f"schedule.cron has {len(texts)} fields", expected="five, for example 0 3 * * 1")

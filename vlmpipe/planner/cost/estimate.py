@@ -1,7 +1,6 @@
 """Cost of a run, in total and by job, for each scheduling strategy, with expected losses by preemption.
 
-A price that nobody knows stays None and is named; everything else is computed. Prices come from `prices.yaml` or the
-user's own file.
+A missing price is None and is named. Prices come from `prices.yaml` or the user's own file.
 """
 
 from __future__ import annotations
@@ -12,18 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.model_shape import ModelShape
-from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.cost.cron import runs_per_month
-from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
 from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_preemptions_s, young_daly_s
-from vlmpipe.planner.time.other_jobs import cache_features_hours, evaluate_hours
+from vlmpipe.planner.time.other_jobs import hours_beside_training
 from vlmpipe.planner.time.step_time import Time
-from vlmpipe.planner.workload import Workload
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices
@@ -50,7 +46,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class TermCost:
-    """The whole run, all jobs on one way to get capacity."""
+    """The whole run on one scheduling strategy."""
 
     term: Term
     possible: bool
@@ -84,27 +80,17 @@ class Cost:
     capacity_fallback: tuple[Term, ...] = ()  # the training job's options in order; empty without capacity fallback
 
 
-def estimate_cost(
-    config: RunConfig,
-    shape: ModelShape,
-    layout: Layout,
-    load: Workload,
-    time: Time,
-    cache: CacheAdvice,
-    machine: Machine,
-    gpu: Gpu | None,
-    prices: Prices,
-) -> Cost:
-    """The run on every term. The run file's own is `term`."""
-    hours = hours_beside_training(config, shape, layout, load, cache, gpu)
-    by_term = {term: term_cost(config, time, hours, machine, gpu, prices, term) for term in TERMS}
-    # With capacity fallback any option may be the one that runs: what is asked about is the dearest.
+def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices) -> Cost:
+    """Cost on every term; `term` is the run file's."""
+    config, shape = case.config, case.shape
+    by_term = {term: term_cost(case, time, cache, prices, term) for term in TERMS}
+    # With capacity fallback any option may be the one that runs: the user confirms the dearest.
     chosen = max(
         (by_term[term] for term in config.cluster.strategies),
         key=lambda found: math.inf if found.usd is None else found.usd,
     )
     storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(
-        shape.trainable_parameters, config.train, layout.data_parallel
+        shape.trainable_parameters, config.train, case.layout.data_parallel
     )
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
@@ -134,41 +120,24 @@ def estimate_cost(
     )
 
 
-def hours_beside_training(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, cache: CacheAdvice, gpu: Gpu | None
-) -> dict[str, float | None]:
-    """Of the other jobs that take GPUs. 0: there is no such job. None: not known."""
-    return {
-        "cache_features": cache_features_hours(config, cache),
-        "evaluate": evaluate_hours(config, shape, layout, load, gpu, cached=cache.state == "on"),
-    }
-
-
-def why_not(config: RunConfig, term: Term, machine: Machine, gpu: Gpu | None, hours: float | None) -> str:
+def why_not(case: Scenario, term: Term, hours: float | None) -> str:
     """Why a run cannot have its machines on this term; empty where it can."""
+    machine, gpu = case.machine, case.gpu
     if term == "spot" and not machine.spot:
         return f"{machine.machine_type} is not offered as Spot"
     if term == "flex_start":
         if gpu is None or not gpu.flex_start:
             return f"flex_start does not offer {gpu.accelerator_type if gpu else 'machines without GPUs'}"
-        if config.cluster.reduction_server:
+        if case.config.cluster.reduction_server:
             return "flex_start needs the same machine in all pools, so no Reduction Server"
         if hours is not None and hours * 3600 > FLEX_START_MOST_TIMEOUT_S:
             return f"flex_start ends a job after {FLEX_START_MOST_TIMEOUT_S // 86400} days"
     return ""
 
 
-def term_cost(
-    config: RunConfig,
-    time: Time,
-    hours: dict[str, float | None],
-    machine: Machine,
-    gpu: Gpu | None,
-    prices: Prices,
-    term: Term,
-) -> TermCost:
-    """The run on one term. `hours`: see `hours_beside_training`."""
-    cluster = config.cluster
+def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, term: Term) -> TermCost:
+    """Cost on one term."""
+    config, cluster, hours = case.config, case.config.cluster, hours_beside_training(case, cache)
     lost = goodput_loss(config, time, preemptible=term == "spot")
     train_hours = None
     if time.train_hours is not None and lost is not None:
@@ -187,22 +156,13 @@ def term_cost(
         old = old or is_old
         usd = None if rate is None or job_hours is None else rate * job_hours
         steps.append(StepCost(job, replicas, job_hours, rate, usd))
-    refusal = why_not(config, term, machine, gpu, train_hours)
-    return TermCost(
-        term=term,
-        possible=not refusal,
-        why_not=refusal,
-        steps=tuple(steps),
-        train_hours=train_hours,
-        lost=lost,
-        usd=_whole(steps),
-        missing=tuple(missing),
-        old=old,
-    )
+    refusal = why_not(case, term, train_hours)
+    usd = _whole(steps)
+    return TermCost(term, not refusal, refusal, tuple(steps), train_hours, lost, usd, tuple(missing), old)
 
 
 def _whole(steps: list[StepCost]) -> float | None:
-    """All jobs. One whose hours are not known is left out, as long as it is not training; a missing price is not."""
+    """Sum over jobs; None if a price or the hours of training are not known. Other jobs without hours are left out."""
     total = 0.0
     for step in steps:
         if step.usd is not None:
@@ -215,23 +175,20 @@ def _whole(steps: list[StepCost]) -> float | None:
 def _usd_per_hour(
     config: RunConfig, prices: Prices, term: Term, replicas: int, *, reducers: bool
 ) -> tuple[float | None, tuple[str, ...], bool]:
-    """Of a job's replicas with their boot disks and, for training, its reducers; missing prices; whether one is old."""
+    """Price of a job's replicas with boot disks and, for training, reducers; missing prices; whether one is old."""
     cluster, region = config.cluster, config.gcp.location
     node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
     disk = prices.boot_disk(cluster.boot_disk_type, region)
     missing, old = (*node.missing, *disk.missing), node.old or disk.old
-    total = None
-    if node.usd_per_hour is not None and disk.usd_per_gb_month is not None:
-        disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
-        total = replicas * (node.usd_per_hour + disk_usd_per_hour)
-    if reducers and cluster.reduction_server:
-        server = prices.machine(cluster.reduction_server.machine_type, "", 0, region, term)
+    reducers_usd: float | None = 0.0
+    if reducers and (pool := cluster.reduction_server):
+        server = prices.machine(pool.machine_type, "", 0, region, term)
         missing, old = (*missing, *server.missing), old or server.old
-        if total is not None and server.usd_per_hour is not None:
-            total += cluster.reduction_server.replica_count * server.usd_per_hour
-        else:
-            total = None
-    return total, missing, old
+        reducers_usd = None if server.usd_per_hour is None else pool.replica_count * server.usd_per_hour
+    if node.usd_per_hour is None or disk.usd_per_gb_month is None or reducers_usd is None:
+        return None, missing, old
+    disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
+    return replicas * (node.usd_per_hour + disk_usd_per_hour) + reducers_usd, missing, old
 
 
 def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | None, GoodputLoss | None]:
@@ -246,18 +203,15 @@ def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | N
 
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
     plan = config.plan
-    if config.cluster.capacity_fallback:
-        steps = ", then ".join(
-            f"{option.scheduling_strategy} for {option.wait}" for option in config.cluster.capacity_fallback
-        )
+    if fallback := config.cluster.capacity_fallback:
+        options = ", then ".join(f"{option.scheduling_strategy} for {option.wait}" for option in fallback)
         yield (
-            f"Training tries {steps} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
-            "dearest, "
-            f"{chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."
+            f"Training tries {options} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
+            f"dearest, {chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."
         )
     if "spot" in config.cluster.strategies:
         yield (
-            f"A Spot node is taken away {plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
+            f"A Spot node is preempted {plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
             f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "
             "(plan.restart_s), and all of that is taken as billed."
         )

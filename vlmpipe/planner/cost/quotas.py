@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
@@ -20,27 +22,26 @@ CPU_FAMILIES = ("n1-", "e2-")  # whose vCPUs share one quota
 
 
 def quotas(config: RunConfig) -> dict[str, int]:
-    """The least limit of each quota, in gcp.location: the most that one job takes, since jobs run one after another.
+    """The limit that each quota needs in gcp.location: the most that one job takes, as jobs run one after another.
 
-    GPUs and CPUs whose quota's name is not known are left out.
+    GPUs and CPUs with an unknown quota are left out.
     """
-    needed: dict[str, int] = {}
+    needed: Counter[str] = Counter()
     uri = join_uri(config.root_uri("vertex"), "runs", config.name)
     for job in JOBS:
         for option in capacity_options(config, job):
             spec = job_spec(option, job, uri)
-            one: dict[str, int] = {}
+            one: Counter[str] = Counter()
             kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""
             for pool in filter(None, spec["worker_pool_specs"]):
                 for name, count in _of_machine(pool["machine_spec"]).items():
-                    metric = f"custom_model_training_{kind}{name}"
-                    one[metric] = one.get(metric, 0) + count * int(pool["replica_count"])
-            needed |= {metric: max(count, needed.get(metric, 0)) for metric, count in one.items()}
-    return needed
+                    one[f"custom_model_training_{kind}{name}"] += count * int(pool["replica_count"])
+            needed |= one  # the larger count of each
+    return dict(needed)
 
 
 def _of_machine(machine: dict[str, object]) -> dict[str, int]:
-    """What one machine counts against, by the end of the quota's name."""
+    """Quotas of one machine, by the end of the quota's name."""
     found: dict[str, int] = {}
     gpu = GPU_NAMES.get(str(machine.get("accelerator_type", "")))
     if gpu:

@@ -16,8 +16,8 @@ from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.trace_results import Held, StepTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
+from vlmpipe.planner.model_architecture import require_shardable
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
-from vlmpipe.planner.shardable import require_shardable
 from vlmpipe.planner.workload import is_cached
 
 WEIGHT_COPIES = "weight copies"

@@ -46,5 +46,6 @@ def run_phases(
         deepspeed=train.deepspeed,
         persistent=persistent_elements(config, shape),
         ahead_bytes=ahead_bytes,
+        in_8_bits=shape.in_8_bits if train.optimizer.name == "adamw_8bit" else 0,
         gathering=Gathering(train.keeps_gathered_weights, train.prefetch_layers),
     )

@@ -95,7 +95,7 @@ def stage_phases(
         late += min(ranks - number, in_schedule) - held
     sent = MemoryPart("sent", late * one.passed_on_bytes, NAMES["sent"][1])
     static = [
-        *lasting_parts(weights, shards, averaged=config.train.ema_decay > 0),
+        *lasting_parts(weights, shards, config.train),
         MemoryPart("inputs", passes * one.input_bytes, "tokens, labels and images of a step"),
         MemoryPart(
             "received",
@@ -103,7 +103,7 @@ def stage_phases(
             "between stages, for each micro-batch of a step",
         ),
     ]
-    moments = {moment: [*parts_of(held), sent] for moment, held in rank.fullest.items()}
+    moments: dict[str, list[MemoryPart]] = {moment: [*parts_of(held), sent] for moment, held in rank.fullest.items()}
     moments["step"] = parts_of(Counter({SHARDS: sum(group.sharded_bytes for group in groups)}))
     return {moment: [part for part in [*static, *parts] if part.bytes] for moment, parts in moments.items()}
 
@@ -234,7 +234,7 @@ def _traced_stage(
         Stage(tuple(stage.layers) if layers is None else range(layers), stage.is_first, stage.is_last),
         rows=(rows, config.data.sequence_length, *mix),
         cached=is_cached(config),
-        compute="fp32" if train.precision == "fp32" else "bf16 parts",
+        compute="fp32" if train.precision == "fp32" else "bf16 weights" if train.has_bf16_weights else "bf16 parts",
         recompute=Recompute.of(train),
         tensor_parallel=train.tensor_parallel,
         sequence_parallel=train.sequence_parallel,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainer.sizing.model_shape import ModelShape
+from trainer.sizing.optimizer_state import BYTES_8_BIT
 from vlmpipe.planner.memory.activations import WEIGHT_COPIES, Activations
 from vlmpipe.planner.memory.components import (
     BF16_BYTES,
@@ -33,6 +34,7 @@ from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 
 GIB = 2**30
 ADAM_MOMENTS = 2  # fp32 each
+QUANTIZED = "4-bit weights"
 # A GPU holds more than torch allocates. Not measured by this project (see docs/reference/planner.md):
 CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of torch's own count
 WORKSPACE_BYTES = 64 << 20  # cuBLAS
@@ -108,6 +110,7 @@ def training_phases(
     gradient_rank: int = 0,
     reducers: bool = False,
     averaged: bool = False,
+    in_8_bits: int = 0,
     deepspeed: Mapping[str, Any] | None = None,
     persistent: int = 0,
     ahead_bytes: int = 0,
@@ -127,6 +130,7 @@ def training_phases(
         deepspeed: train.deepspeed, what a user has laid over the engine's configuration.
         persistent: weights that ZeRO-3 keeps whole, by a threshold that a user has set.
         averaged: a moving average of the weights is kept, where the optimizer has its state.
+        in_8_bits: trained parameters whose moments are stored in 8 bits.
         ahead_bytes: of a tower that runs for the next micro-batch.
         gathering: how FSDP gathers weights.
     """
@@ -136,11 +140,8 @@ def training_phases(
     static = [
         MemoryPart("weights", weight_bytes * split(weights.trainable, layout.weight_shards), f"{weight_type}, trained"),
         _frozen(weights, layout, bf16=bf16_weights),
-        MemoryPart(
-            "optimizer",
-            ADAM_MOMENTS * FP32_BYTES * split(weights.trainable, layout.optimizer_shards),
-            "two moments in fp32",
-        ),
+        MemoryPart(QUANTIZED, weights.quantized_bytes, "NF4, whole on every rank"),
+        _moments(weights, layout, in_8_bits),
         *average_parts(split(weights.trainable, layout.optimizer_shards), averaged=averaged),
         MemoryPart("inputs", passes * activations.input_bytes, "tokens, labels and images of a step"),
     ]
@@ -199,7 +200,7 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
     """What a GPU holds beside what torch allocates, and the margin for holes between allocations."""
     lasting = {
-        "weights", "frozen weights", "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
+        "weights", "frozen weights", QUANTIZED, "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
     }  # fmt: skip
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [
@@ -209,6 +210,13 @@ def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
             "fragmentation", int(FRAGMENTATION * passing), f"assumed, {FRAGMENTATION:.0%} of what comes and goes"
         ),
     ]
+
+
+def _moments(weights: Weights, layout: Layout, in_8_bits: int) -> MemoryPart:
+    in_fp32 = split(weights.trainable - in_8_bits, layout.optimizer_shards)
+    size = ADAM_MOMENTS * FP32_BYTES * in_fp32 + int(BYTES_8_BIT * split(in_8_bits, layout.optimizer_shards))
+    share = in_8_bits / weights.trainable if weights.trainable else 0
+    return MemoryPart("optimizer", size, f"two moments, {share:.0%} in 8 bits" if in_8_bits else "two moments in fp32")
 
 
 def _frozen(weights: Weights, layout: Layout, *, bf16: bool) -> MemoryPart:
@@ -265,7 +273,9 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
     count = min(weights.sliced, weights.sliced_root + layers * weights.sliced_layer)
     why = f"{layers} layers, and what is outside of layers"
     if run.gathering.keeps_all and when != "end":  # the backward pass lets go of one layer after the other
-        count, why = weights.sliced, "all, from the forward to the backward pass"
+        # Computed again, the second layer from the end is fullest, beside the last one's reduction.
+        freed = weights.sliced_layer if run.checkpointing and when == "backward" else 0
+        count, why = weights.sliced - freed, "all, from the forward to the backward pass"
     parts = [MemoryPart("gathered weights", compute_bytes * count, why)]
     if when == "end" or (run.checkpointing and when == "backward"):
         # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.

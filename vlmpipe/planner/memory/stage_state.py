@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.config.train import TrainConfig
 from trainer.sizing.pipeline_partition import Stage
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
@@ -13,16 +14,17 @@ from vlmpipe.planner.memory.pipeline_partition import StageWeights
 ADAM_MOMENTS = 2  # fp32 each
 
 
-def lasting_parts(weights: Sequence[StageWeights], shards: int, *, averaged: bool) -> list[MemoryPart]:
+def lasting_parts(weights: Sequence[StageWeights], shards: int, train: TrainConfig) -> list[MemoryPart]:
     """What a rank with these stages, each sharded over `shards` replicas, holds whatever its rows are."""
     trained = sum(split(each.trainable, shards) for each in weights)
     frozen = sum(each.frozen - (each.sliced - each.trainable) for each in weights)
     frozen += sum(split(each.sliced - each.trainable, shards) for each in weights)
+    size, kind = (BF16_BYTES, "bf16") if train.has_bf16_weights else (FP32_BYTES, "fp32")
     return [
         MemoryPart("weights", FP32_BYTES * trained, "fp32, trained, sharded"),
-        MemoryPart("frozen weights", FP32_BYTES * frozen, "fp32, sharded where others of their part are trained"),
+        MemoryPart("frozen weights", size * frozen, f"{kind}, sharded where others of their part are trained"),
         MemoryPart("optimizer", ADAM_MOMENTS * FP32_BYTES * trained, "two moments in fp32"),
-        *average_parts(trained, averaged=averaged),
+        *average_parts(trained, averaged=train.ema_decay > 0),
     ]
 
 

@@ -1,6 +1,6 @@
 """Buffers that DeepSpeed ZeRO allocates in each phase of a step.
 
-Found by weighing every storage of real runs with DeepSpeed 0.19 (benchmarks/measure_memory.py).
+Found by weighing every storage of real runs with DeepSpeed 0.19 (tests/support/trainer/measure_memory.py).
 """
 
 from __future__ import annotations

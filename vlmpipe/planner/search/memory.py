@@ -1,7 +1,7 @@
-"""Memory of a candidate in a search: a lower bound without a trace, then from traces of small batches.
+"""Memory of a candidate in a search: a lower bound without a trace, then an estimate from traces of small batches.
 
-A trace takes half a second and everything else a millisecond, so ways that compute alike share theirs, and one that is
-too large without any activation needs none.
+A trace takes half a second, the rest a millisecond. So candidates that compute alike share traces, and one that is too
+large without activations needs none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTHING = Activations({}, {}, {}, {}, 0)
 
 @dataclass(frozen=True)
 class SearchMemory:
-    """Bytes of the fullest GPU, for ways to train one model on rows of one kind."""
+    """Bytes of the fullest GPU, for candidates with the same model and workload."""
 
     model: Architecture
     load: Workload
@@ -34,17 +34,17 @@ class SearchMemory:
     _least: dict[tuple[Layout, str], int] = field(default_factory=dict)
 
     def least_bytes(self, config: RunConfig) -> int:
-        """Without activations, and with one micro-batch a step: no way of this layout takes less."""
+        """Lower bound of all candidates with this layout: without activations, and with one micro-batch a step."""
         layout = layout_of(config)
         key = (layout, config.train.offload)
         if key not in self._least:
-            self._least[key] = self._without_rows(config, layout)
+            self._least[key] = self._without_activations(config, layout)
         return self._least[key]
 
     def bytes(self, config: RunConfig) -> int:
-        """With those of one and two rows, which give those of any number.
+        """With activations extrapolated from one and two sequences.
 
-        Raises ConfigError for a model that cannot be split so.
+        Raises ConfigError for a model that cannot be split this way.
         """
         layout = layout_of(config)
         whole = config.model_copy(update={"model": self.model.model})
@@ -57,19 +57,19 @@ class SearchMemory:
         held = of_one.of_rows(config.train.micro_batch_size, of_two)
         return self._of_ranks(config, layout, held, _passes(config, layout))
 
-    def _traced(self, config: RunConfig, rows: int) -> Activations:
-        train = config.train.model_copy(update={"micro_batch_size": rows})
+    def _traced(self, config: RunConfig, sequences: int) -> Activations:
+        train = config.train.model_copy(update={"micro_batch_size": sequences})
         return activations(config.model_copy(update={"train": train}), self.model.shape)
 
-    def _without_rows(self, config: RunConfig, layout: Layout) -> int:
+    def _without_activations(self, config: RunConfig, layout: Layout) -> int:
         if layout.pipeline_parallel > 1:
             stages = planned_stages(config, self.model.shape, layout, self.load, cached=self.cached)
-            ranks, shards, averaged = layout.tensor_parallel, layout.weight_shards, config.train.ema_decay > 0
+            ranks, shards = layout.tensor_parallel, layout.weight_shards
             weights = [
                 StageWeights.of(self.model.shape, stage, cached=self.cached, tensor_parallel=ranks)
                 for stage in by_rank(stages, layout)
             ]
-            return max(_on_device(lasting_parts([each], shards, averaged=averaged), layout) for each in weights)
+            return max(_on_device(lasting_parts([each], shards, config.train), layout) for each in weights)
         return self._of_ranks(config, layout, NOTHING, passes=1)
 
     def _of_ranks(self, config: RunConfig, layout: Layout, held: Activations, passes: int) -> int:

@@ -1,10 +1,10 @@
 """`vlmpipe plan --suggest`: compares machines, nodes and strategies for the same training.
 
-What the model learns stays as it is: rows, steps and the batch of a step do not change. Only what the trainer can run
-is suggested, and only what the planner's own checks let through.
+Packed sequences, steps and the global batch do not change, so the model learns the same. Candidates are those that the
+trainer can run and the planner's checks accept.
 
-Time and price of a way take a millisecond and its memory takes traces, so ways are put in the goal's order first, and
-memory is looked at from the best on, until there are enough.
+Time and price of a candidate take a millisecond, its memory takes traces. So candidates are sorted by the goal first,
+and memory is estimated from the best on until enough of them fit.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.search.memory import SearchMemory
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters
 from vlmpipe.planner.time import feature_cache
@@ -35,7 +36,7 @@ from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.step_time import estimate_time
 from vlmpipe.planner.workload import Workload
 
-CHECKPOINTING_WORDS = {"none": (), "selective": ("selective checkpointing",), "full": ("checkpointing",)}
+CHECKPOINTING_WORDS = {"none": "", "selective": "selective checkpointing", "full": "checkpointing"}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")
 
 
@@ -60,7 +61,7 @@ class Goal:
         return by_hours if self.kind in ("fastest", "under") else by_usd
 
     def allows(self, one: _Candidate) -> bool:
-        """Whether it keeps to the bound."""
+        """Whether a candidate is within the bound."""
         if self.bound is None:
             return True
         return (one.usd if self.kind == "under" else one.hours) <= self.bound
@@ -92,7 +93,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A suggestion whose memory is not known yet. `config` is unchecked: there are thousands."""
+    """A possible suggestion. Its memory is not known yet, and `config` is not validated: there are thousands."""
 
     cluster: Cluster
     change: dict[str, Any]
@@ -103,27 +104,22 @@ class _Candidate:
     usd: float
 
     @property
-    def capacity_bytes(self) -> int:
-        return int(self.cluster.gpu.memory_gib * GIB)
-
-    @property
-    def kind(self) -> tuple[str, str, int, int, str]:
-        """Of one kind the best is shown: the same strategy on the same machines."""
-        place = self.cluster
-        machine, gpu = place.machine.machine_type, place.gpu.accelerator_type
-        return machine, gpu, place.gpus_per_node, place.nodes, self.config.train.strategy
+    def kind(self) -> tuple[object, ...]:
+        """Machines and strategy. The best candidate of each kind is suggested."""
+        on = self.cluster
+        return on.machine.machine_type, on.gpu.accelerator_type, on.gpus_per_node, on.nodes, self.config.train.strategy
 
 
 def suggest(
     config: RunConfig, model: Architecture, load: Workload, prices: Prices, goal: Goal, *, most: int = 5
 ) -> list[Suggestion]:
-    """The best `most` ways on the run file's region and term of capacity, the best first.
+    """The `most` best candidates in the run file's region and on its scheduling strategy, the best first.
 
-    Raises ConfigError when it is not known how much there is to train, or when nothing meets the goal.
+    Raises ConfigError if the number of steps is not known, or if nothing meets the goal.
     """
     if load.steps is None:
         raise ConfigError(
-            "how many steps the run has is not known, so its hours and dollars are not either",
+            "the number of steps is not known, so hours and dollars are not either",
             expected="prepared data, train.max_steps, or plan.samples with plan.sample_tokens",
             fix="add for example plan.samples=100000 plan.sample_tokens=800",
         )
@@ -137,8 +133,7 @@ def suggest(
         bound = {"under": f" for ${goal.bound:,.0f}", "by": f" in {goal.bound:g} hours"} if goal.bound else {}
         raise ConfigError(
             f"nothing on {config.cluster.scheduling_strategy} capacity in {config.gcp.location} that has a price "
-            "trains this"
-            f"{bound.get(goal.kind, '')}",
+            f"trains this{bound.get(goal.kind, '')}",
             expected="a bound that some machines meet",
             fix="raise it, or change cluster.scheduling_strategy, gcp.location or plan.prices_file",
         )
@@ -146,7 +141,7 @@ def suggest(
 
 
 def _candidates(search: _Search, memory: SearchMemory) -> Iterator[_Candidate]:
-    """All that may fit, with their time and price."""
+    """Candidates that may fit, with their time and price."""
     base = search.config
     places = list(clusters(base, load_catalog(), search.prices))
     sequence = base.train.sequence_parallel
@@ -162,7 +157,7 @@ def _candidates(search: _Search, memory: SearchMemory) -> Iterator[_Candidate]:
 
 
 def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
-    """Unchecked, for speed. `_suggestion` checks those that are shown."""
+    """The changed run file, not validated, for speed. `_suggestion` validates those that are shown."""
     sections: dict[str, dict[str, Any]] = {}
     for field, value in change.items():
         section, _, name = field.partition(".")
@@ -173,17 +168,16 @@ def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
 
 def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Candidate | None:
     layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
-    time = estimate_time(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
-    others = cost.hours_beside_training(config, shape, layout, search.load, cache, place.gpu)
-    term = config.cluster.scheduling_strategy
-    price = cost.term_cost(config, time, others, place.machine, place.gpu, search.prices, term)
+    case = Scenario(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
+    time = estimate_time(case)
+    price = cost.term_cost(case, time, cache, search.prices, config.cluster.scheduling_strategy)
     if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
         return None
     return _Candidate(place, change, config, time.step_s, time.mfu, price.train_hours, price.usd)
 
 
 def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Suggestion]:
-    """Those that fit, the best first: of each kind one."""
+    """The best suggestion of each kind that fits, the best first."""
     shown = set()
     queue = [
         (goal.order(way), number, way) for number, way in enumerate(_candidates(search, memory)) if goal.allows(way)
@@ -194,7 +188,7 @@ def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Sugg
         if way.kind in shown:
             continue
         try:
-            fits = memory.bytes(way.config) <= way.capacity_bytes
+            fits = memory.bytes(way.config) <= int(way.cluster.gpu.memory_gib * GIB)
             one = _suggestion(search, way) if fits else None
         except ConfigError:  # the trainer would refuse it
             continue
@@ -209,7 +203,7 @@ def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Sugg
 
 
 def _more_checkpointing(config: RunConfig) -> str:
-    """The next less memory for more computing; empty for the least."""
+    """The next stronger activation checkpointing; empty after the strongest."""
     train = config.train
     if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
         return "selective"
@@ -217,9 +211,9 @@ def _more_checkpointing(config: RunConfig) -> str:
 
 
 def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
-    """With its memory traced anew, as a plan of it does; None where that or its jobs are refused.
+    """The candidate with its memory traced as in its own plan; None if it does not fit or its jobs have errors.
 
-    Raises ConfigError where the run file with the change is not valid.
+    Raises ConfigError if the changed run file is not valid.
     """
     config = parse_run_config(apply_overrides(search.config.to_dict(), way.change), "a suggestion")
     if any(found.severity == "error" for job in JOBS for found in job_violations(config, job, "gs://bucket/run")):
@@ -243,14 +237,12 @@ def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
 
 def _in_words(config: RunConfig) -> str:
     train = config.train
-    sequences = f"{train.micro_batch_size} sequence{'' if train.micro_batch_size == 1 else 's'}"
-    return ", ".join(
-        [
-            train.strategy,
-            *([f"{train.tensor_parallel} ranks a layer"] if train.tensor_parallel > 1 else []),
-            *(["shared tokens"] if train.sequence_parallel else []),
-            *([f"{train.pipeline_parallel} stages"] if train.pipeline_parallel > 1 else []),
-            sequences,
-            *CHECKPOINTING_WORDS[train.activation_checkpointing],
-        ]
-    )
+    words = [
+        train.strategy,
+        f"{train.tensor_parallel} ranks a layer" if train.tensor_parallel > 1 else "",
+        "shared tokens" if train.sequence_parallel else "",
+        f"{train.pipeline_parallel} stages" if train.pipeline_parallel > 1 else "",
+        f"{train.micro_batch_size} sequence{'' if train.micro_batch_size == 1 else 's'}",
+        CHECKPOINTING_WORDS[train.activation_checkpointing],
+    ]
+    return ", ".join(filter(None, words))

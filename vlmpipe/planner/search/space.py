@@ -23,12 +23,11 @@ from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.model_architecture import Architecture
+from vlmpipe.planner.model_architecture import Architecture, require_shardable
 from vlmpipe.planner.parallel_layout import STRATEGIES
-from vlmpipe.planner.shardable import require_shardable
 
 NODES = (1, 2, 4, 8, 16)
-MICRO_BATCH_ROWS = (1, 2, 4, 8)
+MICRO_BATCH_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Cluster:
 
 
 def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cluster]:
-    """Those that the run file's region sells on its term, that compute in its precision, and that have a price."""
+    """Clusters that are sold in the run file's region and term, support its precision and have a price."""
     region, term = config.gcp.location, config.cluster.scheduling_strategy
     for machine in catalog.machines.values():
         sold = {"spot": machine.spot, "standard": machine.on_demand, "flex_start": True}[term]
@@ -79,19 +78,19 @@ def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cl
 
 @dataclass(frozen=True)
 class Degrees:
-    """Numbers of ranks that the trainer can split this model over: its layers, and its stack of layers."""
+    """Degrees of tensor and pipeline parallelism that the trainer supports for this model."""
 
     tensor: frozenset[int]
     pipeline: frozenset[int]
 
     @classmethod
     def of(cls, model: Architecture, places: Iterable[Cluster], *, cached: bool, sequence: bool = False) -> Degrees:
-        """All that some of the clusters have GPUs for, and that the trainer's own checks let through."""
+        """All degrees that some cluster has GPUs for and the trainer's checks accept."""
         places = list(places)
         layers, in_first = model.shape.language.layers, model.shape.image_layers
         return cls(
-            # Ranks that split a layer wait for each other's sums four times in it, and nothing hides that: between
-            # nodes it takes ten times as long and more. The trainer takes only those of one node as well.
+            # Inside a node only, as in the trainer: each layer waits for four exposed sums, which take ten times as
+            # long between nodes.
             tensor=_accepted(
                 {degree for place in places for degree in _divisors(place.gpus_per_node)},
                 lambda ranks: require_shardable(model.model, ranks, cached=cached, sequence=sequence),
@@ -104,9 +103,9 @@ class Degrees:
 
 
 def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, Any]]:
-    """Every strategy that the trainer has and how it may run on the cluster, as fields of the run file.
+    """All strategies, degrees and micro-batches on the cluster, as fields of the run file.
 
-    All without activation checkpointing, which saves memory and makes the same way slower.
+    Without activation checkpointing, which makes a candidate slower.
     """
     train = config.train
     for strategy, tensor, pipeline in _strategies(cluster, degrees):
@@ -119,7 +118,7 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
         if pipeline != train.pipeline_parallel:
             change["train.pipeline_parallel"] = pipeline
         if train.virtual_stages > 1:
-            change["train.virtual_stages"] = 1  # which needs the least memory; several are for fewer waits
+            change["train.virtual_stages"] = 1  # needs the least memory
         if train.offload != "none" and strategy not in OFFLOADING[train.offload]:
             change["train.offload"] = "none"
         if train.nvme_path and strategy not in OFFLOADING["optimizer"]:
@@ -140,10 +139,10 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
                 change["train.reshard_after_forward"] = "auto"
             if train.prefetch_layers > 1:
                 change["train.prefetch_layers"] = 1
-        for rows in MICRO_BATCH_ROWS:
-            if train.global_batch_size % (copies * rows):
+        for size in MICRO_BATCH_SIZES:
+            if train.global_batch_size % (copies * size):
                 continue
-            yield change | {"train.micro_batch_size": rows, "train.activation_checkpointing": "none"}
+            yield change | {"train.micro_batch_size": size, "train.activation_checkpointing": "none"}
 
 
 def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
@@ -161,11 +160,11 @@ def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
 
 
 def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, int]]:
-    """Strategies with the ranks that split a layer, and the stages."""
+    """Strategies with their degrees of tensor and pipeline parallelism."""
     for strategy in STRATEGIES:
         tensor = [ranks for ranks in _divisors(cluster.gpus_per_node) if ranks in degrees.tensor]
         if strategy in PIPELINE_PARALLEL:
-            tensor = tensor[-1:]  # of both, the most that a node takes: fewer lie between this and stages alone
+            tensor = tensor[-1:]  # the most: fewer ranks lie between this and stages alone
         for ranks in tensor if strategy in TENSOR_PARALLEL else [1]:
             pipeline = [stages for stages in _divisors(cluster.gpus // ranks) if stages in degrees.pipeline]
             for stages in pipeline if strategy in PIPELINE_PARALLEL else [1]:
@@ -173,7 +172,7 @@ def _strategies(cluster: Cluster, degrees: Degrees) -> Iterator[tuple[str, int, 
 
 
 def _divisors(gpus: int) -> list[int]:
-    """Those that split something."""
+    """Divisors above 1."""
     return [ranks for ranks in range(2, gpus + 1) if gpus % ranks == 0]
 
 

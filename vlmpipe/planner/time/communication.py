@@ -151,6 +151,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     in_layers = _sliced_bytes(
         layout, shape, lambda part: work.compute_bytes * (part in ("language_layers", "adapters") or trains_tower(part))
     )
+    outside_layers = max(0, shape.sliced["tower"] - shape.tower.layers * shape.tower.layer_parameters)
+    in_layers -= work.compute_bytes * outside_layers
     match strategy:
         case "ddp":
             sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else reduced

@@ -1,9 +1,8 @@
 """Whether caching vision features pays compared with running the frozen tower in each epoch.
 
-Online, a row computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl where the language model is frozen, and
-recomputation on top); from the cache it computes all but Fv. So the cache makes computing
-(Fv + 3 Fl + 3 Fp) / (3 Fl + 3 Fp) times faster, all terms taken from `trainer.sizing.flops`. It costs one pass of
-the tower, which the cache_features job does in fp32, the write, and storage.
+Online, a packed sequence computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl for a frozen language model,
+plus recomputation); with the cache, all but Fv. So the cache makes computing (Fv + 3 Fl + 3 Fp) / (3 Fl + 3 Fp) times
+faster (terms: `trainer.sizing.flops`). It costs one pass of the tower, in fp32, the write, and storage.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30  # what Google bills by where its price lists say GB
 FEATURE_BYTES = 2  # bf16
-STORED_MONTHS = 1  # that features are assumed to be kept for one run
+STORED_MONTHS = 1  # for which features are assumed to be stored
 
 
 @dataclass(frozen=True)
@@ -36,36 +35,30 @@ class CacheAdvice:
     pays: bool | None  # what the numbers say; None where a cache is not possible
     speedup: float | None  # of computing in a training step
     bytes_per_image: int
-    bytes: int | None
-    encode_gpu_hours: float | None  # encoding and writing every image once
-    saved_gpu_hours: float | None  # of training, over all epochs
-    usd_per_month: float | None  # storage
-    why: str
-
-
-@dataclass(frozen=True)
-class _PerImage:
-    saved_s: float  # of GPU time in one epoch
-    encode_s: float  # of GPU time, writing included
+    bytes: int | None = None
+    encode_gpu_hours: float | None = None  # encoding and writing every image once
+    saved_gpu_hours: float | None = None  # of training, over all epochs
+    usd_per_month: float | None = None  # storage
+    why: str = ""
 
 
 def feature_bytes(shape: ModelShape) -> int:
-    """Of one image in the cache: image tokens x feature width, in bf16."""
+    """Size of one image in the cache: image tokens x feature width, in bf16."""
     return shape.image_tokens * shape.feature_width * FEATURE_BYTES
 
 
 def advise(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, prices: Prices | None
 ) -> CacheAdvice:
-    """`features.cache: auto` becomes what pays; `on` and `off` stay, with what the numbers say about them.
+    """Resolve `features.cache: auto` to what pays; `on` and `off` stay, with what the numbers say about them.
 
-    Every image of an epoch is taken as another one: the same image twice makes the cache better than said here. Without
-    a known number of images, or without GPUs, one image decides. Without `prices`, storage costs nothing.
+    All images of an epoch are taken as different; repeated ones make the cache better than estimated. If the number of
+    images is not known, or without GPUs, one image decides. Without `prices`, storage costs nothing.
     """
     size = feature_bytes(shape)
     if "tower" not in shape.frozen:
         why = "the tower is trained, so what it outputs changes"
-        return CacheAdvice("off", None, None, size, None, None, None, None, why)
+        return CacheAdvice("off", None, None, size, why=why)
     images = None if load.images_per_epoch is None else round(load.images_per_epoch * min(1.0, load.passes))
     usd_per_gb_month = prices.storage(config.gcp.location).usd_per_gb_month if prices else None
     monthly = None
@@ -75,11 +68,14 @@ def advise(
     speedup, each = _per_image(config, shape, layout, load, gpu)
     if not load.images_per_sequence:
         return CacheAdvice("off", False, 1.0, size, 0, 0.0, 0.0, 0.0, "sequences have no images")
-    if each is None:
-        pays, why = _by_passes(load)
+    if each is None:  # on CPUs, where no time is known, the tower's passes decide
+        pays, why = False, "one epoch shows each image about once, so encoding it before saves nothing"
+        if load.passes > 1:
+            pays, why = True, f"the tower runs once per image instead of {load.passes:g} times"
         return CacheAdvice(_state(config, pays), pays, speedup, size, total, None, None, monthly, why)
 
-    saved_s, spent_s = each.saved_s * load.passes, each.encode_s
+    saved_s, encode_s = each[0] * load.passes, each[1]
+    spent_s = encode_s
     price_per_gpu_s = _usd_per_gpu_second(config, prices) if prices else None
     weighed = ""
     if price_per_gpu_s is not None and usd_per_gb_month is not None:
@@ -98,7 +94,7 @@ def advise(
         speedup=speedup,
         bytes_per_image=size,
         bytes=total,
-        encode_gpu_hours=None if images is None else images * each.encode_s / 3600,
+        encode_gpu_hours=None if images is None else images * encode_s / 3600,
         saved_gpu_hours=None
         if images is None
         else load.images_per_sequence * (load.sequences_per_epoch or 0) * saved_s / 3600,
@@ -109,23 +105,17 @@ def advise(
 
 def _per_image(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None
-) -> tuple[float, _PerImage | None]:
+) -> tuple[float, tuple[float, float] | None]:
+    """Speedup of computing; an image's seconds of GPU time saved in an epoch, and those of encoding and writing."""
     online, cached = (sequence_flops(config, shape, load, cached=value) for value in (False, True))
     if gpu is None or not load.images_per_sequence:
         return online.total / cached.total, None
     rates, _ = reached(config, shape, layout, gpu, cached=False)
-    online_s, cached_s = (compute_seconds(row, shape, layout, rates) for row in (online, cached))
-    gpus = layout.model_ranks  # that compute a row together
+    online_s, cached_s = (compute_seconds(flops, shape, layout, rates) for flops in (online, cached))
+    gpus = layout.model_ranks  # that compute a sequence together
     write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node
     encode_s = tower_flops_per_image(shape) / rates.fp32 + write_s
-    return online_s / cached_s, _PerImage((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
-
-
-def _by_passes(load: Workload) -> tuple[bool, str]:
-    """On CPUs, where no time is known, the tower's passes decide."""
-    if load.passes > 1:
-        return True, f"the tower runs once per image instead of {load.passes:g} times"
-    return False, "one epoch shows each image about once, so encoding it before saves nothing"
+    return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 
 
 def _state(config: RunConfig, pays: bool) -> Literal["on", "off"]:
@@ -136,11 +126,6 @@ def _state(config: RunConfig, pays: bool) -> Literal["on", "off"]:
 
 def _usd_per_gpu_second(config: RunConfig, prices: Prices) -> float | None:
     cluster = config.cluster
-    quote = prices.machine(
-        cluster.machine_type,
-        cluster.accelerator_type,
-        cluster.accelerator_count,
-        config.gcp.location,
-        cluster.scheduling_strategy,
-    )
+    gpus = (cluster.accelerator_type, cluster.accelerator_count)
+    quote = prices.machine(cluster.machine_type, *gpus, config.gcp.location, cluster.scheduling_strategy)
     return None if quote.usd_per_hour is None else quote.usd_per_hour / cluster.accelerator_count / 3600

@@ -11,7 +11,7 @@ from vlmpipe.planner.time.step_time import Time
 
 @dataclass(frozen=True)
 class GoodputLoss:
-    """Expected over a whole run, at one interval between checkpoints."""
+    """Expected loss of a whole run, at one interval between checkpoints."""
 
     every_s: float  # of training between checkpoints
     saves_hours: float
@@ -33,15 +33,15 @@ def young_daly_s(save_s: float, mtbf_s: float) -> float:
 
 
 def mean_time_between_preemptions_s(config: RunConfig) -> float:
-    """Of the training job: any node that is taken stops all. Infinite at a rate of 0."""
+    """Of the training job: a preempted node stops all. Infinite at a rate of 0."""
     rate_per_hour = config.plan.preemptions_per_node_hour * config.cluster.replica_count
     return 3600 / rate_per_hour if rate_per_hour else math.inf
 
 
 def expected_loss(work_s: float, save_s: float, every_s: float, mtbf_s: float, restart_s: float) -> GoodputLoss | None:
-    """Loss of a run that computes `work_s`, saving each `every_s`. None: it would lose more than it gains, without end.
+    """Loss of a run that computes `work_s` and saves each `every_s`. None: it would never end.
 
-    While it lasts T, it is stopped T / mtbf times and loses half an interval and a restart each time:
+    In its duration T it is preempted T / mtbf times and loses half an interval and a restart each time:
     T = work + saves + T / mtbf x (every / 2 + restart).
     """
     saves_s = work_s / every_s * save_s
@@ -57,7 +57,7 @@ def expected_loss(work_s: float, save_s: float, every_s: float, mtbf_s: float, r
 def goodput_loss(
     config: RunConfig, time: Time, *, preemptible: bool, every_s: float | None = None
 ) -> GoodputLoss | None:
-    """Of the training job, at the run file's interval or at `every_s`. None where it is not known, or has no end."""
+    """Loss of the training job, at the run file's interval or at `every_s`. None: not known, or it would never end."""
     if time.step_s is None or time.steps is None or time.save_s is None:
         return None
     every_steps = config.train.checkpoint_every_steps

@@ -5,34 +5,33 @@ from __future__ import annotations
 import math
 
 from trainer.sizing.flops import flops_per_sequence
-from trainer.sizing.model_shape import ModelShape
-from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.step_time import reached
 from vlmpipe.planner.workload import Workload
 
 
-def cache_features_hours(config: RunConfig, cache: CacheAdvice) -> float | None:
-    """0 without a cache. Images that have features already are not known here: all are encoded."""
-    if cache.state == "off":
-        return 0.0
-    if cache.encode_gpu_hours is None:
-        return None
-    return cache.encode_gpu_hours / (config.cluster.features_replica_count * config.cluster.processes)
+def hours_beside_training(case: Scenario, cache: CacheAdvice) -> dict[str, float | None]:
+    """Hours of the other GPU jobs. 0: there is no such job. None: not known.
 
-
-def evaluate_hours(
-    config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None, *, cached: bool
-) -> float | None:
-    """Answers to one question a sample, for the sample's own image and for each control, and the held-out loss.
-
-    The prompt is a forward pass over the sample; then every token of an answer reads all weights of the language model
-    once for a batch of questions, which the memory's bandwidth bounds. None where the number of samples is not known.
+    The features job is taken to encode all images: how many have features already is not known here.
     """
-    samples = held_out_samples(config, load)
+    cluster, encode_hours = case.config.cluster, cache.encode_gpu_hours
+    if encode_hours is not None:
+        encode_hours /= cluster.features_replica_count * cluster.processes
+    return {"cache_features": encode_hours if case.cached else 0.0, "evaluate": _evaluate_hours(case)}
+
+
+def _evaluate_hours(case: Scenario) -> float | None:
+    """One question a sample, for the sample's own image and for each control, and the held-out loss.
+
+    The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
+    once for a batch of questions, which memory bandwidth bounds.
+    """
+    config, shape, load, gpu = case.config, case.shape, case.load, case.gpu
+    samples = _held_out_samples(config, load)
     if gpu is None or samples is None:
         return None
     evaluate, cluster = config.evaluate, config.cluster
@@ -43,10 +42,10 @@ def evaluate_hours(
         sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
         images=load.images_per_sequence / load.samples_per_sequence,
         label_tokens=0,
-        cached=cached,
+        cached=case.cached,
         activation_checkpointing="none",
     )
-    rates, _ = reached(config, shape, layout, gpu, cached=cached)
+    rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
     forward_s = (asked * rounds + samples) * sample.forward / rates.fp32
     ranks = cluster.evaluate_replica_count * cluster.processes
     batches = rounds * math.ceil(asked / ranks / evaluate.batch_questions)
@@ -55,8 +54,8 @@ def evaluate_hours(
     return (forward_s / ranks + batches * evaluate.max_new_tokens * token_s) / 3600
 
 
-def held_out_samples(config: RunConfig, load: Workload) -> int | None:
-    """Samples kept for evaluation, as far as the training split tells; None where neither is known."""
+def _held_out_samples(config: RunConfig, load: Workload) -> int | None:
+    """Samples of the validation split, estimated from the training split."""
     share = config.data.validation_fraction
     if load.samples is not None and share < 1:
         return round(load.samples * share / (1 - share))

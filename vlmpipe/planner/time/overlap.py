@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.config.train import PIPELINE_PARALLEL, TrainConfig
-from trainer.sizing.deepspeed_config import overlaps_reduction
+from trainer.sizing.deepspeed_config import overlaps_reduction, reduces_at_the_end
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.time.communication import Transfer, seconds
@@ -44,8 +44,10 @@ class Hiding:
     def of(cls, train: TrainConfig, trainable: int, *, micro_steps: int, forward_s: float, backward_s: float) -> Hiding:
         """Of a step with these forward and backward passes. `trainable`: parameters that a rank trains."""
         strategy = train.strategy
-        overlaps = strategy.startswith("zero") and overlaps_reduction(
-            train.deepspeed, stage=int(strategy[-1]), offload=train.offload, trainable=trainable
+        overlaps = (
+            strategy.startswith("zero")
+            and not reduces_at_the_end(train)
+            and overlaps_reduction(train.deepspeed, stage=int(strategy[-1]), offload=train.offload, trainable=trainable)
         )
         if strategy in PIPELINE_PARALLEL:
             return cls(gathers=True, gathers_in_backward=0.0, forward_s=forward_s / micro_steps)

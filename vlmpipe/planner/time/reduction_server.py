@@ -36,36 +36,36 @@ class Advice:
     """Prices are per hour of the run with reducers; None where a price or a time is not known."""
 
     state: Literal["pays", "does not pay", "not possible", "unknown"]
-    reducers: int | None  # that match the nodes' bandwidth
-    speedup: float | None  # of a step, with the reducers of the run file, or else with `reducers`
-    extra_usd_per_hour: float | None  # the reducers
-    saved_usd_per_hour: float | None  # what the nodes would cost longer without them
-    why: str
+    reducers: int | None = None  # that match the nodes' bandwidth
+    speedup: float | None = None  # of a step, with the reducers of the run file, or else with `reducers`
+    extra_usd_per_hour: float | None = None  # price of the reducers
+    saved_usd_per_hour: float | None = None  # price of the nodes' time that they save
+    why: str = ""
 
 
 def all_reduce_gain(nodes: int, nic_gbps: float, reducers: int) -> float:
-    """How many times faster nodes all-reduce with reducers; below 1 where too few of them cap the cluster."""
+    """Speedup of all-reduce by reducers; below 1 if too few of them are the bottleneck."""
     return 2 * (nodes - 1) / nodes * min(1.0, reducers * REDUCER_GBPS / (nodes * nic_gbps))
 
 
 def step_gain(exposed_share: float, gain: float) -> float:
-    """How many times faster a step is, when `exposed_share` of it waits for what becomes `gain` times faster."""
+    """Speedup of a step if `exposed_share` of it becomes `gain` times faster."""
     return 1 / (1 - exposed_share + exposed_share / gain)
 
 
 def advise(config: RunConfig, layout: Layout, time: Time, machine: Machine, prices: Prices) -> Advice:
-    """Weigh reducers for the training job; those of the run file where it asks for some."""
+    """Weigh the run file's reducers, or else as many as match the nodes, for the training job."""
     if refusal := _refusal(config, layout, machine):
-        return Advice("not possible", None, None, None, None, refusal)
+        return Advice("not possible", why=refusal)
     nodes = layout.nodes
     needed = reducers_needed(nodes, machine.nic_gbps)
     wanted = config.cluster.reduction_server
     reducers = wanted.replica_count if wanted else needed
     if machine.machine_type.startswith(UNDOCUMENTED):
         why = f"nothing documents a Reduction Server with {machine.machine_type}: the log of a first run must show it"
-        return Advice("unknown", needed, None, None, None, why)
+        return Advice("unknown", needed, why=why)
     if time.step_s is None:
-        return Advice("unknown", needed, None, None, None, "the time of a step is not known")
+        return Advice("unknown", needed, why="the time of a step is not known")
     gain = all_reduce_gain(nodes, machine.nic_gbps, reducers)
     speedup = step_gain(time.exposed_all_reduce_s / time.step_s, gain)
     few = ""
@@ -76,7 +76,7 @@ def advise(config: RunConfig, layout: Layout, time: Time, machine: Machine, pric
         reason = "two nodes send no more in a ring" if nodes == 2 else "no step waits for a sum of gradients"
         if gain < 1:
             reason = "too few reducers slow the nodes down"
-        return Advice("does not pay", needed, speedup, None, None, reason + few)
+        return Advice("does not pay", needed, speedup, why=reason + few)
     return _weigh(config, layout, prices, needed, reducers, speedup, few)
 
 

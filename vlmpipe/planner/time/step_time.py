@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, model_flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import stages_of
-from vlmpipe.catalog.machines import Gpu, Machine
+from trainer.sizing.pipeline_partition import Stage, stages_of
+from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
 from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication
-from vlmpipe.planner.workload import Workload
 
 # Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
 # NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
@@ -29,7 +29,7 @@ GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
         "NVIDIA_H200_141GB",  # an H100 with more memory
     }
 )
-DATA_WAIT_SHARE = 0.02  # the loader's goal; benchmarks/bench_data.py measures it
+DATA_WAIT_SHARE = 0.02  # the loader's goal; the part `loops` of `make bench-train` measures it
 
 # Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
 # a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
@@ -49,7 +49,7 @@ class TimePart:
 
 @dataclass(frozen=True)
 class Time:
-    """Of the training job. None: not known, and an assumption says why."""
+    """Time of the training job. None: not known, and an assumption says why."""
 
     step_s: float | None
     parts: tuple[TimePart, ...]
@@ -65,7 +65,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Rates:
-    """FLOPs a second that one GPU reaches."""
+    """FLOP/s that one GPU reaches."""
 
     trained: float  # in the run's precision
     frozen: float  # frozen parts of the model in the training step
@@ -73,31 +73,17 @@ class Rates:
     peak: float  # nominal, of the run's precision
 
 
-def estimate_time(
-    config: RunConfig,
-    shape: ModelShape,
-    layout: Layout,
-    load: Workload,
-    machine: Machine,
-    gpu: Gpu | None,
-    *,
-    cached: bool,
-) -> Time:
-    """Time of a step and of the training job. `cached`: features are read instead of computed. `gpu` None: CPU only.
-
-    Under PowerSGD a step is one that is compressed, unless there is none.
-    """
-    time = _time_of_steps(config, shape, layout, load, machine, gpu, cached=cached)
-    if not config.train.gradient_rank or layout.data_parallel == 1:
+def estimate_time(case: Scenario) -> Time:
+    """Time of a step and of the training job. Under PowerSGD a step is a compressed one, unless there is none."""
+    time, train = _time_of_steps(case), case.config.train
+    if not train.gradient_rank or case.layout.data_parallel == 1:
         return time
-    train = config.train.model_copy(update={"gradient_compression": "none"})
-    plain = config.model_copy(update={"train": train})
-    before = _time_of_steps(plain, shape, layout, load, machine, gpu, cached=cached)
-    return _after_first_steps(time, before, config.train.powersgd.start_step)
+    plain = case.config.model_copy(update={"train": train.model_copy(update={"gradient_compression": "none"})})
+    return _after_first_steps(time, _time_of_steps(replace(case, config=plain)), train.powersgd.start_step)
 
 
 def _after_first_steps(time: Time, before: Time, first: int) -> Time:
-    """Of a job whose `first` steps take the time of `before`."""
+    """Time of a job whose first `first` steps take the time of `before`."""
     if time.step_s is None or before.step_s is None:
         return time
     if time.steps is not None and time.steps <= first:
@@ -112,27 +98,19 @@ def _after_first_steps(time: Time, before: Time, first: int) -> Time:
     return replace(time, train_hours=hours, assumptions=(*time.assumptions, said))
 
 
-def _time_of_steps(
-    config: RunConfig,
-    shape: ModelShape,
-    layout: Layout,
-    load: Workload,
-    machine: Machine,
-    gpu: Gpu | None,
-    *,
-    cached: bool,
-) -> Time:
-    """Of one step as of all."""
-    if gpu is None:
+def _time_of_steps(case: Scenario) -> Time:
+    """As `estimate_time`, if all steps take the same time."""
+    config, shape, layout, load = case.config, case.shape, case.layout, case.load
+    if case.gpu is None:
         why = "Training on CPUs: how fast they compute is not known, so there is no time and no cost."
         return Time(None, (), None, "", load.steps, None, None, None, 0.0, (why, load.origin))
-    rates, assumptions = reached(config, shape, layout, gpu, cached=cached)
-    work = work_of(config, shape, layout, load, cached=cached)
-    row = sequence_flops(config, shape, load, cached=cached)
-    rank_rows = work.micro_steps * work.micro_batch_size
-    compute_s = rank_rows * compute_seconds(row, shape, layout, rates)
+    rates, assumptions = reached(config, shape, layout, case.gpu, cached=case.cached)
+    work = work_of(case)
+    flops = sequence_flops(config, shape, load, cached=case.cached)
+    rank_sequences = work.micro_steps * work.micro_batch_size
+    compute_s = rank_sequences * compute_seconds(flops, shape, layout, rates)
     transfers = traffic(layout, shape, work)
-    backward_s = compute_s * (1 - row.forward / row.total)
+    backward_s = compute_s * (1 - flops.forward / flops.total)
     behind = Hiding.of(
         config.train,
         shape.trainable_parameters,
@@ -140,8 +118,8 @@ def _time_of_steps(
         forward_s=compute_s - backward_s,
         backward_s=backward_s,
     )
-    exposed = exposed_communication(transfers, machine, gpu, behind)
-    hidden_s = sum(by_name(transfers, machine, gpu).values()) - sum(each.s for each in exposed)
+    exposed = exposed_communication(transfers, case.machine, case.gpu, behind)
+    hidden_s = sum(by_name(transfers, case.machine, case.gpu).values()) - sum(each.s for each in exposed)
     saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
     save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
 
@@ -149,7 +127,7 @@ def _time_of_steps(
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
-    updating = update_times(config, shape, layout, machine, gpu, micro_steps=work.micro_steps)
+    updating = update_times(case, micro_steps=work.micro_steps)
     parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
     parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
@@ -157,14 +135,14 @@ def _time_of_steps(
     if hidden_s > 0:
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
 
-    rows = load.sequences_per_step
-    useful = rows * model_flops_per_sequence(
+    sequences = load.sequences_per_step
+    useful = sequences * model_flops_per_sequence(
         shape,
         useful_tokens=load.useful_tokens_per_sequence,
         samples=load.samples_per_sequence,
         images=load.images_per_sequence,
         label_tokens=load.label_tokens_per_sequence,
-        cached=cached,
+        cached=case.cached,
     )
     return Time(
         step_s=step_s,
@@ -173,22 +151,24 @@ def _time_of_steps(
         binds=max((part for part in parts if not part.hidden), key=lambda part: part.s).name,
         steps=load.steps,
         train_hours=None if load.steps is None else load.steps * step_s / 3600,
-        tokens_per_s_per_gpu=rows * load.useful_tokens_per_sequence / step_s / layout.world_size,
+        tokens_per_s_per_gpu=sequences * load.useful_tokens_per_sequence / step_s / layout.world_size,
         save_s=save_s,
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
         assumptions=(
             *assumptions,
             *_sentences(config, layout, save_s),
-            *update_sentences(config, shape, layout, machine),
+            *update_sentences(case),
             load.origin,
         ),
     )
 
 
-def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, *, cached: bool) -> Work:
+def work_of(case: Scenario) -> Work:
     """One rank's share of a step."""
-    train = config.train
-    piped = layout.pipeline_parallel > 1
+    config, layout, load, train = case.config, case.layout, case.load, case.config.train
+    stages: tuple[Stage, ...] = ()
+    if layout.pipeline_parallel > 1:
+        stages = by_rank(planned_stages(config, case.shape, layout, load, cached=case.cached), layout)
     return Work(
         micro_steps=max(1, train.global_batch_size // (layout.data_parallel * train.micro_batch_size)),
         micro_batch_size=train.micro_batch_size,
@@ -197,7 +177,7 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload
         bf16_weights=train.has_bf16_weights,
         reduce_bytes=2 if train.reduce_dtype == "bf16" else 4,
         activation_checkpointing=train.activation_checkpointing,
-        max_images_per_sequence=0.0 if cached else load.images_per_sequence,
+        max_images_per_sequence=0.0 if case.cached else load.images_per_sequence,
         sequence_label_tokens=load.label_tokens_per_sequence,
         rounds_gradients=train.rounds_gradients,
         gradient_rank=train.gradient_rank,
@@ -205,12 +185,12 @@ def work_of(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload
         quantized_gradients=train.zero_quantized_gradients,
         sequence_parallel=train.sequence_parallel,
         reshard_after_forward=train.reshard_after_forward,
-        stages=by_rank(planned_stages(config, shape, layout, load, cached=cached), layout) if piped else (),
+        stages=stages,
     )
 
 
 def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
-    """The rates to reckon with, and sentences that say where they come from."""
+    """The rates to compute with, and their assumptions as sentences."""
     said = []
     fp32 = gpu.fp32_tflops * 1e12
     peak = fp32
@@ -240,18 +220,20 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
     return Rates(peak * efficiency, frozen * efficiency, fp32 * efficiency, peak), said
 
 
-def compute_seconds(row: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
-    """One rank's time for one row, of a pipeline that of the stage that takes longest. Tensor parallelism cuts
-    all but the projector and one of each adapter's matrices."""
+def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
+    """One rank's time for one packed sequence; in a pipeline, that of the slowest stage.
+
+    Tensor parallelism shards all but the projector and one of each adapter's matrices.
+    """
     language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
     tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
     projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
-    whole = row.tower.total / tower_rate / layout.tensor_parallel + row.projector.total / projector_rate
-    layers = (row.language_layers.total + row.attention.total) / language_rate / layout.tensor_parallel
-    layers += shape.of_tensor_rank("adapters", row.adapters.total, layout.tensor_parallel) / rates.trained
-    head = row.head.total / language_rate / layout.tensor_parallel
+    whole = flops.tower.total / tower_rate / layout.tensor_parallel + flops.projector.total / projector_rate
+    layers = (flops.language_layers.total + flops.attention.total) / language_rate / layout.tensor_parallel
+    layers += shape.of_tensor_rank("adapters", flops.adapters.total, layout.tensor_parallel) / rates.trained
+    head = flops.head.total / language_rate / layout.tensor_parallel
     one_layer = layers / shape.language.layers
-    stages = stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers)
+    stages = stages_of(shape.language.layers, layout.stages, flops, image_layers=shape.image_layers)
     return max(
         whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
         for stage in by_rank(stages, layout)

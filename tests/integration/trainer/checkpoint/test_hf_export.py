@@ -29,12 +29,12 @@ from transformers import (
     SiglipVisionModel,
 )
 
-from benchmarks.tiny_runs import TINY
 from tests.support.short_form import only_whole
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, summary, train_runs
+from tests.support.trainer.tiny_runs import TINY
 from trainer.checkpoint.commit import (
     Checkpoint,
     CommitRecord,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.equalities import NODES, RELATIVE, trained_weights
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.weights_digest import model_sha256
@@ -62,7 +62,6 @@ CHOICES = {
 NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}
 STRATEGIES = ("ddp", "fsdp", "zero2", "zero1", "zero3", "hsdp", "tp", "pp", "tp+pp+dp")
 SHORT = {
-    "ddp, frozen in front",
     "fsdp, frozen in front", "fsdp, trained at the end", "fsdp, tower thawed in part",
     "zero2, frozen in front",
 }  # fmt: skip
@@ -109,14 +108,16 @@ def _train(jobs: Sequence[JobConfig], *, processes: int, nodes: int = 1) -> None
 
 
 @pytest.mark.parametrize(("strategy", "choice"), CASES.values(), ids=CASES)
-def test_losses_equal_one_process_whatever_is_chosen(strategy: str, choice: str, runs: dict[str, JobConfig]) -> None:
+def test_losses_equal_one_process_for_any_trained_subset(
+    strategy: str, choice: str, runs: dict[str, JobConfig]
+) -> None:
     found, expected = (losses(runs[f"{name} {choice}"]) for name in (strategy, "one"))
     assert len(expected) == STEPS and len(set(expected)) == STEPS
     assert found == pytest.approx(expected, rel=RELATIVE)
 
 
 @pytest.mark.parametrize(("strategy", "choice"), CASES.values(), ids=CASES)
-def test_a_checkpoint_holds_what_was_chosen_and_all_of_it_learned(
+def test_a_checkpoint_holds_the_trained_subset_and_all_of_it_changed(
     strategy: str, choice: str, runs: dict[str, JobConfig]
 ) -> None:
     job = runs[f"{strategy} {choice}"]
@@ -136,7 +137,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(strategy: str, runs: dict[str,
 
 
 @pytest.mark.parametrize("choice", IN_BF16)
-def test_fsdp_computes_a_layer_that_is_frozen_in_part_in_one_type(choice: str, runs: dict[str, JobConfig]) -> None:
+def test_fsdp_computes_a_partly_frozen_layer_in_one_dtype(choice: str, runs: dict[str, JobConfig]) -> None:
     """What FSDP does not slice it does not cast: a product of both types would fail, or run in fp32."""
     found, plain = (losses(runs[f"{name} {choice}"]) for name in ("fsdp bf16", "fsdp"))
     assert found == pytest.approx(plain, rel=RELATIVE_BF16)
@@ -144,7 +145,7 @@ def test_fsdp_computes_a_layer_that_is_frozen_in_part_in_one_type(choice: str, r
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_an_export_has_what_was_frozen_as_it_was(choice: str, runs: dict[str, JobConfig]) -> None:
+def test_frozen_weights_are_exported_unchanged(choice: str, runs: dict[str, JobConfig]) -> None:
     job = runs[f"fsdp {choice}"]
     sync_run(job)
     exported = AutoModelForImageTextToText.from_pretrained(Path(job.run.run_uri, "export"), dtype=torch.float32)
@@ -159,7 +160,7 @@ def test_a_run_is_not_resumed_with_other_patterns(runs: dict[str, JobConfig]) ->
     assert one != other
 
 
-def test_a_thawed_tower_is_refused_where_features_are_cached(runs: dict[str, JobConfig], tmp_path: Path) -> None:
+def test_a_partly_trained_tower_is_refused_with_cached_features(runs: dict[str, JobConfig], tmp_path: Path) -> None:
     """Before training, and in words: the tower would not be there."""
     changes = {**CHOICES["tower thawed in part"].changes, "features.cache": "on"}
     job = make_run(tmp_path, "thawed", changes)

@@ -36,6 +36,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.evaluation.generate import generate_answers
 from trainer.models.base import Family
 from trainer.models.image_processor import PixelPreparer
+from trainer.models.image_tokens import image_tokens_of
 from trainer.models.registry import family_of
 
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -113,7 +114,7 @@ def test_transformers_isolates_by_positions_only_without_a_mask_and_without_a_ca
 
 
 @pytest.mark.parametrize("frozen", [("tower",), ()])
-def test_a_row_without_an_image_gives_every_trained_part_a_gradient(
+def test_a_sequence_without_image_gives_every_trained_part_a_gradient(
     frozen: tuple[str, ...], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """A parameter without a gradient is a collective that one rank skips."""
@@ -199,10 +200,10 @@ def test_weights_without_a_vision_tower_are_refused(tmp_path: Path, tokenizer: P
         family_of(config).build_tower(config)
 
 
-def test_weights_that_are_nowhere_are_an_unavailable_dependency(tmp_path: Path) -> None:
+def test_missing_weights_are_an_unavailable_dependency(tmp_path: Path) -> None:
     config = config_of(tower={"weights": str(tmp_path / "absent")})
     with pytest.raises(UserError, match="absent") as caught:
-        family_of(config).image_tokens(config, 32, 32)
+        image_tokens_of(config)(32, 32)
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 

@@ -12,23 +12,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
+from trainer.models.image_tokens import image_tokens_of
 from trainer.models.layers.freeze import is_adapter
-from trainer.models.registry import family_of
 from trainer.storage import open_storage
 
-STRATEGIES = ("ddp", "fsdp", "zero2", "tp")
+STRATEGIES = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "tp")), lambda name: name != "ddp")
 # One strategy of each checkpoint format, and one that splits each adapter.
-FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name != "zero2")
+FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name == "tp")
 COMPUTING = chosen(dict.fromkeys(STRATEGIES), lambda name: name == "fsdp")
 RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
 WEIGHT = 1e-4  # a two-hundredth of one update at this rate: AdamW makes a whole one of a gradient of rounding errors
@@ -109,7 +109,7 @@ def test_bf16_stays_close_and_activation_checkpointing_changes_no_number(
 
 
 @pytest.mark.parametrize("strategy", FORMATS)
-def test_a_resumed_run_drops_out_what_the_uninterrupted_one_does(strategy: str, runs: dict[str, JobConfig]) -> None:
+def test_a_resumed_run_has_the_dropout_of_the_uninterrupted_one(strategy: str, runs: dict[str, JobConfig]) -> None:
     """Bit for bit, weights and losses."""
     straight, resumed = runs[f"{strategy} straight"], runs[f"{strategy} resumed"]
     assert summary(resumed)["resumed_from_step"] == STOP_STEP
@@ -119,7 +119,7 @@ def test_a_resumed_run_drops_out_what_the_uninterrupted_one_does(strategy: str, 
     assert losses(straight)[1:] != pytest.approx(losses(runs[f"{strategy} accumulated"])[1:], rel=RELATIVE)
 
 
-def test_ranks_that_split_an_adapter_drop_out_what_one_process_does(runs: dict[str, JobConfig]) -> None:
+def test_sharded_adapters_have_the_dropout_of_one_process(runs: dict[str, JobConfig]) -> None:
     """They draw the same numbers, and of those for an input that is split each takes its own."""
     found, expected = losses(runs["tp straight"]), losses(runs["reference dropping"])
     assert found == pytest.approx(expected, rel=RELATIVE)
@@ -147,7 +147,7 @@ def test_an_export_has_the_adapters_merged_and_answers_as_the_trained_module(
     with torch.no_grad():
         for name, weight in trained_weights(job).items():
             trained.get_parameter(name).copy_(weight)
-    side, tokens = job.model.image_size, family_of(job.model).image_tokens(job.model, 1, 1)
+    side, tokens = job.model.image_size, image_tokens_of(job.model)(1, 1)
     image_token = int(exported.config.image_token_id)
     inputs = {
         "input_ids": torch.tensor([[5, *[image_token] * tokens, 9, 2, 7, 30]]),

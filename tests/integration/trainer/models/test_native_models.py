@@ -14,8 +14,6 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from benchmarks.tiny_native import CONFIGS, model_section
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.equalities import TOWER_TRAINED
 from tests.support.trainer.native_models import SIZES, picture, write_data
@@ -28,6 +26,8 @@ from tests.support.trainer.native_sequences import (
     trained_tokenizer,
 )
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.tiny_native import CONFIGS, model_section
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN
@@ -58,7 +58,7 @@ ROW: tuple[list[Picture], ...] = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES
 
 @pytest.mark.parametrize("cached", [False, True], ids=["online", "cached"])
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_packed_row_gives_each_sample_what_plain_transformers_gives_it_alone(family_name: str, cached: bool) -> None:
+def test_a_packed_sample_equals_plain_transformers_on_it_alone(family_name: str, cached: bool) -> None:
     """The library places positions itself, sees one sample at a time, and encodes its images alone.
 
     Nothing is rounded to bf16 here: a tower that is trained is not, and features are taken as they come.
@@ -100,7 +100,7 @@ def given_to_module(images: Images) -> list[Any]:
 
 
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_packed_row_gives_the_loss_and_the_gradients_of_its_samples_alone(family_name: str) -> None:
+def test_a_packed_sequences_loss_and_gradients_equal_its_samples(family_name: str) -> None:
     config = config_of(family_name, freeze=())
     family, prepare = family_of(config), image_preparer(config)
     module = family.training_module(config, family.build(config, tokenizer_of(family_name)), cached=False).train()
@@ -129,7 +129,9 @@ def test_a_packed_row_gives_the_loss_and_the_gradients_of_its_samples_alone(fami
 
 @pytest.mark.parametrize("frozen", [("tower",), ()])
 @pytest.mark.parametrize("family_name", FAMILIES)
-def test_a_row_without_an_image_gives_every_trained_part_a_gradient(family_name: str, frozen: tuple[str, ...]) -> None:
+def test_a_sequence_without_image_gives_every_trained_part_a_gradient(
+    family_name: str, frozen: tuple[str, ...]
+) -> None:
     """A parameter without a gradient is a collective that one rank skips."""
     config = config_of(family_name, freeze=frozen)
     family = family_of(config)

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.models.layers.nf4 import Nf4Linear

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_runs import TINY
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
+from tests.support.trainer.tiny_runs import TINY
 from trainer.config.job import JobConfig
 
 STOP_STEP = 2

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.runs import losses, make_run, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.job import JobConfig, defers_weights
 from trainer.config.model import LoraConfig
 from trainer.data.tokenize import load_tokenizer

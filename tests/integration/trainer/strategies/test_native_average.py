@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import AVERAGED, RELATIVE, TOWER_TRAINED, trained_weights
 from tests.support.trainer.native_runs import base_of, train
 from tests.support.trainer.runs import losses, make_run
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES
 

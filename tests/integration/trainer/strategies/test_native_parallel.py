@@ -12,13 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.tiny_runs import TINY, strategy_changes
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, TOWER_TRAINED, trained_weights
 from tests.support.trainer.native_models import SIZES, picture
 from tests.support.trainer.native_runs import STOP_STEP, Content, base_of, train
 from tests.support.trainer.native_sequences import as_plain_transformers_takes, config_of, sequence_of
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary
+from tests.support.trainer.tiny_runs import TINY, strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES

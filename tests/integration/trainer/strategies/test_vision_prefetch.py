@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_runs import strategy_changes
 from tests.support.short_form import chosen
 from tests.support.trainer.runs import losses, make_run, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 
 STEPS = 3
 ALL: dict[str, dict[str, Any]] = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.crash.soak import CHANGES, NODES, Result, difference, disturbed, kills, result_of, table
+from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, train_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -28,14 +30,25 @@ def undisturbed(root: Path) -> Result:
     return result_of(job)
 
 
-def test_a_reclaimed_node_and_a_kill_change_nothing_and_the_notice_is_used(root: Path, undisturbed: Result) -> None:
-    one = disturbed(root, 1, f"{RECLAIMED};{kills(SEED, 1)}", undisturbed)
-    assert one.difference == "" and len(one.kills) == 1, "\n".join(table([one]))
-    lines = (root / "runs/round-1/faults.jsonl").read_text().splitlines()
-    reclaim, after_reclaim, kill, after_kill = map(json.loads, lines)
-    assert [reclaim["event"], kill["event"]] == ["preempt", "kill"]
+def lines_of(root: Path, number: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (root / f"runs/round-{number}/faults.jsonl").read_text().splitlines()]
+
+
+def test_a_reclaimed_node_changes_nothing_and_the_notice_is_used(root: Path, undisturbed: Result) -> None:
+    one = disturbed(root, 1, RECLAIMED, undisturbed)
+    assert one.difference == "" and one.restarts == 1, "\n".join(table([one]))
+    reclaim, after_reclaim = lines_of(root, 1)
+    assert reclaim["event"] == "preempt"
     assert after_reclaim["exit_code"] == 75 and after_reclaim["steps_repeated"] == 0, "it saved before it went"
-    assert after_kill["exit_code"] == 137 and kill["said_steps"] >= 22
+
+
+@only_whole
+def test_a_kill_after_it_changes_nothing(root: Path, undisturbed: Result) -> None:
+    """`make soak` draws more of them."""
+    one = disturbed(root, 2, f"{RECLAIMED};{kills(SEED, 1)}", undisturbed)
+    assert one.difference == "" and len(one.kills) == 1, "\n".join(table([one]))
+    _, _, kill, after_kill = lines_of(root, 2)
+    assert kill["event"] == "kill" and after_kill["exit_code"] == 137 and kill["said_steps"] >= 22
 
 
 def test_the_soak_sees_a_difference(undisturbed: Result) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.memory_cases import CASES, HYBRID_CASES, Case
-from benchmarks.planned_memory import predicted
 from tests.support.planner.memory_bounds import COUNTED, PEAK
+from tests.support.planner.planned_memory import predicted
 from tests.support.short_form import chosen
+from tests.support.trainer.memory_cases import CASES, HYBRID_CASES, Case
 from tests.support.trainer.runs import run_ranks
 
 PROCESSES = 2  # on each node
@@ -38,7 +38,9 @@ class Measured:
             first = self._names.index(name) // TOGETHER * TOGETHER
             output = self._folder / f"{first}.json"
             arguments = ["--output", str(output), "--cases", *self._names[first : first + TOGETHER]]
-            run_ranks("benchmarks.measure_memory", arguments, processes=PROCESSES, nodes=self._nodes, timeout_s=600)
+            run_ranks(
+                "tests.support.trainer.measure_memory", arguments, processes=PROCESSES, nodes=self._nodes, timeout_s=600
+            )
             self._found |= json.loads(output.read_text())
         return self._found[name]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pipeline_memory import CASES, COPIED_CASES, SPLIT_CASES, STAGES, predicted
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.short_form import chosen
+from tests.support.trainer.pipeline_memory import CASES, COPIED_CASES, SPLIT_CASES, STAGES, predicted
 from tests.support.trainer.runs import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,9 @@ WEIGHED_COPIED = chosen(COPIED_CASES, lambda name: name == "tp+pp+dp, two copies
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     output: Path = tmp_path_factory.mktemp("pipeline-memory") / "measured.json"
     found: dict[str, Any] = {}
+    module = "tests.support.trainer.pipeline_memory"
     for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4), (WEIGHED_COPIED, 8)):
-        run_ranks("benchmarks.pipeline_memory", ["--output", str(output), "--cases", *cases], processes=ranks)
+        run_ranks(module, ["--output", str(output), "--cases", *cases], processes=ranks)
         found |= json.loads(output.read_text())
     return found
 

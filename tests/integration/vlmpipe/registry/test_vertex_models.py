@@ -27,6 +27,7 @@ from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry import release as release_module
@@ -261,7 +262,7 @@ def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Pa
     with pytest.raises(RunFileError, match="looks like a secret"):
         digits(ON_VERTEX[0], f"register.serving={json.dumps({**SERVING, 'env': {'HF_TOKEN': 'x'}})}")
     with pytest.raises(RunFileError, match="expected gs:// or vertex://MODEL_ID"):
-        digits("register.registry=models").require_vertex()
+        require_vertex(digits("register.registry=models"))
     local = json.dumps(digits(*ON_VERTEX).to_dict())
     compiled = compiled_settings(config, "local", str(tmp_path))
     with pytest.raises(ConfigError, match="Model Registry keeps models in Cloud Storage"):

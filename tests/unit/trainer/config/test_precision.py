@@ -54,7 +54,7 @@ def test_what_is_named_in_its_place_is_taken(changes: dict[str, Any]) -> None:
     assert train(**changes).compute_type == "bf16"
 
 
-@pytest.mark.parametrize(("strategy", "stored"), [("zero2", True), ("ddp", True), ("fsdp", True), ("pp", False)])
+@pytest.mark.parametrize(("strategy", "stored"), [("zero2", True), ("ddp", True), ("fsdp", True), ("pp", True)])
 def test_weights_rest_in_bf16(strategy: str, stored: bool) -> None:
     stages = {"pipeline_parallel": 2} if strategy == "pp" else {}
     assert train(strategy=strategy, **stages).has_bf16_weights == stored

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.measure_memory import packed_batch
-from benchmarks.memory_cases import ONLINE, ROWS, Case
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import ONLINE, ROWS, Case
 from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
 from trainer.models.attention.varlen import ATTEND
@@ -115,7 +115,7 @@ class Made(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_step_reads_nothing(case: Case) -> None:
+def test_a_step_does_not_read_the_device(case: Case) -> None:
     step = step_of(case)
     with Waits(), Made():
         for _ in range(2):  # the second has the optimizer's state
@@ -123,7 +123,7 @@ def test_a_step_reads_nothing(case: Case) -> None:
             assert loss.device == META and norm.device == META
 
 
-def test_a_step_under_the_mask_of_packed_rows_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_with_a_mask_does_not_read_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What models get that cannot attend by sample."""
     monkeypatch.setattr("trainer.models.packed_vlm.use_varlen_attention", lambda _: None)
     step = step_of(CASES["llava"])
@@ -174,7 +174,7 @@ THE_LIBRARYS: dict[str, tuple[str, dict[str, Part | None]]] = {
 
 
 @pytest.mark.parametrize(("case", "parts"), THE_LIBRARYS.values(), ids=THE_LIBRARYS)
-def test_with_the_librarys_part_in_the_place_of_ours_a_step_reads(
+def test_a_step_with_transformers_own_code_reads_the_device(
     case: str, parts: dict[str, Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, part in parts.items():
@@ -184,7 +184,7 @@ def test_with_the_librarys_part_in_the_place_of_ours_a_step_reads(
         step()
 
 
-def test_a_copy_from_the_host_that_waits_is_found_here() -> None:
+def test_a_blocking_copy_from_the_host_is_detected() -> None:
     on_host, on_device = torch.zeros(2), torch.zeros(2, device=META)
     with Waits(), Made():
         on_host.to(META, non_blocking=True)

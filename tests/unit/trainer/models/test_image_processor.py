@@ -40,7 +40,7 @@ def test_pixels_are_those_of_the_image_processor(model_type: str) -> None:
     assert prepare([]).shape == (0, 3, 32, 32)
 
 
-def test_a_processor_with_other_steps_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_with_other_steps_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     class Processor:
         def __call__(self, images: list[Image.Image], return_tensors: str) -> dict[str, Any]:
             return {"pixel_values": np.stack([np.full((3, 32, 32), image.width, np.float32) for image in images])}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tiny_native import CONFIGS, model_section
 from tests.support.paths import ROOT
+from tests.support.trainer.tiny_native import CONFIGS, model_section
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.feature_cache.store import features_key
@@ -46,7 +46,7 @@ def test_the_count_is_the_familys(tower: dict[str, Any], select: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(tower))
     for source in ({"config": tower}, {"weights": str(tmp_path)}):
         config = model(source, feature_select=select)
-        assert image_tokens_of(config)(40, 30) == family_of(config).image_tokens(config, 40, 30)
+        assert image_tokens_of(config)(40, 30) == family_of(config).feature_shape(config)[0]
 
 
 @pytest.mark.parametrize("side", [8, 16])
@@ -64,19 +64,19 @@ def test_the_count_of_smolvlm_is_that_of_its_connector(side: int, left_out: str,
             model = family.skeleton(config, vocabulary=300)
         patches, width = family.feature_shape(config)
         tokens = model.model.connector(torch.empty(1, patches, width, device="meta")).shape[1]
-        assert tokens == image_tokens_of(config)(40, 30) == family.image_tokens(config, 40, 30)
+        assert tokens == image_tokens_of(config)(40, 30)
     assert image_rule(config) != image_rule(ModelConfig.model_validate(model_section("smolvlm", image_size=24 - side)))
 
 
 @pytest.mark.parametrize("side", [12, 24])
-def test_a_square_that_the_model_cannot_take_is_a_sentence(side: int) -> None:
+def test_an_impossible_image_size_is_refused_with_a_message(side: int) -> None:
     config = ModelConfig.model_validate(model_section("smolvlm", image_size=side))
     with pytest.raises(ConfigError, match=rf"model.image_size {side} is no size of images for this model") as caught:
         family_of(config).shape(config)
     assert "a multiple of 8 (patch_size x scale_factor), at most 16" in str(caught.value.expected)
 
 
-def test_torch_is_imported_only_where_the_configuration_leaves_something_out() -> None:
+def test_torch_is_imported_only_for_an_incomplete_configuration() -> None:
     program = (
         "import sys; from trainer.models.image_tokens import image_tokens_of;"
         "from tests.unit.trainer.models.test_image_tokens import *;"
@@ -95,7 +95,7 @@ SIDES = st.integers(4, 3000)
     width=SIDES, height=SIDES, patch=st.sampled_from([4, 14, 16]), merge=st.sampled_from([1, 2]),
     least=st.integers(1, 200_000), more=st.integers(0, 3_000_000),
 )  # fmt: skip
-def test_an_image_of_any_size_takes_the_tokens_that_the_librarys_processor_gives_it(
+def test_token_counts_equal_the_image_processors_for_any_size(
     width: int, height: int, patch: int, merge: int, least: int, more: int
 ) -> None:
     from transformers import Qwen2VLImageProcessorPil
@@ -137,7 +137,7 @@ def test_positions_are_those_of_the_library(parts: list[int | tuple[int, int]]) 
     assert found[1:].tolist() == expected[:, 0].tolist()
 
 
-def test_what_decides_the_tokens_of_images_names_prepared_data() -> None:
+def test_the_image_token_rule_is_part_of_the_fingerprint() -> None:
     """Two bounds that the same few sizes do not tell apart give other data."""
     rules = [
         image_rule(ModelConfig.model_validate(model_section("qwen2_5_vl", max_pixels=most)))
@@ -170,7 +170,7 @@ def test_cached_features_are_those_of_images_of_this_size(
 
 
 @given(tokens=st.integers(1, 20_000))
-def test_a_nearly_square_image_has_nearly_all_of_its_tokens(tokens: int) -> None:
+def test_near_square_loses_few_tokens(tokens: int) -> None:
     rows, columns = near_square(tokens)
     assert 0.8 * tokens <= rows * columns <= tokens
     assert rows <= columns <= 2 * rows or tokens == 3

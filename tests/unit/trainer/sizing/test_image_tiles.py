@@ -15,11 +15,11 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SmolVLMImageProcessorPil
 from transformers.models.smolvlm import processing_smolvlm
 
-from benchmarks.tiny_native import model_section
 from pipelines.check import check_run
 from tests.support.data.prepared import encode, job_config, run_prepare, write_json
 from tests.support.run_files import small
 from tests.support.trainer.native_models import picture
+from tests.support.trainer.tiny_native import model_section
 from trainer.config.data import DataConfig
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN, ModelConfig

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from benchmarks.flop_cases import model_config
-from benchmarks.memory_cases import Case
-from benchmarks.tiny_native import model_section
-from benchmarks.tiny_runs import merged
+from tests.support.trainer.flop_cases import model_config
+from tests.support.trainer.memory_cases import Case
+from tests.support.trainer.tiny_native import model_section
+from tests.support.trainer.tiny_runs import merged
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
@@ -83,7 +83,7 @@ def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
     )
     job, sequence = cast(JobConfig, config), Mock(num_sequences=Mock(return_value=2))
     load = Workload.from_index(
-        config, samples=3, tokens=200, pairs=14_000, images=3, image_tokens=21, label_tokens=150, rows=2, steps=1
+        config, samples=3, tokens=200, pairs=14_000, images=3, image_tokens=21, label_tokens=150, sequences=2, steps=1
     )
     planned = sequence_flops(config, load.sized(shape), load, cached=False)
     assert mean_sequence_flops(job, shape, split, sequence, cached=False) == planned

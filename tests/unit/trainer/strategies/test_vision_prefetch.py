@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure_memory import Scales, draw, packed_batch
-from benchmarks.memory_cases import ONLINE, ROWS, Case
-from benchmarks.tiny_runs import TINY, merged
 from tests.support.paths import ROOT
+from tests.support.trainer.measure_memory import Scales, draw, packed_batch
+from tests.support.trainer.memory_cases import ONLINE, ROWS, Case
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.errors import ConfigError

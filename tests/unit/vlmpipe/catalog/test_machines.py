@@ -28,7 +28,7 @@ def test_every_gpu_of_a_machine_is_in_the_catalog_and_every_gpu_has_a_machine() 
 
 
 @pytest.mark.parametrize("machine", load_catalog().machines.values(), ids=lambda machine: machine.machine_type)
-def test_a_machine_is_possible(machine: Machine) -> None:
+def test_machine_figures_are_plausible(machine: Machine) -> None:
     assert machine.vcpus > 0
     assert machine.memory_gib > 0
     assert machine.nic_gbps > 0
@@ -42,7 +42,7 @@ def test_a_machine_is_possible(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("gpu", load_catalog().gpus.values(), ids=lambda gpu: gpu.accelerator_type)
-def test_a_gpu_is_possible(gpu: Gpu) -> None:
+def test_gpu_figures_are_plausible(gpu: Gpu) -> None:
     assert 5 < gpu.memory_gib < 200
     assert gpu.fp16_tflops is None or gpu.fp16_tflops > gpu.fp32_tflops
     assert gpu.bf16_tflops in (None, gpu.fp16_tflops)
@@ -113,7 +113,7 @@ def test_a_machine_with_a_gpudirect_network_is_no_node_of_a_reduction_server() -
     assert {m.machine_type for m in machines if m.nic_gbps >= 800 and m.reduction_server} == set()
 
 
-def test_what_can_only_be_had_in_special_ways_is_marked() -> None:
+def test_machines_without_on_demand_capacity_are_marked() -> None:
     machines = load_catalog().machines.values()
     assert {m.machine_type for m in machines if m.needs_reservation} == {"a4x-highgpu-4g"}
     assert {m.machine_type for m in machines if not m.on_demand} == {

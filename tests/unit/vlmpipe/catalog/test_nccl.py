@@ -1,40 +1,19 @@
-"""What NCCL uses between nodes, by machine: facts with sources, and what jobs and plans make of them."""
+"""NCCL's network between nodes, by machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from datetime import date
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.generated_files import NCCL_PAGE, nccl_page
 from tests.support.planner.configs import run_config
-from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.catalog.nccl import Misfit, Network, Variable, expected, load_misfits, load_networks, markdown
-from vlmpipe.job_spec.build import JOBS, worker_pools
+from vlmpipe.catalog.nccl import Misfit, Network, expected, load_misfits, load_networks
 from vlmpipe.job_spec.rules import RULES
 
-PAGE = ROOT / "docs/reference/nccl.md"
 NODES = {"cluster__machine_type": "a2-ultragpu-8g", "cluster__replica_count": 2}
 GPUS = {"cluster__accelerator_type": "NVIDIA_A100_80GB", "cluster__accelerator_count": 8}
-
-
-def variables(**run: object) -> dict[str, dict[str, str]]:
-    """The environment of each job's chief."""
-    config = run_config(**run)
-    containers = {job: worker_pools(config, job, "gs://bucket/run")[0]["container_spec"] for job in JOBS}
-    return {job: {one["name"]: one["value"] for one in task.get("env", ())} for job, task in containers.items()}
-
-
-@pytest.fixture
-def one_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A catalogue that sets one variable on A2 machines."""
-    needed = Variable("NCCL_SOCKET_NTHREADS", "4", "a test", "nowhere")
-    networks = load_networks() | {"sockets": replace(load_networks()["sockets"], variables=(needed,))}
-    monkeypatch.setattr(nccl, "load_networks", lambda: networks)
-    yield
 
 
 def test_machines_that_may_have_gpus_have_a_network_and_no_others() -> None:
@@ -44,7 +23,7 @@ def test_machines_that_may_have_gpus_have_a_network_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("entry", [*load_networks().values(), *load_misfits()])
-def test_every_fact_has_a_reason_and_a_dated_source(entry: Network | Misfit) -> None:
+def test_every_entry_has_a_reason_and_a_dated_source(entry: Network | Misfit) -> None:
     assert entry.why and entry.sources
     for source in entry.sources:
         assert source.title and source.url.startswith("https://")
@@ -52,37 +31,9 @@ def test_every_fact_has_a_reason_and_a_dated_source(entry: Network | Misfit) -> 
 
 
 @pytest.mark.parametrize("misfit", load_misfits(), ids=lambda misfit: f"{misfit.of} {misfit.names}")
-def test_a_warning_is_of_a_rule_and_spares_known_networks(misfit: Misfit) -> None:
+def test_a_misfit_has_a_rule_and_suits_known_networks(misfit: Misfit) -> None:
     assert misfit.rule in RULES and (misfit.names or misfit.net)
     assert set(misfit.suits) < set(load_networks())
-
-
-def test_no_network_sets_what_is_warned_of_on_it() -> None:
-    for name, network in load_networks().items():
-        for variable in network.variables:
-            assert not [
-                one for one in load_misfits() if name not in one.suits and one.means(variable.name, variable.value)
-            ]
-
-
-@pytest.mark.usefixtures("one_variable")
-def test_jobs_whose_gpus_exchange_data_get_the_variables_of_their_machine() -> None:
-    found = variables(**NODES, **GPUS, cluster__evaluate_replica_count=1)
-    assert [found[job].get("NCCL_SOCKET_NTHREADS") for job in JOBS] == ["4", "4", "4"]
-
-
-@pytest.mark.usefixtures("one_variable")
-def test_what_the_run_file_sets_stays() -> None:
-    found = variables(**NODES, **GPUS, cluster__env={"NCCL_SOCKET_NTHREADS": "2"})
-    assert found["train"]["NCCL_SOCKET_NTHREADS"] == "2"
-
-
-@pytest.mark.usefixtures("one_variable")
-def test_a_single_gpu_and_cpus_get_none_of_them() -> None:
-    one = {"cluster__machine_type": "a2-ultragpu-1g", "cluster__accelerator_count": 1, "cluster__replica_count": 1}
-    assert variables(**GPUS | one)["train"] == {}
-    cpus = {"cluster__machine_type": "n1-standard-8", "cluster__accelerator_type": "", "cluster__accelerator_count": 0}
-    assert variables(**NODES | cpus)["train"] == {}
 
 
 @pytest.mark.parametrize(
@@ -114,13 +65,6 @@ def test_a_plan_of_several_nodes_says_which_plugin_to_expect(
     assert ("Not confirmed: that Vertex AI brings the plugin" in said) == (machine.network != "sockets")
 
 
-@pytest.mark.usefixtures("one_variable")
-def test_a_plan_names_the_variables_that_are_set() -> None:
-    machine = load_catalog().machines["a2-ultragpu-8g"]
-    said = "none (plain TCP sockets); sets NCCL_SOCKET_NTHREADS=4"
-    assert expected(run_config(**NODES, **GPUS), machine) == said
-
-
 def test_one_node_needs_no_plugin_and_reducers_need_their_own() -> None:
     machine = load_catalog().machines["a2-ultragpu-8g"]
     assert expected(run_config(**GPUS | NODES | {"cluster__replica_count": 1}), machine) == ""
@@ -129,4 +73,4 @@ def test_one_node_needs_no_plugin_and_reducers_need_their_own() -> None:
 
 
 def test_the_reference_page_is_what_the_catalogue_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown()
+    assert NCCL_PAGE.read_text(encoding="utf-8") == nccl_page()

@@ -42,7 +42,7 @@ def test_every_price_is_of_a_machine_or_gpu_that_exists_in_its_region() -> None:
             assert table.region in catalog.regions[name]
 
 
-def test_a_price_is_given_once() -> None:
+def test_no_price_is_given_twice() -> None:
     tables = PriceFile.model_validate(read_yaml(FILE_NAME))
     for entries in (tables.hourly(), tables.monthly_disks(), tables.monthly_stores()):
         keys = [key for key, _ in entries]
@@ -65,22 +65,24 @@ def test_spot_and_flex_start_cost_less_than_on_demand(prices: Prices) -> None:
     ("term", "usd_per_hour"),
     [("standard", 101.5429684 - 0.53561644), ("flex_start", 52.0306163 - 0.53561644)],
 )
-def test_the_bill_of_a_job_on_eight_h100_comes_out(prices: Prices, term: Term, usd_per_hour: float) -> None:
+def test_the_published_bill_of_a_job_on_eight_h100_is_reproduced(
+    prices: Prices, term: Term, usd_per_hour: float
+) -> None:
     """Bills by SKU of August 2025, less the boot disk; see vertex-fee in prices.yaml."""
     quote = prices.machine(*H100, term)
     assert quote.usd_per_hour == pytest.approx(usd_per_hour, rel=1e-5)
     assert quote.missing == ()
 
 
-def test_a_boot_disk_of_the_same_bill_comes_out(prices: Prices) -> None:
+def test_the_boot_disk_of_the_same_bill_is_reproduced(prices: Prices) -> None:
     assert prices.boot_disk("pd-ssd", "us-central1").usd_per_gb_month == pytest.approx(0.0002678 * 730, rel=1e-4)
 
 
-def test_the_published_vertex_price_of_a_cpu_machine_comes_out(prices: Prices) -> None:
+def test_the_published_vertex_price_of_a_cpu_machine_is_reproduced(prices: Prices) -> None:
     assert prices.machine("n1-standard-4", "", 0, "us-central1", "standard").usd_per_hour == pytest.approx(0.21849885)
 
 
-def test_gpus_by_choice_are_added_to_their_machine(prices: Prices) -> None:
+def test_attached_gpus_are_added_to_the_machines_price(prices: Prices) -> None:
     alone = prices.machine("n1-standard-8", "", 0, "us-central1", "standard")
     with_two = prices.machine("n1-standard-8", "NVIDIA_TESLA_T4", 2, "us-central1", "standard")
     assert alone.usd_per_hour is not None
@@ -105,7 +107,7 @@ def test_a_missing_gpu_price_names_the_gpu_alone(prices: Prices) -> None:
     assert quote.missing == ("NVIDIA_TESLA_T4 in europe-west4, standard",)
 
 
-def test_a_machine_that_nobody_knows_is_named_with_its_gpu(prices: Prices) -> None:
+def test_an_unknown_machine_is_named_with_its_gpu(prices: Prices) -> None:
     quote = prices.machine("z9-huge-1", "NVIDIA_L4", 1, "us-central1", "spot")
     assert quote.usd_per_hour is None
     assert quote.missing == ("z9-huge-1 in us-central1, spot", "NVIDIA_L4 in us-central1, spot")
@@ -161,7 +163,7 @@ def test_an_entry_of_the_users_file_replaces_ours_and_no_other(tmp_path: Path, p
     assert own.machine(*other) == prices.machine(*other)
 
 
-def test_the_fee_of_spot_follows_a_price_that_holds_it(tmp_path: Path) -> None:
+def test_the_spot_fee_is_computed_from_a_price_that_includes_the_fee(tmp_path: Path) -> None:
     quote = _own(tmp_path, OWN).machine(*H100, "spot")
     assert quote.usd_per_hour == pytest.approx(52.9623 + 0.15 * 70 / 1.15)
 
@@ -195,7 +197,7 @@ GOOD = {"term": "spot", "date": "date: 2026-11-01, ", "name": "a2-highgpu-1g", "
         ({"price": "'1.5'"}, "machines[0].usd_per_hour.a2-highgpu-1g", '"1.5"', "a number of at least 0"),
         ({"price": "true"}, "machines[0].usd_per_hour.a2-highgpu-1g", "true", "a number of at least 0"),
         ({"price": "1e999"}, "machines[0].usd_per_hour.a2-highgpu-1g", "Infinity", "a number of at least 0"),
-        ({"term": "cheap"}, "machines[0].term", '"cheap"', "'standard', 'spot' or 'flex_start'"),
+        ({"term": "cheap"}, "machines[0].term", '"cheap"', "one of standard, spot, flex_start"),
         ({"name": "a2-highgpu-3g"}, "machines[0].usd_per_hour", "a2-highgpu-3g", "did you mean a2-highgpu-"),
         ({"date": ""}, "machines[0].date", "no date", "the day on which 'us' was read"),
         ({"date": "date: soon, "}, "machines[0].date", '"soon"', "a date such as 2026-11-20"),
@@ -215,7 +217,7 @@ def test_a_wrong_entry_of_the_users_file_is_named(
     assert caught.value.code == ExitCode.CONFIG
 
 
-def test_the_form_that_the_broken_entries_vary_is_right(tmp_path: Path) -> None:
+def test_the_entry_that_the_broken_ones_vary_is_valid(tmp_path: Path) -> None:
     assert _own(tmp_path, ENTRY.format(**GOOD)).hourly["us-central1", "spot", "a2-highgpu-1g"].usd == 1.5
 
 
@@ -235,11 +237,11 @@ def test_a_gpu_that_is_part_of_a_machine_has_no_price_of_its_own(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "holds nothing"),
-        (b"- 1", "holds a list"),
+        (b"", "is empty"),
+        (b"- 1", "is a list"),
         (b"machines: [", "not valid YAML"),
         (b"\xff\xfe", "is not text"),
-        (b"a" * (1 << 20) + b"b", "at most 1048576 bytes"),
+        (b"a" * (1 << 20) + b"b", "at most 1,048,576 bytes"),
     ],
     ids=["empty", "list", "broken", "binary", "huge"],
 )
@@ -250,7 +252,7 @@ def test_a_file_that_holds_no_tables_is_refused(tmp_path: Path, content: bytes, 
         load_prices(str(path), today=TODAY)
 
 
-def test_a_missing_file_is_said_with_its_path(tmp_path: Path) -> None:
+def test_a_missing_prices_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no prices file") as caught:
         load_prices(str(tmp_path / "none.yaml"), today=TODAY)
     assert "plan.prices_file" in caught.value.text()

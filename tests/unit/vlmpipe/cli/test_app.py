@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.tiny_native import CONFIGS, model_section
 from pipelines import local_process
 from pipelines.check import Finding
 from tests.support.commands import parse_vlmpipe
 from tests.support.data.prepared import llava_folder, record, write_json
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
+from tests.support.trainer.tiny_native import CONFIGS, model_section
 from vlmpipe import api
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output

@@ -18,6 +18,7 @@ from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ConfigError
 from vlmpipe.config import json_schema as schema
 from vlmpipe.config.run_config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
 from vlmpipe.runs.local.run import DEFAULT_ROOT
@@ -28,7 +29,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_run_files_are_valid_and_complete_for_vertex(path: Path) -> None:
     config = load_run_file(path)
-    config.require_vertex()
+    require_vertex(config)
     assert config.name == path.stem
     assert warnings(config) == []
 
@@ -220,19 +221,19 @@ def test_a_name_that_only_contains_a_secret_word_is_allowed() -> None:
     assert small(cluster__env={"TOKENIZERS_PARALLELISM": "false"}).cluster.env
 
 
-def test_vertex_needs_are_asked_for_only_when_compiling_for_it() -> None:
+def test_requirements_of_vertex_are_checked_only_when_compiling_for_it() -> None:
     with pytest.raises(RunFileError) as caught:
-        small().require_vertex()
+        require_vertex(small())
     missing = {problem.field for problem in caught.value.problems}
     assert missing == {
         "gcp.project", "gcp.service_account", "gcp.pipeline_image", "gcp.pipeline_root", "cluster.image_uri"
     }  # fmt: skip
 
 
-def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
-    small().require_data_in_cloud()
+def test_local_data_is_refused_on_vertex() -> None:
+    require_data_in_cloud(small())
     with pytest.raises(RunFileError, match=r"data\.source"):
-        small(data__source="my-data/llava.json").require_data_in_cloud()
+        require_data_in_cloud(small(data__source="my-data/llava.json"))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_data_of_this_machine_cannot_be_read_from_vertex() -> None:
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
     ],
 )
-def test_a_setting_without_effect_or_with_a_trap_is_a_warning(overrides: dict[str, Any], field: str) -> None:
+def test_a_setting_without_effect_or_with_a_pitfall_is_a_warning(overrides: dict[str, Any], field: str) -> None:
     assert field in {problem.field for problem in warnings(small(**overrides))}
 
 
@@ -302,7 +303,7 @@ def write(tmp_path: Path, text: str | bytes) -> Path:
         ("a: !!python/object/apply:os.system [x]\n", "not valid YAML"),
     ],
 )
-def test_an_unreadable_run_file_is_refused_in_words(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_an_unreadable_run_file_is_refused_with_a_message(tmp_path: Path, text: str | bytes, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_run_file(write(tmp_path, text))
 
@@ -338,11 +339,11 @@ def test_plain_values_read_as_in_yaml_1_2(text: str, value: Any) -> None:
         max_leaves=8,
     )
 )
-def test_json_is_read_as_itself(value: Any) -> None:
+def test_json_is_valid_yaml(value: Any) -> None:
     assert parse_yaml(json.dumps(value, ensure_ascii=False), "x") == value
 
 
-def test_overrides_win_and_create_sections() -> None:
+def test_overrides_replace_fields_and_create_sections() -> None:
     overrides = parse_overrides(["train.epochs=3", "gate.per_slice={digit: 0.5}", "data.image_folder="])
     config = parse_run_config(apply_overrides(SMALL, overrides), "x")
     assert (config.train.epochs, config.gate.per_slice, config.data.image_folder) == (3, {"digit": 0.5}, "")
@@ -402,7 +403,7 @@ def test_the_builtin_sources_are_those_of_the_data_step() -> None:
         ("checkpoint.asynchronous", "checkpoint.async_save"),
     ],
 )
-def test_an_earlier_name_of_a_field_is_answered_with_the_one_of_today(earlier: str, now: str) -> None:
+def test_an_earlier_field_name_is_answered_with_the_current_one(earlier: str, now: str) -> None:
     with pytest.raises(RunFileError, match=f"{re.escape(earlier)}: unknown key, did you mean {re.escape(now)}"):
         load_run_file(ROOT / "configs/digits.yaml", [f"{earlier}=1"])
 

@@ -52,14 +52,14 @@ def nodes(node: yaml.Node | None) -> list[Any]:
     "text", [STRANGE, *(file.read_text() for file in FILES)], ids=["strange", *(file.stem for file in FILES)]
 )
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_both_parsers_find_the_same_at_the_same_places(text: str, line_end: str) -> None:
+def test_both_yaml_parsers_give_the_same_values_and_errors(text: str, line_end: str) -> None:
     text = text.replace("\n", line_end)
     assert nodes(compose(text)) == nodes(yaml.compose(text, Loader=InPython))
 
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("kind", ["a FIFO", "a loop of symbolic links", "a character device"])
-def test_a_special_file_is_no_run_file(tmp_path: Path, kind: str) -> None:
+def test_a_special_file_is_refused_as_run_file(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run.yaml"
     if kind == "a FIFO":
         os.mkfifo(path)
@@ -81,7 +81,7 @@ TAGS = ["", *(f"!!{name} " for name in TAGGED)]
 @example(tag="", scalar="1e" + "9" * 400)
 @example(tag="!!python/object/apply:os.system ", scalar="[echo]")
 @example(tag="", scalar="\ud800")
-def test_a_text_is_a_value_or_a_sentence(tag: str, scalar: str) -> None:
+def test_any_text_gives_a_value_or_an_error_message(tag: str, scalar: str) -> None:
     try:
         parse_yaml(f"a: {tag}{scalar}", "x.yaml")
     except UserError as error:
@@ -93,7 +93,7 @@ def test_a_text_is_a_value_or_a_sentence(tag: str, scalar: str) -> None:
 @example(["model.seed=" + "9" * 5000])
 @example(["data.source=\udcff\udcfe.json"])
 @example(["data.source=a\0b"])
-def test_overrides_are_values_or_a_sentence(texts: list[str]) -> None:
+def test_any_override_gives_a_value_or_an_error_message(texts: list[str]) -> None:
     try:
         apply_overrides({"train": {"epochs": 1}}, parse_overrides(texts))
     except UserError as error:

@@ -71,7 +71,7 @@ def test_the_given_spec_is_not_changed() -> None:
         (["chief"], "expected: an object with fields of WorkerPoolSpec"),
     ],
 )
-def test_pools_that_vertex_would_misunderstand_are_refused(pools: list[Any], words: str) -> None:
+def test_pools_that_vertex_would_misread_are_refused(pools: list[Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_job_spec({"worker_pool_specs": pools})
     assert words in str(caught.value)
@@ -119,7 +119,7 @@ def test_a_node_runs_the_launcher_with_the_run_file_of_its_run() -> None:
     assert container["env"] == [{"name": "A", "value": "b"}, {"name": "VLMPIPE_LOCAL_PORT", "value": "29400"}]
 
 
-def test_metrics_on_weights_and_biases_are_seen_in_the_training_jobs_spec() -> None:
+def test_the_wandb_project_is_in_the_training_jobs_environment() -> None:
     """So that a network without a way out is pointed out before anything is submitted."""
     network = ["gcp.project=my-project", "gcp.network=projects/1/global/networks/lab"]
     config = load_run_file(ROOT / "configs/digits.yaml", ["train.wandb={project: vlm}", *network])
@@ -137,7 +137,7 @@ def test_metrics_on_weights_and_biases_are_seen_in_the_training_jobs_spec() -> N
     assert [job for job in JOBS if "VP504" in codes[job]] == ["train"]
 
 
-def test_a_spec_holds_nothing_that_was_not_set() -> None:
+def test_a_spec_omits_settings_that_are_not_set() -> None:
     spec = job_spec(load_run_file(ROOT / "configs/digits.yaml", ["gcp={}"]), "train", "out")
     assert set(spec) == {"worker_pool_specs", "scheduling", "base_output_directory"}
     assert set(spec["scheduling"]) == {"timeout", "strategy", "restart_job_on_worker_restart"}
@@ -157,7 +157,7 @@ FALLBACK = "cluster.capacity_fallback=[{scheduling_strategy: spot}, {scheduling_
         }),
     ],
 )  # fmt: skip
-def test_the_quotas_that_a_run_needs_are_those_of_its_largest_job_on_each_rung(
+def test_a_runs_quotas_are_those_of_its_largest_job_for_each_capacity_option(
     run_file: str, overrides: list[str], expected: dict[str, int]
 ) -> None:
     found = quotas(load_run_file(ROOT / "configs" / f"{run_file}.yaml", overrides))

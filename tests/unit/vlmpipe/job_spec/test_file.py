@@ -19,9 +19,10 @@ from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli import app as cli
-from vlmpipe.job_spec.file import LARGEST_FILE_BYTES, SpecFile, read_spec_file, spec_of
+from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES
+from vlmpipe.job_spec.file import SpecFile, read_spec_file, spec_of
 from vlmpipe.job_spec.rules import Violation
-from vlmpipe.job_spec.schema import camel_case
+from vlmpipe.job_spec.schema import camel_case, read_message
 
 FOLDER = ROOT / "tests/fixtures/job-specs"
 CATALOG = load_catalog()
@@ -39,13 +40,13 @@ def check(content: Any, region: str = "") -> list[Violation]:
 
 
 @pytest.mark.parametrize("name", ["eight-mistakes.yaml", "eight-mistakes-sdk.yaml"])
-def test_a_spec_with_eight_mistakes_gets_exactly_eight_answers(name: str) -> None:
+def test_a_spec_with_eight_mistakes_gives_exactly_eight_violations(name: str) -> None:
     found = read_spec_file(FOLDER / name).check(CATALOG, "us-central1")
     assert sorted(violation.code for violation in found) == EIGHT
     assert {violation.severity for violation in found} == {"error"}
 
 
-def test_a_field_is_named_as_it_stands_in_the_file() -> None:
+def test_a_field_is_named_as_in_the_file() -> None:
     paths = {name: [found.path for found in read_spec_file(FOLDER / name).check(CATALOG)] for name in (
         "eight-mistakes.yaml", "eight-mistakes-sdk.yaml",
     )}  # fmt: skip
@@ -54,7 +55,7 @@ def test_a_field_is_named_as_it_stands_in_the_file() -> None:
     assert "worker_pool_specs[0].machine_spec.accelerator_type" in paths["eight-mistakes-sdk.yaml"]
 
 
-def test_what_to_do_is_said_in_the_spelling_of_the_file() -> None:
+def test_the_fix_uses_the_spelling_of_the_file() -> None:
     (found,) = check(in_camel_case(changed(ONE, {"worker_pool_specs.0.replica_count": 4})) | {"models": []})[:1]
     assert found.fix == "move the other replicas to workerPoolSpecs[1]"
 
@@ -74,7 +75,7 @@ def test_every_form_is_read(form: str, spell: Any, write: Any, tmp_path: Path) -
     path = tmp_path / "job.txt"
     path.write_text(write(FORMS[form](spell(REDUCED)) if spell is dict else in_camel_case(FORMS[form](REDUCED))))
     file = read_spec_file(path)
-    assert file.spec["worker_pool_specs"] == REDUCED["worker_pool_specs"]
+    assert read_message(file.content).fields["worker_pool_specs"] == REDUCED["worker_pool_specs"]
     assert file.check(CATALOG) == []
 
 
@@ -151,7 +152,7 @@ def test_no_content_of_a_file_makes_reading_fail(content: Any) -> None:
         (b'{"a": 1, "a": 2}', "gives keys twice: a"),
         (b"network: a\nworker_pool_specs: []\nnetwork: b\n", "gives keys twice: network (line 3)"),
         (b"a: 1\n---\nb: 2\n", "is neither YAML nor JSON"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "is not text"),
         (b"[" * 100_000, "is nested too deeply"),
         (b"a: !!python/object:os.system {}", "is neither YAML nor JSON"),
         (b"x" * (LARGEST_FILE_BYTES + 1), "at most"),
@@ -165,7 +166,7 @@ def test_no_content_of_a_file_makes_reading_fail(content: Any) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_job_spec_gets_a_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_job_spec_is_refused_with_a_message(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -173,12 +174,12 @@ def test_a_file_that_is_no_job_spec_gets_a_sentence(content: bytes, words: str, 
     assert words in str(caught.value)
 
 
-def test_a_file_that_is_not_there_gets_a_sentence(vlmpipe: Any) -> None:
+def test_a_missing_file_is_refused_with_a_message(vlmpipe: Any) -> None:
     code, out, err = vlmpipe("check", "--job-spec", "nowhere.yaml")
     assert code != 0 and out == "" and "nowhere.yaml" in err and "Traceback" not in err
 
 
-def test_yaml_anchors_and_dates_are_read_as_people_mean_them(tmp_path: Path) -> None:
+def test_yaml_anchors_are_expanded_and_dates_stay_text(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(
         f"""
@@ -223,7 +224,7 @@ def test_the_command_names_eight_of_eight_and_ends_with_64(vlmpipe: Any) -> None
     assert "0123456789abcdef" not in out
 
 
-def test_the_command_with_json_has_every_part_of_every_answer(vlmpipe: Any) -> None:
+def test_the_command_with_json_prints_every_field_of_every_violation(vlmpipe: Any) -> None:
     code, out, _ = vlmpipe("check", "--job-spec", "tests/fixtures/job-specs/eight-mistakes-sdk.yaml", "--json")
     answer = json.loads(out)
     assert (code, answer["ok"], answer["spelling"], len(answer["violations"])) == (64, False, "snake_case", 8)
@@ -273,7 +274,7 @@ def test_checking_a_job_spec_loads_nothing_slow() -> None:
 
 
 @pytest.mark.timeout(10)
-def test_a_fifo_is_no_job_spec(tmp_path: Path) -> None:
+def test_a_fifo_is_refused_as_job_spec(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "job.yaml")
     with pytest.raises(ConfigError, match=r"job\.yaml is a FIFO"):
         read_spec_file(tmp_path / "job.yaml")

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.memory_cases import Case
-from benchmarks.tiny_native import CONFIGS
 from tests.support.paths import ROOT
+from tests.support.trainer.memory_cases import Case
+from tests.support.trainer.tiny_native import CONFIGS
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models import registry as table
@@ -24,7 +24,6 @@ from trainer.tracing import step as tracing
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner import disk_cache as kept
 from vlmpipe.planner import model_architecture as architecture
-from vlmpipe.planner import shardable as splitting
 from vlmpipe.planner.memory import activations
 from vlmpipe.planner.memory import pipeline_stage as stage_memory
 from vlmpipe.planner.memory import zero_persistence as persistent
@@ -37,7 +36,7 @@ KEPT: tuple[Any, ...] = (
     stage_memory._traced,
     persistent._small,
     architecture._shape,
-    splitting._verdict,
+    architecture._shardable,
 )
 PIPELINE = Case("pp", cached=False, changes={"features.cache": "off"})
 
@@ -96,7 +95,7 @@ def held_by_a_stage(config: RunConfig) -> object:
     ],
     ids=lambda one: f"{one.strategy} {one.family}" if isinstance(one, Case) else one.__name__,
 )
-def test_a_kept_answer_is_the_one_that_was_found(
+def test_a_cached_result_equals_the_computed_one(
     case: Case, asked: Callable[[RunConfig], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = case.config(2)
@@ -106,19 +105,19 @@ def test_a_kept_answer_is_the_one_that_was_found(
     assert asked(config) == found
 
 
-def test_a_refusal_is_kept_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_cached_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Case("tp").config(2).model
     texts = []
     for _ in range(2):
         with pytest.raises(ConfigError, match="does not divide") as caught:
-            splitting.require_shardable(model, 3, cached=False, sequence=False)
+            architecture.require_shardable(model, 3, cached=False, sequence=False)
         texts.append(caught.value.text())
         forget()
         no_torch(monkeypatch)
     assert texts[0] == texts[1]
 
 
-def test_what_differs_in_the_model_or_in_what_is_asked_is_found_anew(folder: Path) -> None:
+def test_another_model_or_argument_is_computed_anew(folder: Path) -> None:
     shapes = {
         layers: shape_of(Case("ddp", {"model.language_model.config.num_hidden_layers": layers}).config(2))
         for layers in (2, 3)
@@ -146,7 +145,7 @@ def test_another_configuration_in_the_same_folder_is_another_model(tmp_path: Pat
     assert [layers(2), layers(3)] == [2, 3]
 
 
-def test_a_damaged_answer_is_made_anew(folder: Path) -> None:
+def test_a_damaged_cache_file_is_written_again(folder: Path) -> None:
     config = Case("ddp").config(2)
     found = shape_of(config)
     (kept_file,) = answers(folder)
@@ -158,9 +157,7 @@ def test_a_damaged_answer_is_made_anew(folder: Path) -> None:
         assert kept_file.read_text() == whole
 
 
-def test_a_machine_without_a_place_for_answers_plans_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planning_works_without_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Case("ddp").config(2)
     found = shape_of(config)
     (tmp_path / "a file").write_text("")
@@ -169,22 +166,20 @@ def test_a_machine_without_a_place_for_answers_plans_all_the_same(
     assert shape_of(config) == found
 
 
-def test_answers_lie_in_the_users_own_cache_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_in_the_users_cache_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLMPIPE_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     shape_of(Case("ddp").config(2))
     assert len(answers(tmp_path / "home/.cache/vlmpipe" / kept.FOLDER)) == 1
 
 
-def test_a_user_without_a_home_plans_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_works_without_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLMPIPE_CACHE_DIR")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert shape_of(Case("ddp").config(2)).language.layers == 4
 
 
-def test_a_folder_that_does_not_say_what_model_it_holds_is_not_kept(folder: Path, tmp_path: Path) -> None:
+def test_a_model_folder_without_configuration_is_not_cached(folder: Path, tmp_path: Path) -> None:
     """A GGUF file has its configuration inside: another one in its place would be taken for the first."""
 
     @kept.disk_cached
@@ -201,7 +196,7 @@ def test_a_folder_that_does_not_say_what_model_it_holds_is_not_kept(folder: Path
     assert answers(folder) == []
 
 
-def test_a_disk_that_fills_up_costs_the_answer_its_place_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_only_loses_the_cached_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -210,7 +205,7 @@ def test_a_disk_that_fills_up_costs_the_answer_its_place_only(folder: Path, monk
     assert answers(folder) == []
 
 
-def test_other_code_finds_its_own_answers_and_those_of_old_code_leave(
+def test_other_code_has_its_own_results_and_old_ones_are_deleted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Case("ddp").config(2)

@@ -24,7 +24,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("override", BROKEN.values(), ids=BROKEN.keys())
-def test_every_command_refuses_it_before_anything_starts(override: str, tmp_path: Path) -> None:
+def test_every_command_refuses_an_impossible_model_before_anything_starts(override: str, tmp_path: Path) -> None:
     config = api.load(ROOT / "configs/digits.yaml", override, f"output.root_uri={tmp_path}")
     failed = [finding for finding in api.check(config) if finding.state == "failed"]
     assert failed and all(finding.code == 64 for finding in failed)
@@ -38,7 +38,7 @@ def test_every_command_refuses_it_before_anything_starts(override: str, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_region_that_does_not_exist_is_doubted() -> None:
+def test_an_unknown_region_is_a_warning() -> None:
     def vertex(location: str) -> str:
         values = ("gcp.project=my-project", f"gcp.location={location}", "gcp.pipeline_root=gs://bucket/root")
         config = api.load(ROOT / "configs/llava-7b-lora.yaml", *values)
@@ -53,6 +53,6 @@ def test_epochs_are_bounded() -> None:
         api.load(ROOT / "configs/digits.yaml", f"train.epochs={10**20}")
 
 
-def test_a_good_one_is_counted() -> None:
+def test_a_valid_models_parameters_are_counted() -> None:
     found = next(one for one in api.check(api.load(ROOT / "configs/digits.yaml")) if one.subject == "parameters")
     assert found.state == "ok" and "are trained" in found.text

@@ -299,7 +299,7 @@ def test_a_shard_larger_than_the_cache_is_refused_at_once(data: Fixture) -> None
     assert "data.shard_cache_gib" in caught.value.fix
 
 
-def test_full_disk_is_reported(data: Fixture) -> None:
+def test_a_full_disk_is_reported(data: Fixture) -> None:
     def full(name: str, path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.data.prepared import prepare_llava, prepared_files, run_prepare
+from tests.support.short_form import WHOLE, chosen
 from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index
 from trainer.data.shards.prepared_files import DONE, open_prepared
@@ -19,7 +20,8 @@ from trainer.data.tokenize import load_tokenizer
 from trainer.errors import DataError, ExitCode, UserError
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
-FLIPS = int(os.environ.get(EXAMPLES_VARIABLE, 300)) // 50  # of each file
+FLIPS = int(os.environ.get(EXAMPLES_VARIABLE, 300 if WHOLE else 100)) // 50  # of each file
+ONE_OF_EACH_KIND = {DONE, "index.parquet", "stats.json", "tokenizer/tokenizer.json"}
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +60,14 @@ def test_whole_data_can_be_used(prepared: tuple[JobConfig, Path]) -> None:
     use(prepared[1])
 
 
-@pytest.mark.timeout(60 + 10 * FLIPS)
+@pytest.mark.timeout(300 + 10 * FLIPS)
 @pytest.mark.parametrize("damage", [flip, truncate])
 def test_damage_to_any_file_names_it(
     prepared: tuple[JobConfig, Path], tmp_path: Path, damage: Callable[[Path, random.Random], None]
 ) -> None:
     draw = random.Random(None if EXAMPLES_VARIABLE in os.environ else 7)
     names = list(prepared_files(str(prepared[1])))
-    assert {DONE, "index.parquet", "stats.json", "tokenizer/tokenizer.json"} <= set(names)
+    assert set(names) >= ONE_OF_EACH_KIND
     for name in names:
         for attempt in range(FLIPS if damage is flip else 1):
             folder = shutil.copytree(prepared[1], tmp_path / f"{attempt}" / name.replace("/", "-"))
@@ -96,8 +98,8 @@ def test_next_preparation_replaces_damaged_data(prepared: tuple[JobConfig, Path]
     config, folder = prepared
     before, draw = prepared_files(str(folder)), random.Random(3)
     assert run_prepare(config).reused
-    for name in before:
+    for name in chosen(before, lambda name: name in ONE_OF_EACH_KIND or name.endswith("train-000000.tar")):
         flip(folder / name, draw)
         assert not run_prepare(config).reused, name
         assert prepared_files(str(folder)) == before
-        assert run_prepare(config).reused
+    assert run_prepare(config).reused

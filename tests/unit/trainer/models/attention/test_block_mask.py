@@ -29,7 +29,7 @@ def positions(lengths: list[int]) -> torch.Tensor:
 
 
 @given(rows=st.lists(st.lists(st.integers(1, TOKENS), max_size=4), min_size=1, max_size=3))
-def test_it_equals_the_librarys_where_a_row_is_packed(rows: list[list[int]]) -> None:
+def test_the_mask_equals_transformers_for_packed_sequences(rows: list[list[int]]) -> None:
     position_ids = torch.stack([positions(lengths) for lengths in rows])
     config, hidden = config_of(LlamaConfig), torch.zeros(len(rows), TOKENS, 8)
     theirs = create_causal_mask(config, hidden, None, None, position_ids=position_ids)
@@ -49,11 +49,11 @@ def test_it_equals_the_librarys_where_a_row_is_packed(rows: list[list[int]]) -> 
         config_of(LlamaConfig, attention="flash_attention_2"),
     ],
 )
-def test_other_kinds_of_attention_are_left_to_the_library(config: Any) -> None:
+def test_other_kinds_of_attention_are_left_to_transformers(config: Any) -> None:
     assert mask_of(config, positions([5, 4])[None], packed=True) is None
 
 
 @pytest.mark.parametrize("config", [config_of(kind) for kind in (LlamaConfig, Qwen2Config, Qwen3Config)])
-def test_rows_of_one_sample_have_none(config: Any) -> None:
+def test_sequences_of_one_sample_have_no_mask(config: Any) -> None:
     assert mask_of(config, positions([])[None], packed=False) is None
     assert mask_of(config, positions([5, 4])[None], packed=True) is not None

@@ -33,13 +33,13 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from benchmarks.memory_cases import Case
+from tests.support.trainer.memory_cases import Case
 from trainer.models.attention import kernels as attention_kernels
 from trainer.models.attention.block_mask import block_diagonal_mask, mask_of
 from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs, is_right
 from trainer.models.attention.varlen import attend, attend_backward, attention, takes_samples, use_varlen_attention
-from trainer.models.layers.activation_checkpointing import recompute_layers
+from trainer.models.layers.recompute_policy import recompute_layers
 from trainer.models.registry import family_of
 
 TOKENS, HEADS, HEAD_DIM, SCALE = 24, 4, 8, 0.3
@@ -123,7 +123,7 @@ def test_output_and_gradients_are_those_under_a_mask(kv_heads: int) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-def test_inputs_may_lie_in_memory_as_layers_have_them() -> None:
+def test_inputs_may_have_the_strides_of_layers() -> None:
     """Queries and keys come from a projection of all heads, transposed; some models cut them out of one tensor."""
     inputs, samples = tensors(3, 2), CuSeqlens.of(ROWS, TOKENS)
     plain, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
@@ -133,7 +133,7 @@ def test_inputs_may_lie_in_memory_as_layers_have_them() -> None:
         torch.testing.assert_close(attend(*others, samples.bounds, samples.device_bounds, SCALE)[0], plain)
 
 
-def test_it_is_an_operation_as_torch_wants_them() -> None:
+def test_the_operation_passes_torchs_opcheck() -> None:
     """Schema, gradients, shapes without numbers, and under the tracing of torch.compile: torch's own checks."""
     samples = CuSeqlens.of(ROWS, TOKENS)
     torch.library.opcheck(attend, (*tensors(3, 2, torch.float32), samples.bounds, samples.device_bounds, SCALE))
@@ -153,7 +153,7 @@ def test_autocast_casts_inputs_and_nothing_within(dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours * is_sample(ROWS)[..., None, None], expected, rtol=0.02, atol=0.02)
 
 
-def test_padding_attends_to_some_of_it() -> None:
+def test_padding_attends_in_pieces() -> None:
     samples = CuSeqlens.of([[PADDING_PIECE], []], 3 * PADDING_PIECE + 5)
     lengths = samples.bounds.diff().tolist()
     assert max(lengths) == PADDING_PIECE and sum(lengths) == 2 * (3 * PADDING_PIECE + 5)
@@ -169,7 +169,7 @@ def test_bounds_are_those_of_positions(rows: list[list[int]]) -> None:
     assert samples.packed == (rows != [[TOKENS]] * len(rows))
 
 
-def test_few_sizes_are_told_to_compiled_code() -> None:
+def test_compiled_code_sees_few_sizes() -> None:
     told = {
         (len(samples.bounds))
         for row in ([TOKENS // count] * count for count in range(1, TOKENS + 1))
@@ -186,7 +186,7 @@ def language_model(kind: Any = LlamaModel, config: Any = LlamaConfig, **settings
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
-def test_a_language_model_gives_what_it_gives_under_a_mask(checkpointing: str) -> None:
+def test_a_language_models_output_equals_that_under_a_mask(checkpointing: str) -> None:
     model = language_model()
     if checkpointing != "none":
         recompute_layers(model, selective=checkpointing == "selective")
@@ -205,7 +205,7 @@ def test_a_language_model_gives_what_it_gives_under_a_mask(checkpointing: str) -
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_what_stands_for_a_mask_cannot_be_computed_with() -> None:
+def test_the_empty_mask_cannot_be_computed_with() -> None:
     """A model that passed the samples on to nobody would otherwise mix them."""
     model = language_model()
     use_varlen_attention(model)
@@ -249,7 +249,7 @@ class DeafModel(LlamaModel):
     ],
     ids=["takes and drops", "nemotron", "doge", "windows", "dropout", "another kind of attention"],
 )
-def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
+def test_unsupported_models_keep_their_attention(model: Any) -> None:
     kind = model.config._attn_implementation
     use_varlen_attention(model)
     assert model.config._attn_implementation == kind and not takes_samples(model.config)
@@ -257,7 +257,7 @@ def test_models_that_cannot_keep_what_they_have(model: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "config"), [(Qwen2Model, Qwen2Config), (Qwen3Model, Qwen3Config)])
 @pytest.mark.parametrize("fake", [False, True])
-def test_models_that_can_are_found_out_also_among_tensors_without_numbers(kind: Any, config: Any, fake: bool) -> None:
+def test_supported_models_are_detected_also_on_fake_tensors(kind: Any, config: Any, fake: bool) -> None:
     with FakeTensorMode() if fake else contextlib.nullcontext():
         model = language_model(kind, config)
         random_numbers = torch.get_rng_state()
@@ -267,7 +267,7 @@ def test_models_that_can_are_found_out_also_among_tensors_without_numbers(kind: 
 
 
 @pytest.mark.parametrize("family", ["llava", "smolvlm", "qwen2_5_vl", "qwen3_vl"])
-def test_language_models_of_all_families_can(family: str) -> None:
+def test_language_models_of_all_families_are_supported(family: str) -> None:
     config = Case("ddp", family=family).config(1).model
     model = family_of(config).skeleton(config, vocabulary=300)
     module: Any = family_of(config).training_module(config, model, cached=True)
@@ -278,7 +278,7 @@ def test_language_models_of_all_families_can(family: str) -> None:
     ("given", "named"),
     [({"softcap": 30.0}, "softcap"), ({"dropout": 0.1}, "dropout"), ({"is_causal": False}, "is_causal")],
 )
-def test_what_it_does_not_do_is_refused(given: dict[str, Any], named: str) -> None:
+def test_unsupported_features_are_refused(given: dict[str, Any], named: str) -> None:
     heads_first = [each.transpose(1, 2) for each in tensors(3, 2)]
     with pytest.raises(NotImplementedError, match=named):
         attention(torch.nn.Module(), *heads_first, None, samples=CuSeqlens.of(ROWS, TOKENS), **given)
@@ -299,7 +299,7 @@ def test_flops_are_those_of_the_samples() -> None:
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=["rows", "one row"])
 @pytest.mark.parametrize("heads_first", [False, True], ids=["tokens first", "heads first"])
 @pytest.mark.parametrize("kernel", [FLASH, BLOCKWISE], ids=["flash", "blockwise"])
-def test_kernels_of_gpus_read_nothing_of_the_device(kernel: Kernel, heads_first: bool, rows: Lengths) -> None:
+def test_gpu_kernels_do_not_synchronize_with_the_host(kernel: Kernel, heads_first: bool, rows: Lengths) -> None:
     """On tensors without numbers, by torch's own rules of sizes: what there is to know lies on the host."""
     samples = CuSeqlens.of(rows, TOKENS).to(torch.device("meta"))
     inputs = [each.detach().to("meta", torch.bfloat16) for each in tensors(len(rows), 2)]
@@ -333,7 +333,7 @@ def wrong_in(part: str) -> Kernel:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_kernel_that_is_right_passes_its_trial(dtype: torch.dtype) -> None:
+def test_a_correct_kernel_passes_its_trial(dtype: torch.dtype) -> None:
     query, key, _ = tensors(1, 2, dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -343,7 +343,7 @@ def test_a_kernel_that_is_right_passes_its_trial(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("part", ["output", "a gradient", "NaN", "an error"])
-def test_a_kernel_that_is_not_is_told_of_and_not_used(part: str) -> None:
+def test_a_wrong_kernel_is_reported_and_not_used(part: str) -> None:
     query, key, _ = tensors(1, 2, torch.bfloat16)
     with pytest.warns(UserWarning, match="is not used for 4 heads of 8 in torch.bfloat16 on cpu: "):
         assert not is_right(wrong_in(part), query, key)

@@ -81,7 +81,7 @@ def test_logits_of_more_than_a_chunk_never_exist() -> None:
     assert all(peak < 3 * logits * chunk / labels + 4 * hidden.nbytes for peak in peaks[chunk])
 
 
-def test_a_head_that_ranks_split_gives_the_whole_loss_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sharded_head_gives_the_whole_loss_on_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks in turn: what they sum is put together by hand, in the order in which they ask."""
     hidden, weight, label_ids = problem(20)
     expected = F.cross_entropy(F.linear(hidden, weight), label_ids, reduction="sum")

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.measure_memory import draw, packed_batch
-from benchmarks.memory_cases import Case
 from tests.support.short_form import chosen, only_whole
+from tests.support.trainer.measure_memory import draw, packed_batch
+from tests.support.trainer.memory_cases import Case
 from trainer.config.train import CompileBackend
 from trainer.errors import ConfigError
 from trainer.models.layers.compile import CACHE_VARIABLE, cache_folder, compile_layers, compiled_graphs
@@ -97,7 +97,7 @@ CASES = {f"{kind}{', in slices' * sharded}": (kind, sharded) for kind in KEPT_AT
 
 
 @pytest.mark.parametrize("case", chosen(CASES, lambda name: name == "full, in slices"))
-def test_what_is_compiled_computes_the_same_and_keeps_what_checkpointing_says(case: str) -> None:
+def test_compiled_layers_compute_the_same_and_save_what_checkpointing_allows(case: str) -> None:
     """FSDP gives layers a class of their own, in which checkpointing must still happen."""
     checkpointing, sharded = CASES[case]
     found = steps(checkpointing, backend="aot_eager", sharded=sharded)
@@ -124,7 +124,7 @@ def test_a_tower_that_runs_online_is_compiled_for_any_number_of_images() -> None
     assert found.graphs > 2
 
 
-def test_kernels_are_kept_for_each_environment_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_environment_has_its_own_kernel_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CACHE_VARIABLE, raising=False)
     here = cache_folder()
     monkeypatch.setattr(sys, "prefix", "/another/environment")

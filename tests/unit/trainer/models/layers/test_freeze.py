@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from benchmarks.flop_cases import CLIP, LLAMA, model_config
-from benchmarks.tiny_native import model_section
-from benchmarks.tiny_runs import TINY, merged
 from pipelines.check import check_run
+from tests.support.trainer.flop_cases import CLIP, LLAMA, model_config
+from tests.support.trainer.tiny_native import model_section
+from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
@@ -61,7 +61,7 @@ def run_file(**model: Any) -> RunConfig:
     freeze=st.lists(st.sampled_from(PATTERNS), max_size=3),
     train=st.lists(st.sampled_from(PATTERNS), max_size=2),
 )
-def test_parts_come_first_then_what_freezes_then_what_thaws(
+def test_train_parameters_override_freeze_parameters_which_override_freeze(
     parts: set[Any], freeze: list[str], train: list[str]
 ) -> None:
     def named(name: str, patterns: list[str]) -> bool:
@@ -102,7 +102,7 @@ def _language(family: str) -> str:
     return "text_model" if family == "smolvlm" else "language_model"
 
 
-def test_a_part_of_which_all_is_frozen_by_patterns_is_as_one_that_is_named() -> None:
+def test_a_part_frozen_by_patterns_equals_one_frozen_by_name() -> None:
     by_part, by_pattern = (
         shape_of(model_config(**section))
         for section in ({"freeze": ("tower", "projector")}, {"freeze_parameters": ["*projector*"]})
@@ -121,7 +121,7 @@ def test_a_model_of_fewer_layers_has_the_first_ones_as_they_are() -> None:
 
 @pytest.mark.parametrize("field", ["freeze_parameters", "train_parameters"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pattern_that_names_nothing_is_answered_with_names_that_are_close(field: str, family: str) -> None:
+def test_a_pattern_without_match_is_answered_with_similar_names(field: str, family: str) -> None:
     config = of_family(family, **{field: ["*.layer.[0-9].self_attn.q_proj.*"]})
     with pytest.raises(ConfigError) as caught:
         shape_of(config)
@@ -129,7 +129,7 @@ def test_a_pattern_that_names_nothing_is_answered_with_names_that_are_close(fiel
     assert "layers.0.self_attn.q_proj.weight" in caught.value.expected
 
 
-def test_upper_and_lower_case_are_told_apart_as_in_the_model() -> None:
+def test_patterns_are_case_sensitive() -> None:
     with pytest.raises(ConfigError, match="matches no parameter"):
         shape_of(model_config(freeze_parameters=["*LM_HEAD*"]))
 
@@ -149,7 +149,7 @@ def test_without_numbers_a_tied_head_is_frozen_with_the_embedding() -> None:
     assert not model.lm_head.weight.requires_grad
 
 
-def test_what_no_gradient_reaches_cannot_be_thawed() -> None:
+def test_parameters_without_gradient_cannot_be_trained() -> None:
     behind = "*vision_tower.encoder.layers.2.*"
     with pytest.raises(ConfigError, match=r"names only parameters that get no gradient, .* after model.feature_layer"):
         shape_of(model_config(tower=CLIP, feature_layer=-2, train_parameters=[behind]))
@@ -157,12 +157,12 @@ def test_what_no_gradient_reaches_cannot_be_thawed() -> None:
 
 
 @pytest.mark.parametrize("field", ["freeze_parameters", "train_parameters"])
-def test_beside_adapters_patterns_name_nothing_of_the_language_model(field: str) -> None:
+def test_with_lora_patterns_may_not_match_the_language_model(field: str) -> None:
     with pytest.raises(ConfigError, match=r"names .* of the language model, and model.lora trains adapters in place"):
         shape_of(model_config(lora={"rank": 2}, **{field: ["*norm*"]}))
 
 
-def test_beside_adapters_patterns_choose_of_tower_and_projector_also_in_the_export() -> None:
+def test_with_lora_patterns_choose_tower_and_projector_parameters_also_in_the_export() -> None:
     config = model_config(lora={"rank": 2}, train_parameters=["*vision_tower*norm1*"])
     adapters = {name for name in trained(config) if "lora_" in name}
     plain = trained(without_adapters(config))
@@ -171,7 +171,7 @@ def test_beside_adapters_patterns_choose_of_tower_and_projector_also_in_the_expo
     assert not in_frozen_parts(skeleton(config)) >= set(skeleton(config).parameters())
 
 
-def test_frozen_weights_of_a_thawed_tower_are_told_from_others() -> None:
+def test_frozen_weights_of_a_partly_trained_tower_are_listed() -> None:
     """A tower that is frozen as a whole has a digest of its own."""
     thawed, frozen = (
         frozen_weights(skeleton(config))

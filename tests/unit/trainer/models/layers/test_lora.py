@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
-from benchmarks.flop_cases import CASES, model_config
+from tests.support.trainer.flop_cases import CASES, model_config
 from trainer.config.model import LoraConfig, ModelConfig
 from trainer.data.tokenize import make_tokenizer
 from trainer.errors import ConfigError
@@ -64,7 +64,7 @@ def test_adapters_start_without_effect_and_the_same_in_every_process(tokenizer: 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_lies_frozen_under_a_model_has_the_names_of_its_export(case: str) -> None:
+def test_frozen_weights_have_the_names_of_the_export(case: str) -> None:
     """By these a checkpoint's base is told from another, in training and in an export."""
     config = model_config(**CASES[case])
     family, tokenizer = family_of(config), tokenizer_of(config)
@@ -90,7 +90,7 @@ def test_targets_are_names_in_a_block_or_their_last_parts() -> None:
 
 
 @pytest.mark.parametrize("target", ["wq", "roj", "lm_head", "layers.0.self_attn.q_proj", "mlp"])
-def test_a_target_that_is_no_linear_layer_is_answered_with_those_there_are(target: str) -> None:
+def test_a_target_that_is_no_linear_layer_is_answered_with_the_existing_ones(target: str) -> None:
     with pytest.raises(ConfigError) as caught:
         FAMILY.shape(model_config(lora={"targets": ["v_proj", target]}))
     assert repr(target) in caught.value.found and "qwen2" in caught.value.found
@@ -115,6 +115,6 @@ def test_a_language_model_without_linear_layers_is_refused() -> None:
         ({"lora": {}, "freeze": ("tower", "language_model")}, "lora freezes the language model already"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(parts: dict[str, Any], message: str) -> None:
+def test_lora_settings_without_effect_are_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ModelConfig.model_validate(model_config().model_dump() | parts)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from benchmarks.flop_cases import model_config
+from tests.support.trainer.flop_cases import model_config
 from trainer.errors import ExitCode, UserError
 from trainer.models.layers.freeze import is_adapter
 from trainer.models.layers.nf4 import Nf4Linear, QuantizedWeights, quantize_base, quantized_names, require_bitsandbytes

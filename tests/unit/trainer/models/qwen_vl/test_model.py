@@ -15,7 +15,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.utils.generic import get_max_seqlen
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
-from benchmarks.tiny_native import TEXT, model_section
+from tests.support.trainer.tiny_native import TEXT, model_section
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.attention.block_mask import mask_of
@@ -93,7 +93,7 @@ def gradients(module: Any, loss: Tensor) -> dict[str, Tensor | None]:
 
 @pytest.mark.parametrize("images", IMAGES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loss_and_gradients_are_the_librarys(family: str, images: str) -> None:
+def test_loss_and_gradients_equal_transformers(family: str, images: str) -> None:
     grids, module = IMAGES[images], module_of(family)
     rows = sequences_of(grids)
     patches = patches_of(module, grids or GRIDS[:1])
@@ -110,7 +110,7 @@ def test_loss_and_gradients_are_the_librarys(family: str, images: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_library_takes_all_that_it_is_told(family: str) -> None:
+def test_transformers_accepts_all_named_sizes(family: str) -> None:
     """What is left would go on to attention, which passes over what it does not know."""
     module = module_of(family)
     (tower,) = module._tower
@@ -121,7 +121,7 @@ def test_the_library_takes_all_that_it_is_told(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_flash_attention_is_told_the_longest_image_and_window(family: str) -> None:
+def test_flash_attention_gets_the_longest_image_and_window(family: str) -> None:
     (tower,) = module_of(family)._tower
     plain = sizes_of(tower, GRIDS, CPU)
     tower.config._attn_implementation = "flash_attention_2"
@@ -141,7 +141,7 @@ def masks() -> Any:
 
 
 @given(mask=masks())
-def test_places_are_those_of_the_mask(mask: Tensor) -> None:
+def test_places_equal_those_of_the_mask(mask: Tensor) -> None:
     assert torch.equal(places_of(mask, int(mask.sum())), mask.flatten().nonzero()[:, 0])
 
 
@@ -153,7 +153,7 @@ def test_more_places_than_images_are_an_error(mask: Tensor) -> None:
 
 
 @given(mask=masks())
-def test_images_are_put_where_the_mask_is(mask: Tensor) -> None:
+def test_images_are_put_at_the_masks_positions(mask: Tensor) -> None:
     places = places_of(mask, int(mask.sum()))
 
     def both(scatter: Any) -> list[Tensor]:
@@ -168,7 +168,7 @@ def test_images_are_put_where_the_mask_is(mask: Tensor) -> None:
     assert all(map(torch.equal, mine, theirs))
 
 
-def test_for_gradients_places_alone_are_kept(language_model: Any) -> None:
+def test_the_backward_pass_saves_only_places(language_model: Any) -> None:
     """Neither the images nor a mask of all tokens' numbers, which a plan would lack."""
     add_levels_at_places(language_model)
     hidden, images = torch.randn(2, 6, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
@@ -183,7 +183,7 @@ def language_model() -> Iterator[Qwen3VLTextModel]:
     yield Qwen3VLTextModel(Qwen3VLTextConfig(**TEXT | {"head_dim": 8}))
 
 
-def test_a_level_goes_where_the_mask_is_with_places_and_with_the_mask(language_model: Any) -> None:
+def test_a_level_is_added_at_places_and_at_a_mask(language_model: Any) -> None:
     hidden, mask = torch.randn(2, 6, 4), torch.rand(2, 6) > 0.5
     level = torch.randn(int(mask.sum()), 4)
     theirs = language_model._deepstack_process(hidden, mask, level)
@@ -193,7 +193,7 @@ def test_a_level_goes_where_the_mask_is_with_places_and_with_the_mask(language_m
     assert torch.equal(language_model._deepstack_process(hidden, places_of(mask, len(level)), level), theirs)
 
 
-def test_a_library_that_adds_levels_otherwise_is_refused() -> None:
+def test_an_unknown_transformers_method_is_refused() -> None:
     class Other(nn.Module):
         def _deepstack_process(self, hidden_states: Tensor, visual_embeds: Tensor) -> Tensor:
             return hidden_states + visual_embeds

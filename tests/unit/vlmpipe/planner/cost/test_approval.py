@@ -42,13 +42,13 @@ def _refusal(
     return caught.value
 
 
-def test_a_cheap_plan_is_not_asked_about() -> None:
+def test_a_cheap_plan_needs_no_confirmation() -> None:
     person = Person(False)
     require_approval(PLAN, confirm_above_usd=412.0, force=False, yes=False, ask=person)
     assert person.heard == []
 
 
-def test_more_than_the_threshold_is_asked_about_with_all_that_matters() -> None:
+def test_a_plan_above_the_threshold_is_confirmed_with_cost_hours_and_machines() -> None:
     person = Person(True)
     require_approval(PLAN, confirm_above_usd=411.99, force=False, yes=False, ask=person)
     (question,) = person.heard
@@ -56,24 +56,24 @@ def test_more_than_the_threshold_is_asked_about_with_all_that_matters() -> None:
         assert part in question
 
 
-def test_no_is_no() -> None:
+def test_the_answer_no_submits_nothing() -> None:
     refusal = _refusal(PLAN, person=Person(False))
     assert refusal.code == ExitCode.INTERRUPTED
     assert "nothing was sent" in refusal.found
 
 
-def test_without_a_terminal_the_way_is_yes() -> None:
+def test_without_a_terminal_the_error_names_yes() -> None:
     refusal = _refusal(PLAN)
     assert (refusal.code, "--yes" in refusal.fix, "$412" in refusal.found) == (ExitCode.CONFIG, True, True)
 
 
-def test_yes_is_the_answer_beforehand() -> None:
+def test_yes_confirms_in_advance() -> None:
     person = Person(False)
     require_approval(PLAN, confirm_above_usd=0, force=False, yes=True, ask=person)
     assert person.heard == []
 
 
-def test_a_cost_that_nobody_knows_is_asked_about_and_says_why() -> None:
+def test_an_unknown_cost_is_confirmed_with_its_reason() -> None:
     person = Person(True)
     require_approval(UNKNOWN, confirm_above_usd=1e9, force=False, yes=False, ask=person)
     assert "not known: no price of a4x-highgpu-4g" in person.heard[0]
@@ -81,19 +81,19 @@ def test_a_cost_that_nobody_knows_is_asked_about_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("person", [None, Person(True)], ids=["nobody", "somebody"])
-def test_a_red_plan_is_refused_with_every_error_whoever_is_there(person: Person | None) -> None:
+def test_a_red_plan_is_refused_with_every_error_with_and_without_a_terminal(person: Person | None) -> None:
     refusal = _refusal(RED, yes=True, person=person)
     assert refusal.code == ExitCode.CONFIG
     assert [error in refusal.found for error in RED.errors] == [True, True]
     assert "--force" in refusal.fix
 
 
-def test_force_is_no_yes() -> None:
+def test_force_does_not_confirm_the_cost() -> None:
     assert "$412" in _refusal(RED, force=True).found
     require_approval(RED, confirm_above_usd=100, force=True, yes=True, ask=None)
 
 
-def test_cents_are_said_only_where_they_matter() -> None:
+def test_cents_are_printed_only_for_small_amounts() -> None:
     assert [dollars(usd) for usd in (0.5, 99.994, 100, 12345.6)] == ["$0.50", "$99.99", "$100", "$12,346"]
 
 
@@ -120,7 +120,7 @@ def test_the_plans_cost_is_that_of_all_jobs() -> None:
     assert spending.machines == "4 x a2-ultragpu-8g + 13 x n1-highcpu-16"
 
 
-def test_what_is_not_known_is_named_with_what_is_known_of_it() -> None:
+def test_unknown_costs_are_named_with_the_known_sum() -> None:
     unpriced = dataclasses.replace(EVALUATE, usd_per_hour=None, usd=None)
     spending = spending_of(CONFIG, _plan(cost=_cost(TRAIN, unpriced, missing=("disk d", "machine m")), load=LOAD))
     assert (spending.usd, spending.hours) == (None, 12.0)
@@ -130,12 +130,12 @@ def test_what_is_not_known_is_named_with_what_is_known_of_it() -> None:
     assert (spending.hours, spending.unknown) == (None, "no hours of evaluate; $300 of it are known")
 
 
-def test_without_a_number_of_samples_the_field_that_says_it_is_named() -> None:
+def test_without_a_number_of_samples_its_field_is_named() -> None:
     untimed = dataclasses.replace(TRAIN, hours=None, usd=None)
     assert "plan.samples" in spending_of(CONFIG, _plan(cost=_cost(untimed))).unknown
 
 
-def test_a_plan_without_a_cost_is_explained_by_its_own_note() -> None:
+def test_a_plan_without_a_cost_is_explained_by_its_note() -> None:
     assert spending_of(CONFIG, _plan(notes=("The model's sizes are not known.",))).unknown == (
         "The model's sizes are not known."
     )

@@ -21,9 +21,11 @@ from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import Plan
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.feature_cache import advise
 from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_preemptions_s, young_daly_s
-from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
+from vlmpipe.planner.time.step_time import Time, estimate_time
+from vlmpipe.planner.workload import Workload
 
 NODE_USD = 40 + 100 * 0.17 / HOURS_PER_MONTH  # with its boot disk
 
@@ -33,8 +35,9 @@ def estimated(prices: Any = None, *, node: Any = None, **run: Any) -> tuple[Cost
     layout, load = layout_of(config), Workload.assumed(config, LLAVA_7B)
     gpu = A100_80 if config.cluster.accelerator_count else None
     cache = advise(config, LLAVA_7B, layout, load, gpu, prices)
-    time = estimate_time(config, LLAVA_7B, layout, load, node, gpu, cached=cache.state == "on")
-    return estimate_cost(config, LLAVA_7B, layout, load, time, cache, node, gpu, prices), time
+    case = Scenario(config, LLAVA_7B, layout, load, node, gpu, cached=cache.state == "on")
+    time = estimate_time(case)
+    return estimate_cost(case, time, cache, prices), time
 
 
 def test_training_costs_its_hours_times_its_nodes() -> None:
@@ -79,7 +82,7 @@ def test_the_run_files_term_is_the_runs_cost() -> None:
 FALLBACK = [{"scheduling_strategy": "spot", "wait": "600s"}, "standard"]
 
 
-def test_a_ladder_is_priced_by_rung_and_asked_about_as_its_dearest() -> None:
+def test_capacity_fallback_is_priced_by_option_and_confirmed_by_the_dearest() -> None:
     cost, _ = estimated(cluster__scheduling_strategy="spot", cluster__capacity_fallback=FALLBACK)
     assert (cost.capacity_fallback, cost.term) == (("spot", "standard"), "standard")
     assert cost.usd == cost.by_term["standard"].usd
@@ -88,7 +91,7 @@ def test_a_ladder_is_priced_by_rung_and_asked_about_as_its_dearest() -> None:
     assert unknown.usd is None
 
 
-def test_a_rung_that_is_not_to_be_had_makes_the_plan_red_and_a_limit_needs_prices() -> None:
+def test_an_impossible_capacity_option_makes_the_plan_red_and_a_limit_needs_prices() -> None:
     def planned(cost: Cost) -> Plan:
         return Plan("a", (), {}, None, None, None, None, None, None, cost, ())
 
@@ -127,7 +130,7 @@ def test_reducers_are_paid_for_training_only() -> None:
         ({"cluster__accelerator_type": "", "cluster__accelerator_count": 0}, "flex_start", "without GPUs"),
     ],
 )
-def test_a_term_that_is_not_to_be_had_says_why(changes: dict[str, Any], term: str, reason: str) -> None:
+def test_an_unavailable_term_has_a_reason(changes: dict[str, Any], term: str, reason: str) -> None:
     found = estimated(**changes)[0].by_term[term]
     assert not found.possible and reason in found.why_not
     assert estimated()[0].by_term[term].possible
@@ -147,7 +150,7 @@ def test_a_missing_price_of_reducers_leaves_training_open_only() -> None:
     assert by_job["train"] is None and by_job["evaluate"] is not None and cost.usd is None
 
 
-def test_old_prices_are_said_to_be_old() -> None:
+def test_old_prices_are_an_assumption() -> None:
     old, new = (estimated(RoundPrices(is_old=value))[0] for value in (True, False))
     assert any("90 days" in sentence for sentence in old.assumptions)
     assert not any("90 days" in sentence for sentence in new.assumptions)
@@ -164,7 +167,7 @@ def test_without_samples_there_is_no_cost_of_the_run_but_one_of_an_hour() -> Non
     assert cost.usd is None and train.usd_per_hour == pytest.approx(NODE_USD)
 
 
-def test_an_evaluation_of_unknown_length_is_left_out_and_said() -> None:
+def test_an_evaluation_of_unknown_length_is_left_out_and_reported() -> None:
     cost, _ = estimated(plan__samples=0, train__max_steps=100, evaluate__max_samples=0)
     assert cost.usd == next(step.usd for step in cost.steps if step.job == "train")
     assert any("evaluate job" in sentence for sentence in cost.assumptions)
@@ -185,7 +188,7 @@ def test_young_daly() -> None:
     assert young_daly_s(50, 36_000) == pytest.approx(math.sqrt(2 * 50 * 36_000))
 
 
-def test_more_nodes_are_stopped_more_often() -> None:
+def test_more_nodes_are_preempted_more_often() -> None:
     one, four = (mean_time_between_preemptions_s(run_config(cluster__replica_count=nodes)) for nodes in (1, 4))
     assert one == pytest.approx(50 * 3600) and four == pytest.approx(one / 4)
     assert mean_time_between_preemptions_s(run_config(plan__preemptions_per_node_hour=0)) == math.inf
@@ -206,7 +209,7 @@ def test_no_preemptions_lose_only_saves() -> None:
     assert lost is not None and lost.total_hours == lost.saves_hours == pytest.approx(1)
 
 
-def test_a_run_that_is_stopped_before_it_gets_on_has_no_end() -> None:
+def test_a_run_that_loses_more_than_it_computes_never_ends() -> None:
     assert expected_loss(360_000, 36, 7200, 3600, 600) is None
 
 
@@ -238,7 +241,7 @@ def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
     assert any("0.02 times an hour" in sentence for sentence in cost.assumptions)
 
 
-def test_a_hopeless_rate_is_said() -> None:
+def test_a_hopeless_preemption_rate_is_reported() -> None:
     cost, _ = estimated(cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=30)
     assert cost.usd is None and cost.expected_lost_hours is None
     assert any("loses more than it computes" in sentence for sentence in cost.assumptions)
@@ -283,7 +286,7 @@ def test_a_field_out_of_bounds_is_named(cron: str) -> None:
     "cron",
     ["0 3 * *", "a 3 * * *", "*/0 3 * * *", "1- 3 * * *", "0 3 * * FOO", "0 3 */x * *", "0 3 L * *", "0 3 * * 1#2"],
 )
-def test_a_field_that_cannot_be_read_is_named(cron: str) -> None:
+def test_an_invalid_field_is_named(cron: str) -> None:
     with pytest.raises(ConfigError, match=r"schedule\.cron"):
         runs_per_month(cron)
 

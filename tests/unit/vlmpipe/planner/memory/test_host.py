@@ -66,6 +66,8 @@ def planned(strategy: str, offload: str, *, nvme_path: str = "", machine_gib: fl
         fields["train.gradient_accumulation_dtype"] = "bf16"
     if strategy.startswith("zero"):  # the same buckets with and without offloading
         fields["train.deepspeed"] = {"zero_optimization": {"overlap_comm": False}}
+    if offload == "optimizer" and strategy in ("zero1", "zero2"):
+        fields["train.gradient_accumulation_dtype"] = "bf16"
     config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])
     catalog = load_catalog()
     machine = catalog.machines[config.cluster.machine_type]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
 
-from benchmarks.flop_cases import CASES, model_config
 from tests.support.planner.configs import LLAVA_7B
+from tests.support.trainer.flop_cases import CASES, model_config
 from trainer.config.train_options import PowerSgdConfig
 from trainer.models.registry import family_of
 from trainer.sizing.model_shape import Matrices

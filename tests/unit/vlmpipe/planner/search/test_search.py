@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.tiny_native import model_section
 from tests.support.paths import ROOT
 from tests.support.trainer.runs import merged
+from tests.support.trainer.tiny_native import model_section
 from trainer.config.model import GRID_FAMILIES
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli.views.suggestions import print_suggestions
@@ -45,7 +45,7 @@ def run_file(**language: Any) -> RunConfig:
         ({"num_key_value_heads": 1}, True, set()),
     ],
 )
-def test_layers_are_split_over_ranks_that_heads_and_width_divide_by(
+def test_tensor_parallel_degrees_divide_heads_and_width(
     language: dict[str, Any], cached: bool, tensor: set[int]
 ) -> None:
     degrees = Degrees.of(architecture(run_file(**language)), PLACES, cached=cached)
@@ -63,12 +63,12 @@ def test_adapters_are_split_with_their_layers() -> None:
 
 
 @pytest.mark.parametrize("family", GRID_FAMILIES)
-def test_layers_of_native_models_are_split_and_their_stack_is_cut(family: str) -> None:
+def test_native_models_support_tensor_and_pipeline_parallelism(family: str) -> None:
     """Two key-value heads, two layers: of the divisors of 8 GPUs, two ranks take each."""
     assert Degrees.of(native(family), PLACES, cached=False) == Degrees(frozenset({2}), frozenset({2}))
 
 
-def test_layers_that_images_are_added_behind_count_as_one_of_a_stack() -> None:
+def test_deepstack_layers_count_as_one_layer_of_a_pipeline() -> None:
     """DeepStack adds to the first two of four."""
     levels = {"vision_config.depth": 3, "vision_config.deepstack_visual_indexes": [0, 1]}
     model = native("qwen3_vl", {"text_config.num_hidden_layers": 4, **levels})
@@ -100,7 +100,7 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
         },  # which 8 ranks cannot share
     ],
 )
-def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
+def test_every_candidate_is_a_valid_run_file(start: dict[str, Any]) -> None:
     """Also where the run file asks for what another strategy does not have."""
     base = parse_run_config(merged(run_file().to_dict(), start), "test")
     degrees = Degrees(tensor=frozenset({2, 4, 8}), pipeline=frozenset({2, 4}))
@@ -116,7 +116,7 @@ def test_every_way_is_a_valid_run_file(start: dict[str, Any]) -> None:
     assert both and {tensor for tensor, _ in both} <= {place.gpus_per_node for place in PLACES}
 
 
-def test_the_printed_command_has_what_was_given_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_printed_command_includes_the_given_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     """But for what the suggestion changes: it is the way of the table that is planned then."""
     change = {"train.strategy": "fsdp", "train.micro_batch_size": 2}
     found = [Suggestion(change, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)]
@@ -135,7 +135,7 @@ def test_the_printed_command_has_what_was_given_on_the_command_line(capsys: pyte
         ("by:1", r"The cheapest ways to train \S+ within 1 h "),
     ],
 )
-def test_a_table_says_what_its_order_is_by(goal: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_names_its_order(goal: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
     way = Suggestion({"train.strategy": "fsdp"}, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
     print_suggestions([way], Goal.parse(goal), run_file(), "run.yaml")
     assert re.match(title, capsys.readouterr().out.strip())

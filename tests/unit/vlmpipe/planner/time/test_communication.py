@@ -72,7 +72,7 @@ def test_with_bf16_weights_a_weight_is_two_bytes_and_a_gradient_as_asked(strateg
     assert "weights" not in fp32 or bf16["weights"] == fp32["weights"] / 2
 
 
-def test_factors_of_matrices_travel_in_their_place() -> None:
+def test_powersgd_sends_factors_instead_of_matrices() -> None:
     """rank x (n + m) numbers of each, where that is less than half of n x m; the rest as it is."""
     matrices = (Matrices(4096, 4096, 3), Matrices(11008, 4096, 2), Matrices(8, 4096, 5))
     numbers = sum(one.rows * one.columns * one.count for one in matrices)
@@ -106,7 +106,7 @@ def test_quantized_gradients_are_half_a_byte_each_between_several_nodes(nodes: i
 
 
 @given(st.sampled_from([2, 4, 8]), st.sampled_from([2, 4, 8]), st.integers(1, 8))
-def test_with_a_copy_in_each_node_trained_weights_leave_it_once_a_step_and_frozen_ones_never(
+def test_with_hpz_trained_weights_leave_a_node_once_a_step_and_frozen_ones_never(
     nodes: int, ranks: int, micro_steps: int
 ) -> None:
     work = replace(WORK, micro_steps=micro_steps)
@@ -120,7 +120,7 @@ def test_with_a_copy_in_each_node_trained_weights_leave_it_once_a_step_and_froze
     assert inside == pytest.approx(for_all)
 
 
-def test_one_node_or_one_rank_a_node_makes_no_copy() -> None:
+def test_hpz_has_no_copy_with_one_node_or_one_rank_a_node() -> None:
     for nodes, ranks in ((1, 8), (8, 1)):
         assert make_layout("zero3", nodes, ranks, node_weights=True) == make_layout("zero3", nodes, ranks)
 
@@ -198,7 +198,7 @@ def test_tensor_parallel_neighbours_share_a_node() -> None:
 
 
 @given(st.sampled_from([2, 4, 8]), st.sampled_from(["none", "full"]))
-def test_ranks_that_share_tokens_send_what_their_sums_would(ranks: int, checkpointing: Any) -> None:
+def test_sequence_parallelism_sends_as_much_as_its_all_reduces(ranks: int, checkpointing: Any) -> None:
     """But for both ends of the stack, and what attention takes, which is gathered again where it is computed again."""
     whole = make_layout("tp", 1, ranks, tensor_parallel=ranks)
     work = replace(WORK, precision="fp32", activation_checkpointing=checkpointing)

@@ -11,7 +11,8 @@ from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, run_co
 from trainer.sizing.model_shape import ModelShape, Stack
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.time.feature_cache import CacheAdvice, advise, feature_bytes
-from vlmpipe.planner.time.step_time import Workload, sequence_flops
+from vlmpipe.planner.time.step_time import sequence_flops
+from vlmpipe.planner.workload import Workload
 
 # so400m/384 + Qwen3-0.6B with 81 pooled tokens, and SigLIP-B/224 + SmolLM2-135M.
 SO400M = Stack(27, 1152, 16, 16, 72, 4304, False, 15_230_000)
@@ -51,7 +52,7 @@ def test_bytes_of_an_image_are_tokens_times_width_in_bf16() -> None:
     assert feature_bytes(SMALL_LM) == 81 * 1152 * 2  # 0.19 MB: so400m after pooling
 
 
-def test_speedup_is_the_towers_share_of_a_row() -> None:
+def test_speedup_is_the_towers_share_of_a_sequence() -> None:
     config = run_config(train__activation_checkpointing="none")
     row = sequence_flops(config, LLAVA_7B, Workload.assumed(config, LLAVA_7B), cached=False)
     others = row.total - row.tower.total
@@ -71,7 +72,7 @@ def test_a_frozen_language_model_gains_more() -> None:
     assert whole is not None and part is not None and part > whole
 
 
-def test_auto_follows_what_pays() -> None:
+def test_auto_chooses_what_pays() -> None:
     many, one = advised(train__epochs=40), advised(train__epochs=1)
     assert (many.state, many.pays) == ("on", True)
     assert (one.state, one.pays) == ("off", False)
@@ -79,7 +80,7 @@ def test_auto_follows_what_pays() -> None:
     assert many.saved_gpu_hours > many.encode_gpu_hours
 
 
-def test_on_and_off_stay_and_the_numbers_are_said() -> None:
+def test_on_and_off_stay_and_the_numbers_are_reported() -> None:
     assert (lambda advice: (advice.state, advice.pays))(advised(train__epochs=1, features__cache="on")) == ("on", False)
     assert (lambda advice: (advice.state, advice.pays))(advised(train__epochs=40, features__cache="off")) == (
         "off",
@@ -99,7 +100,7 @@ def test_bytes_and_storage_of_all_images() -> None:
     assert advice.usd_per_month == pytest.approx(advice.bytes / 2**30 * 0.02)
 
 
-def test_dear_storage_can_make_it_not_pay() -> None:
+def test_expensive_storage_can_make_a_cache_not_pay() -> None:
     assert advised(train__epochs=40).pays
     assert not advised(prices=RoundPrices(store=200), train__epochs=40).pays
 
@@ -132,6 +133,6 @@ def test_on_cpus_the_towers_passes_decide(epochs: int, state: str) -> None:
     assert advised(cpu=True, train__epochs=epochs).state == state
 
 
-def test_rows_without_images_need_no_cache() -> None:
+def test_sequences_without_images_need_no_cache() -> None:
     advice = advised(plan__sample_images=0)
     assert (advice.state, advice.bytes) == ("off", 0)

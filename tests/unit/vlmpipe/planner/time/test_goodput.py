@@ -23,13 +23,13 @@ def lines(steps: list[int], step_s: float, *, began_s: float = BEGAN_S, after: i
 
 
 @given(every=st.integers(1, 20), count=st.integers(1, 30), step_s=st.floats(0.01, 100))
-def test_all_of_an_undisturbed_run_is_good(every: int, count: int, step_s: float) -> None:
+def test_the_goodput_of_an_undisturbed_run_is_1(every: int, count: int, step_s: float) -> None:
     steps = [1, *range(every, every * count + 1, every)] if every > 1 else list(range(1, count + 1))
     logged = lines(steps, step_s)
     assert goodput(logged, until_s=logged[-1]["time_s"]) == pytest.approx(1, rel=1e-5)
 
 
-def test_waits_restarts_and_steps_made_twice_are_not() -> None:
+def test_waits_restarts_and_repeated_steps_lower_goodput() -> None:
     waited = lines([10, 20], 1.0, data_wait_s=1.0, checkpoint_stall_s=2.0)
     assert goodput(waited, until_s=BEGAN_S + 20) == pytest.approx(14 / 20)
     # Killed at step 19 with a checkpoint of step 10; two minutes later the next attempt begins. Lines after step 10
@@ -38,7 +38,7 @@ def test_waits_restarts_and_steps_made_twice_are_not() -> None:
     assert goodput(again, until_s=again[-1]["time_s"]) == pytest.approx(20 / (19 + 120 + 10))
 
 
-def test_lines_of_earlier_versions_say_nothing() -> None:
+def test_lines_of_earlier_versions_give_no_goodput() -> None:
     old = {"step": 10, "step_s": 1.0, "data_wait_s": 0.0, "checkpoint_stall_s": 0.0}
     assert goodput([], until_s=BEGAN_S) is None and goodput([old], until_s=BEGAN_S) is None
     new = lines([20], 1.0, after=10)

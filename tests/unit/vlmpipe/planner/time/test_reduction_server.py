@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from vlmpipe.catalog.machines import reducers_needed
 from vlmpipe.planner.parallel_layout import STRATEGIES, layout_of, make_layout
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.reduction_server import ELIGIBLE, Advice, advise, all_reduce_gain, step_gain
-from vlmpipe.planner.time.step_time import Time, Workload, estimate_time
+from vlmpipe.planner.time.step_time import Time, estimate_time
+from vlmpipe.planner.workload import Workload
 
 SLOW = machine(nic_gbps=100)
 
@@ -23,7 +25,7 @@ def advised(prices: RoundPrices | None = None, *, node: Any = SLOW, exposed: flo
     config = run_config(**{"cluster__replica_count": 4, "train__strategy": "ddp"} | run)
     layout = layout_of(config)
     gpu = A100_80 if config.cluster.accelerator_count else None
-    time = estimate_time(config, LLAVA_7B, layout, Workload.assumed(config, LLAVA_7B), node, gpu, cached=False)
+    time = estimate_time(Scenario(config, LLAVA_7B, layout, Workload.assumed(config, LLAVA_7B), node, gpu))
     if exposed is not None and time.step_s is not None:
         time = replace(time, exposed_all_reduce_s=exposed * time.step_s)
     return advise(config, layout, time, node, prices or RoundPrices())
@@ -53,7 +55,7 @@ def test_a_step_gains_at_most_what_the_network_does(share: float, gain: float) -
     assert 1 - 1e-9 <= step_gain(share, gain) <= gain + 1e-9
 
 
-def test_it_pays_where_the_network_binds() -> None:
+def test_it_pays_when_the_network_is_the_bottleneck() -> None:
     advice = advised(exposed=0.4)
     assert advice.state == "pays"
     assert advice.reducers == 13
@@ -78,19 +80,19 @@ def test_two_nodes_gain_nothing() -> None:
     assert advice.state == "does not pay" and "two nodes" in advice.why
 
 
-def test_too_few_reducers_in_the_run_file_are_said() -> None:
+def test_too_few_reducers_in_the_run_file_are_reported() -> None:
     advice = advised(exposed=0.4, cluster__reduction_server={"replica_count": 2})
     assert advice.state == "does not pay" and advice.speedup is not None and advice.speedup < 1
     assert "64 of 400 Gbit/s" in advice.why and "13 pass all" in advice.why
 
 
-def test_an_unknown_price_is_said() -> None:
+def test_an_unknown_price_is_reported() -> None:
     advice = advised(RoundPrices(unknown=frozenset({"n1-highcpu-16"})), exposed=0.4)
     assert advice.state == "unknown" and advice.extra_usd_per_hour is None
     assert advice.saved_usd_per_hour is not None and "n1-highcpu-16" in advice.why
 
 
-def test_old_prices_are_said() -> None:
+def test_old_prices_are_reported() -> None:
     assert "prices are old" in advised(RoundPrices(is_old=True), exposed=0.4).why
 
 
@@ -116,7 +118,7 @@ def test_only_strategies_that_all_reduce_may_have_it(strategy: str) -> None:
         ({"node": machine("e2-standard-4", reduction_server=False)}, "no machine for it"),
     ],
 )
-def test_it_is_refused_in_words(changes: dict[str, Any], reason: str) -> None:
+def test_it_is_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
     advice = advised(**changes)
     assert advice.state == "not possible" and reason in advice.why
 

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.bench_checkpoint`: saving, resuming, transferring, and damaged checkpoints."""

@@ -1,0 +1,78 @@
+"""Part `resume`: finding the newest checkpoint, verifying it, loading it, and making the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from benchmarks.checkpoint.stacked_layers import RECORD, Trained
+from benchmarks.support.report import Side
+from benchmarks.support.suite import Bench
+from benchmarks.support.timing import timed_s
+from trainer.checkpoint.commit import (
+    CommitRecord,
+    Listing,
+    checkpoint_name,
+    commit,
+    fetch_folder,
+    inspect,
+    upload_node_files,
+)
+from trainer.checkpoint.resume import resume as resume_from
+from trainer.strategies.torch_base import STATE_OPTIONS
+
+TENSORS_OF_A_LAYER = 4  # its weights, Adam's two moments and its count of steps; each a file of its own here
+SHARDS, SHARD_WIDTH = 1000, 256  # a shard is 256 KiB
+
+
+def resume(bench: Bench) -> None:
+    """A checkpoint of many files, through each stage of a resume."""
+    shards, width = (50, 64) if bench.quick else (SHARDS, SHARD_WIDTH)
+    folder, worker = bench.scratch / "resume", bench.worker
+    trained = Trained(shards // TENSORS_OF_A_LAYER, folder / "run", worker, width=width)
+    record, size_mib = _save(trained, folder / "staging")
+    data = f"{len(list((folder / 'staging').iterdir()))} files, {size_mib:.0f} MiB in a folder"
+
+    def find() -> None:
+        listing = Listing.read(trained.store)
+        inspect(trained.store, listing.committed[-1], listing)
+
+    def verify() -> None:
+        listing = Listing.read(trained.store)
+        checkpoint, _ = inspect(trained.store, listing.committed[-1], listing)
+        fetch_folder(trained.store, checkpoint, folder / f"fetched-{time.monotonic_ns()}")
+
+    def load() -> None:
+        resumed = resume_from([trained.store], trained.strategy, record, worker)
+        bench.report.require(resumed is not None, "the checkpoint is resumed from")
+
+    def load_and_step() -> None:
+        load()
+        trained.step()
+
+    stages = {
+        "find": find,
+        "and verify every file": verify,
+        "and load it": load,
+        "and make a step": load_and_step,
+    }
+    found = bench.take_turns("stages of a resume", {name: timed_s(stage) for name, stage in stages.items()})
+    for name, seconds in found.items():
+        bench.report.figure(f"resume: {name}", data, "s", Side("from the start", seconds))
+
+
+def _save(trained: Trained, staging: Path) -> tuple[CommitRecord, float]:
+    """One file for each tensor, as many ranks would leave them."""
+    staging.mkdir(parents=True)
+    model, optimizer = get_state_dict(trained.module, trained.optimizer, options=STATE_OPTIONS)
+    writer = dcp.FileSystemWriter(staging, single_file_per_rank=False)
+    dcp.save({"model": model, "optimizer": optimizer}, storage_writer=writer, process_group=dist.group.WORLD)
+    name, record = checkpoint_name(1, 1, "bench"), dataclasses.replace(RECORD, step=1)
+    upload_node_files(trained.store, name, 0, staging)
+    commit(trained.store, name, record)
+    return record, sum(file.stat().st_size for file in staging.iterdir()) / 2**20

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.bench_planner`: predictions beside measurements, and what the commands cost."""

@@ -1,0 +1,73 @@
+"""A real strategy over a tiny model that needs no data: the same weights and batches on every device and rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tests.support.trainer.measure_memory import packed_batch
+from tests.support.trainer.memory_cases import Case
+from trainer.config.model import ModelConfig
+from trainer.dataloading.batches import PackedBatch
+from trainer.distributed.process import ProcessContext
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.models.registry import family_of
+from trainer.strategies.base import Strategy
+from trainer.strategies.registry import build_strategy
+from vlmpipe.config.run_config import RunConfig
+
+
+class TinyRun:
+    """A case on one process; each step trains on the same micro-batches."""
+
+    def __init__(self, case: Case, worker: ProcessContext, *, samples: int = 2) -> None:
+        """`samples`: of each packed sequence."""
+        self.worker, job = worker, case.config(worker.world_size)
+        self.strategy = strategy_of(job, case, worker)
+        batches = drawn_batches(job.model, case, case.passes, samples=samples)
+        self.batches = [batch.pinned() if worker.device.type == "cuda" else batch for batch in batches]
+        self.label_tokens = sum(len(batch.label_ids) for batch in batches)
+
+    def step(self) -> Tensor:
+        """One training step. Returns its loss."""
+        loss = self.strategy.forward_backward(self.batches, self.label_tokens)
+        self.strategy.step(1.0)
+        return loss
+
+
+def strategy_of(job: RunConfig, case: Case, worker: ProcessContext) -> Strategy:
+    """Built anew: matrices are drawn, norms are 1 and biases 0."""
+    family = family_of(job.model)
+    with worker.device:
+        model = family.skeleton(job.model, vocabulary=case.vocabulary)
+    generator = torch.Generator().manual_seed(0)  # the host's, so that every device gets the same numbers
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+            else:
+                parameter.fill_(float(name.endswith("weight")))
+    module = family.training_module(job.model, model, cached=case.cached).train()
+    Recompute.of(job.train).apply(family, module)
+    return build_strategy(job.train, module, family.blocks(module), worker)
+
+
+def drawn_batches(model: ModelConfig, case: Case, count: int, *, seed: int = 1, samples: int = 2) -> list[PackedBatch]:
+    """Micro-batches of which no two are equal, the same in every process."""
+    generator = torch.Generator().manual_seed(seed)
+    same = packed_batch(model, case.rows, case.vocabulary, cached=case.cached, sequence_samples=samples)
+    return [_drawn(same, case.vocabulary, generator) for _ in range(count)]
+
+
+def _drawn(batch: PackedBatch, vocabulary: int, generator: torch.Generator) -> PackedBatch:
+    """With tokens of text, labels and images that differ."""
+    drawn = torch.randint(vocabulary - 1, batch.input_ids.shape, generator=generator)
+    is_image = batch.input_ids == vocabulary - 1
+    return replace(
+        batch,
+        input_ids=torch.where(is_image, batch.input_ids, drawn),
+        label_ids=torch.randint(vocabulary - 1, batch.label_ids.shape, generator=generator),
+        images=torch.randn(batch.images.shape, generator=generator).to(batch.images.dtype),
+    )

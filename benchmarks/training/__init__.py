@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.bench_train`: loops, batch layouts, attention, compiled layers, strategies, offloading."""

@@ -1,0 +1,60 @@
+"""Where tests lie: unit tests mirror the modules, helpers are shared from one place, and benchmarks have their own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+TESTS = ROOT / "tests"
+# What these say holds for several modules of their folder.
+LAWS_OF_A_FOLDER = {
+    "trainer/data/prepare/chunks/test_reuse.py",
+    "trainer/data/prepare/test_mutations.py",
+    "trainer/data/sources/test_containers.py",
+    "trainer/data/sources/test_formats.py",
+    "trainer/data/sources/test_special_files.py",
+    "trainer/models/test_host_synchronization.py",
+    "vlmpipe/runs/test_special_files.py",
+}
+
+
+def _modules() -> list[Path]:
+    return [path.relative_to(TESTS) for path in TESTS.rglob("*.py")]
+
+
+def _imported(path: Path) -> set[str]:
+    """The modules that a file under `tests` imports from."""
+    nodes = list(ast.walk(ast.parse((TESTS / path).read_text())))
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return named | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+
+
+def test_a_unit_test_mirrors_a_module_or_a_package() -> None:
+    alone = set()
+    for place in (path.relative_to("unit") for path in _modules() if path.parts[0] == "unit"):
+        subject = ROOT / place.parent / place.stem.removeprefix("test_")
+        if place.name.startswith("test_") and not (subject.with_suffix(".py").is_file() or subject.is_dir()):
+            alone.add(str(place))
+    assert alone <= LAWS_OF_A_FOLDER
+
+
+def test_nothing_is_imported_from_a_test_module() -> None:
+    """Helpers are in tests/support and tests/fakes, and programs of their own beside the tests that start them."""
+    found = {
+        f"{path}: {name}"
+        for path in _modules()
+        for name in _imported(path)
+        if name.startswith("tests.") and name.rpartition(".")[2].startswith("test_")
+    }
+    assert found == set()
+
+
+def test_only_tests_of_benchmarks_import_them() -> None:
+    found = {
+        str(path)
+        for path in _modules()
+        if "benchmarks" not in path.parts and any(name.split(".")[0] == "benchmarks" for name in _imported(path))
+    }
+    assert found <= {"support/drivers/train_alone.py"}, "of tests/integration/benchmarks/test_gpu.py"

@@ -1,0 +1,64 @@
+"""vlmpipe as a wheel installs it, without the clone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
+START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
+
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel from a copy of its sources."""
+    source = folder / "source"
+    source.mkdir(parents=True)
+    for name in (*PACKAGES, "configs", "pyproject.toml", "README.md", "LICENSE"):
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source / name)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(source)]
+    subprocess.run([*PIP, "wheel", *options, str(source)], check=True)
+    (built,) = source.glob("*.whl")
+    return built
+
+
+def install_wheel(folder: Path) -> Path:
+    """Build and install the wheel. Returns the folder that holds what it installs."""
+    built, target = build_wheel(folder), folder / "installed"
+    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", str(target), str(built)], check=True)
+    return target
+
+
+def shadowing_packages(folder: Path) -> None:
+    """A user's own packages of our names. A module that is imported from one fails."""
+    for name in PACKAGES:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"raise ImportError('the user\\'s own {name}')\n")
+
+
+def run_installed(
+    installed: Path, folder: Path, *arguments: str, before: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The `vlmpipe` of the wheel, in a folder."""
+    return python_with(installed, folder, "-c", before + START, *arguments, **environment)
+
+
+def python_with(installed: Path, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", *arguments],
+        cwd=folder,
+        env={**os.environ, **environment, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )

