@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from tests.support.short_form import chosen
+from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import NODES, STOP_STEP, trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.commit import newest_good
 from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
