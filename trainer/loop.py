@@ -14,7 +14,7 @@ from trainer.errors import ExitCode
 from trainer.gc_control import collect_as_usual, collect_between_steps
 from trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
 from trainer.monitoring.training_monitor import TrainingMonitor
-from trainer.optimizer import rate_factor
+from trainer.optimizer.build import rate_factor
 from trainer.preflight import require_room
 from trainer.setup import build_training
 from trainer.storage import open_storage

@@ -20,7 +20,7 @@ from benchmarks.training.our_loop import Length, Trained
 from trainer.data.loader import PackedSequence
 from trainer.models.image_processor import PixelPreparer
 from trainer.models.registry import family_of
-from trainer.optimizer import build_optimizer
+from trainer.optimizer.build import build_optimizer
 
 
 class PlannedSequences(Dataset[PackedSequence]):

@@ -16,7 +16,7 @@ from trainer.dataloading.batches import cached_images, collate
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
-from trainer.optimizer import build_optimizer
+from trainer.optimizer.build import build_optimizer
 
 CPU = torch.device("cpu")
 

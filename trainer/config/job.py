@@ -14,7 +14,8 @@ from trainer.config.base import Positive, Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
-from trainer.config.train import DEFERRING, TrainConfig
+from trainer.config.strategies import DEFERRING
+from trainer.config.train import TrainConfig
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record

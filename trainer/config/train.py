@@ -11,22 +11,13 @@ from trainer.config.base import Fraction, Positive, Section
 from trainer.config.deepspeed_keys import DECIDED_HERE
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
+from trainer.config.strategies import (
+    GATHERING,
+    PIPELINE_PARALLEL,
+    require_support,
+)
 from trainer.config.train_options import PowerSgdConfig, WandbConfig
 
-TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
-PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
-# Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
-NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
-    "zero3": "gathers weights inside of a block, and in another order when it is computed again"
-}
-OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
-DEFERRING = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # strategies that read stored weights while they shard them
-STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
-QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
-GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
-COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
-SHARDING_FROZEN = ("fsdp", "hsdp")
-OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
 ReshardAfterForward = Literal["auto", "always", "never"]
@@ -232,47 +223,6 @@ class TrainConfig(Section):
         """How many chunks the loss of a micro-batch with so many label tokens is computed in."""
         return max(1, math.ceil(label_tokens / self.loss_chunk_tokens)) if self.loss_chunk_tokens else 1
 
-    @model_validator(mode="after")
-    def _degrees_fit(self) -> TrainConfig:
-        for name, strategies in (("tensor_parallel", TENSOR_PARALLEL), ("pipeline_parallel", PIPELINE_PARALLEL)):
-            degree, uses = getattr(self, name), self.strategy in strategies
-            if uses and degree == 1:
-                raise ValueError(f"strategy {self.strategy} splits the model: give {name}, 2 or more")
-            if degree > 1 and not uses:
-                raise ValueError(
-                    f"{name} {degree} has no meaning for strategy {self.strategy}: use one of {', '.join(strategies)}"
-                )
-        if self.virtual_stages > 1 and self.pipeline_parallel == 1:
-            raise ValueError(
-                f"virtual_stages {self.virtual_stages} has no meaning for strategy {self.strategy}: use one of "
-                f"{', '.join(PIPELINE_PARALLEL)}"
-            )
-        if self.sequence_parallel and self.strategy not in TENSOR_PARALLEL:
-            raise ValueError(
-                f"sequence_parallel has no meaning for strategy {self.strategy}: use one of "
-                f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_state_works(self) -> TrainConfig:
-        if self.optimizer.name == "adamw_8bit" and (self.strategy not in STATE_IN_8_BITS or self.offload != "none"):
-            raise ValueError(
-                f"optimizer.name adamw_8bit does not work with strategy {self.strategy} and offload {self.offload}: "
-                f"use one of {', '.join(STATE_IN_8_BITS)} with offload none, or optimizer.name adamw"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _checkpointing_works(self) -> TrainConfig:
-        why_not = NOT_SELECTIVE.get(self.strategy)
-        if self.activation_checkpointing == "selective" and why_not:
-            raise ValueError(
-                f"activation_checkpointing selective does not work with strategy {self.strategy}, which {why_not}: use "
-                "full or none"
-            )
-        return self
-
     @property
     def keeps_gathered_weights(self) -> bool:
         """Whether FSDP keeps gathered weights from the forward to the backward pass. Stages of a pipeline do so for all
@@ -291,33 +241,8 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _compiling_works(self) -> TrainConfig:
-        if self.compile and self.strategy not in COMPILING:
-            raise ValueError(
-                f"compile does not work with strategy {self.strategy}: use one of {', '.join(COMPILING)}, or leave "
-                "compile out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tower_stream_works(self) -> TrainConfig:
-        if self.overlap_vision_encoder and self.strategy not in OVERLAPPING:
-            raise ValueError(
-                f"overlap_vision_encoder does not work with strategy {self.strategy}, under which ranks wait for "
-                "each other in "
-                f"the tower: use one of {', '.join(OVERLAPPING)}, or leave overlap_vision_encoder out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _frozen_sharding_works(self) -> TrainConfig:
-        if self.shard_frozen_weights and self.strategy not in SHARDING_FROZEN:
-            raise ValueError(
-                f"shard_frozen_weights does not work with strategy {self.strategy}: use one of "
-                f"{', '.join(SHARDING_FROZEN)}, or zero3, which does so without it"
-            )
-        if self.shard_frozen_weights and self.overlap_vision_encoder:
-            raise ValueError("shard_frozen_weights shards the tower that overlap_vision_encoder runs: set one to false")
+    def _strategy_supports_it(self) -> TrainConfig:
+        require_support(self)
         return self
 
     @model_validator(mode="after")
@@ -373,23 +298,6 @@ class TrainConfig(Section):
             raise ValueError(
                 f"warmup_fraction {self.warmup_fraction} and decay_fraction {self.decay_fraction} are more than all "
                 "steps: they share 1 between them"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _offload_works(self) -> TrainConfig:
-        able = OFFLOADING.get(self.offload)
-        if able and self.strategy not in able:
-            other = next((name for name, strategies in OFFLOADING.items() if self.strategy in strategies), "none")
-            raise ValueError(
-                f"strategy {self.strategy} cannot offload {self.offload}: use one of {', '.join(able)}, or offload "
-                f"{other}"
-            )
-        if self.nvme_path and (self.offload == "none" or self.strategy not in OFFLOADING["optimizer"]):
-            raise ValueError(
-                f"nvme_path {self.nvme_path} with strategy {self.strategy} and offload {self.offload}: a disk takes "
-                f"what one of {', '.join(OFFLOADING['optimizer'])} offloads; set train.offload optimizer, or leave "
-                "nvme_path empty"
             )
         return self
 

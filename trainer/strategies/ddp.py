@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
-from trainer.optimizer import build_optimizer
+from trainer.optimizer.build import build_optimizer
 from trainer.sizing.gradient_buckets import bucket_cap_mib
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import LossScale, autocast

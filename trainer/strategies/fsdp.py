@@ -21,7 +21,7 @@ from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
 from trainer.models.layers.bf16 import rest_frozen
 from trainer.models.layers.freeze import in_frozen_parts
-from trainer.optimizer import build_optimizer
+from trainer.optimizer.build import build_optimizer
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import LossScale, compute_policy
 from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients

@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainer.config.train import Precision
 from trainer.dataloading.batches import PackedBatch
-from trainer.optimizer import set_rates
+from trainer.optimizer.build import set_rates
 from trainer.strategies.base import StepResult
 from trainer.strategies.ema import Ema
 from trainer.strategies.mixed_precision import LossScale, autocast

@@ -19,7 +19,7 @@ from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
-from trainer.optimizer import build_optimizer, set_rates
+from trainer.optimizer.build import build_optimizer, set_rates
 from trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
 from trainer.strategies.base import StepResult
 from trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear

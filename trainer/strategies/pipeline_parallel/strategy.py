@@ -29,7 +29,7 @@ from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
 from trainer.models.layers.bf16 import rest_frozen
 from trainer.models.layers.freeze import in_frozen_parts, is_adapter, part_of
-from trainer.optimizer import build_optimizer, set_rates
+from trainer.optimizer.build import build_optimizer, set_rates
 from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from trainer.strategies.base import StepResult
 from trainer.strategies.fsdp import shard, to_device

@@ -19,7 +19,7 @@ from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
 from trainer.models.base import ShardingUnits
 from trainer.models.layers.bf16 import rest_frozen
-from trainer.optimizer import build_optimizer
+from trainer.optimizer.build import build_optimizer
 from trainer.sizing.pipeline_partition import Stage
 from trainer.strategies.base import StepResult
 from trainer.strategies.fsdp import shard, to_device

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.config.job import defers_weights
-from trainer.config.train import NOT_SELECTIVE
+from trainer.config.strategies import NOT_SELECTIVE
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig, parse_run_config

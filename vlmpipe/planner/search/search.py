@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.train import NOT_SELECTIVE
+from trainer.config.strategies import NOT_SELECTIVE
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.precision import GATHERED_IN_BF16, REDUCING_IN_BF16, SUMMING_IN_BF16, sums_offloaded_in_bf16
-from trainer.config.train import (
+from trainer.config.strategies import (
     COMPILING,
     GATHERING,
     OFFLOADING,
@@ -16,8 +16,8 @@ from trainer.config.train import (
     PIPELINE_PARALLEL,
     SHARDING_FROZEN,
     TENSOR_PARALLEL,
-    TrainConfig,
 )
+from trainer.config.train import TrainConfig
 from trainer.errors import ConfigError
 from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine

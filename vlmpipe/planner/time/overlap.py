@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config.train import PIPELINE_PARALLEL, TrainConfig
+from trainer.config.strategies import PIPELINE_PARALLEL
+from trainer.config.train import TrainConfig
 from trainer.sizing.deepspeed_config import overlaps_reduction, reduces_at_the_end
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP

@@ -10,7 +10,8 @@ from tests.support.trainer.equalities import RELATIVE, STOP_STEP
 from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.job import JobConfig
-from trainer.config.train import GATHERING, TrainConfig
+from trainer.config.strategies import GATHERING
+from trainer.config.train import TrainConfig
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from tests.support.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_
 from tests.support.short_form import chosen
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.runs import run_ranks
-from trainer.config.train import PIPELINE_PARALLEL, TENSOR_PARALLEL
+from trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from trainer.models.registry import family_of
 from trainer.strategies.registry import strategy_names
 from vlmpipe.planner.parallel_layout import make_layout

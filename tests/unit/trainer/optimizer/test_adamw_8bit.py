@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainer.adamw_8bit import AdamW8bit
 from trainer.errors import ExitCode, UserError
+from trainer.optimizer.adamw_8bit import AdamW8bit
 from trainer.sizing.optimizer_state import BLOCK, BYTES_8_BIT, fits_8_bits
 
 RATE = 1e-2

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 
-from trainer.adamw_8bit import AdamW8bit
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
 from trainer.models.layers.freeze import part_of
+from trainer.optimizer.adamw_8bit import AdamW8bit
 from trainer.sizing.optimizer_state import fits_8_bits
 
 

@@ -19,7 +19,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.train import TrainConfig
 from trainer.models.registry import family_of
-from trainer.optimizer import build_optimizer, rate_factor, set_rates
+from trainer.optimizer.build import build_optimizer, rate_factor, set_rates
 
 
 def settings_of(**changes: object) -> TrainConfig:

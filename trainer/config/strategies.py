@@ -1,0 +1,118 @@
+"""Which strategies of `train.strategy` can do what, and refusals of what they cannot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.config.train import TrainConfig
+
+TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
+PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+# Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
+NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
+    "zero3": "gathers weights inside of a block, and in another order when it is computed again"
+}
+OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
+DEFERRING = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # strategies that read stored weights while they shard them
+STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
+QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
+GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
+COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
+SHARDING_FROZEN = ("fsdp", "hsdp")
+OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
+
+
+def require_support(train: TrainConfig) -> None:
+    """Raise ValueError for a setting that the strategy does not support, with the nearest that works."""
+    for require in (
+        _degrees_fit,
+        _checkpointing_works,
+        _compiling_works,
+        _tower_stream_works,
+        _optimizer_state_works,
+        _offload_works,
+        _frozen_sharding_works,
+    ):
+        require(train)
+
+
+def _degrees_fit(train: TrainConfig) -> None:
+    for name, strategies in (("tensor_parallel", TENSOR_PARALLEL), ("pipeline_parallel", PIPELINE_PARALLEL)):
+        degree, uses = getattr(train, name), train.strategy in strategies
+        if uses and degree == 1:
+            raise ValueError(f"strategy {train.strategy} splits the model: give {name}, 2 or more")
+        if degree > 1 and not uses:
+            raise ValueError(
+                f"{name} {degree} has no meaning for strategy {train.strategy}: use one of {', '.join(strategies)}"
+            )
+    if train.virtual_stages > 1 and train.pipeline_parallel == 1:
+        raise ValueError(
+            f"virtual_stages {train.virtual_stages} has no meaning for strategy {train.strategy}: use one of "
+            f"{', '.join(PIPELINE_PARALLEL)}"
+        )
+    if train.sequence_parallel and train.strategy not in TENSOR_PARALLEL:
+        raise ValueError(
+            f"sequence_parallel has no meaning for strategy {train.strategy}: use one of "
+            f"{', '.join(TENSOR_PARALLEL)}, or leave it out"
+        )
+
+
+def _checkpointing_works(train: TrainConfig) -> None:
+    why_not = NOT_SELECTIVE.get(train.strategy)
+    if train.activation_checkpointing == "selective" and why_not:
+        raise ValueError(
+            f"activation_checkpointing selective does not work with strategy {train.strategy}, which {why_not}: use "
+            "full or none"
+        )
+
+
+def _compiling_works(train: TrainConfig) -> None:
+    if train.compile and train.strategy not in COMPILING:
+        raise ValueError(
+            f"compile does not work with strategy {train.strategy}: use one of {', '.join(COMPILING)}, or leave "
+            "compile out"
+        )
+
+
+def _tower_stream_works(train: TrainConfig) -> None:
+    if train.overlap_vision_encoder and train.strategy not in OVERLAPPING:
+        raise ValueError(
+            f"overlap_vision_encoder does not work with strategy {train.strategy}, under which ranks wait for "
+            "each other in "
+            f"the tower: use one of {', '.join(OVERLAPPING)}, or leave overlap_vision_encoder out"
+        )
+
+
+def _optimizer_state_works(train: TrainConfig) -> None:
+    if train.optimizer.name == "adamw_8bit" and (train.strategy not in STATE_IN_8_BITS or train.offload != "none"):
+        raise ValueError(
+            f"optimizer.name adamw_8bit does not work with strategy {train.strategy} and offload {train.offload}: "
+            f"use one of {', '.join(STATE_IN_8_BITS)} with offload none, or optimizer.name adamw"
+        )
+
+
+def _offload_works(train: TrainConfig) -> None:
+    able = OFFLOADING.get(train.offload)
+    if able and train.strategy not in able:
+        other = next((name for name, strategies in OFFLOADING.items() if train.strategy in strategies), "none")
+        raise ValueError(
+            f"strategy {train.strategy} cannot offload {train.offload}: use one of {', '.join(able)}, or offload "
+            f"{other}"
+        )
+    if train.nvme_path and (train.offload == "none" or train.strategy not in OFFLOADING["optimizer"]):
+        raise ValueError(
+            f"nvme_path {train.nvme_path} with strategy {train.strategy} and offload {train.offload}: a disk takes "
+            f"what one of {', '.join(OFFLOADING['optimizer'])} offloads; set train.offload optimizer, or leave "
+            "nvme_path empty"
+        )
+
+
+def _frozen_sharding_works(train: TrainConfig) -> None:
+    if train.shard_frozen_weights and train.strategy not in SHARDING_FROZEN:
+        raise ValueError(
+            f"shard_frozen_weights does not work with strategy {train.strategy}: use one of "
+            f"{', '.join(SHARDING_FROZEN)}, or zero3, which does so without it"
+        )
+    if train.shard_frozen_weights and train.overlap_vision_encoder:
+        raise ValueError("shard_frozen_weights shards the tower that overlap_vision_encoder runs: set one to false")
