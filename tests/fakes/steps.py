@@ -158,4 +158,4 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     for step in (plan_data, prepare_chunks, prepare_data, *collecting, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
-    monkeypatch.setattr("components.run_local_job.run_local_job", run_job)
+    monkeypatch.setattr("pipelines.targets.run_local_job", run_job)

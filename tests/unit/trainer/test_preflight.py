@@ -197,7 +197,7 @@ def test_a_folder_of_this_machine_needs_room_for_all_of_it(tmp_path: Path, monke
 
 
 def test_averages_and_compression_errors_count_in_the_checkpoint_size() -> None:
-    more = {"ema_decay": 0.9, "gradient_compression": "powersgd"}
+    more = {"ema_decay": 0.9, "gradient_compression": "powersgd", "precision": "bf16-autocast"}
     settings = TrainConfig(global_batch_size=8, optimizer=OptimizerConfig(learning_rate=1e-3), **more)
     assert checkpoint_bytes(10, SETTINGS, 4) == 120
     assert checkpoint_bytes(10, settings, 4) == 120 + 40 + 4 * 40, "errors are each rank's own"

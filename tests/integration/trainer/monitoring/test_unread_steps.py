@@ -11,7 +11,7 @@ from tests.support.trainer.runs import encode_features, make_run, metrics, run_r
 from trainer.config.job import JobConfig
 
 STOPPED_AT = 4
-OF_CLOCKS = ("_s", "per_s", "peak_memory_gib", "straggler_spread", "slowest_rank")
+OF_CLOCKS = ("_s", "per_s", "peak_memory_gib", "straggler_spread", "slowest_rank", "record_crc32c")
 SETTINGS = {
     "train.epochs": 5,
     "train.max_steps": 9,

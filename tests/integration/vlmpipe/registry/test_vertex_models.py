@@ -252,7 +252,9 @@ def digits(*overrides: str) -> RunConfig:
 
 
 def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Path) -> None:
-    config = digits(*ON_VERTEX)
+    here = {finding.subject: finding for finding in check_run(digits(*ON_VERTEX))}
+    assert "a run on this machine cannot register in vertex://digits" in here["registry"].text
+    config = digits(*ON_VERTEX, "output.root_uri=gs://example-bucket/vlmpipe")
     found = {finding.subject: finding for finding in check_run(config)}
     assert found["registry"].text.startswith("projects/example-project/locations/us-central1/models/digits, alias")
     with pytest.raises(RunFileError, match=r"register.serving: missing"):

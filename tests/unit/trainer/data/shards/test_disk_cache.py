@@ -328,6 +328,7 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     free[0] -= cached  # another process that starts now comes to the same bound
     other: Any = open_shards(DataShards(data.remote))[0]
     assert other._limit_bytes == 8 * data.shard_bytes
+    monkeypatch.setattr(shard_cache.tempfile, "tempdir", str(data.remote.cache))  # temporary files are on the same disk
     other = open_shards(DataShards(data.remote), set_aside_bytes=5 * data.shard_bytes)[0]
     assert other._limit_bytes == 4 * data.shard_bytes
     other = open_shards(DataShards(data.remote), share=0.5)[0]
