@@ -252,10 +252,11 @@ def digits(*overrides: str) -> RunConfig:
 
 
 def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Path) -> None:
-    here = {finding.subject: finding for finding in check_run(digits(*ON_VERTEX))}
+    config = digits(*ON_VERTEX)
+    here = {finding.subject: finding for finding in check_run(config)}
     assert "a run on this machine cannot register in vertex://digits" in here["registry"].text
-    config = digits(*ON_VERTEX, "output.root_uri=gs://example-bucket/vlmpipe")
-    found = {finding.subject: finding for finding in check_run(config)}
+    in_cloud = digits(*ON_VERTEX, "output.root_uri=gs://example-bucket/vlmpipe")
+    found = {finding.subject: finding for finding in check_run(in_cloud)}
     assert found["registry"].text.startswith("projects/example-project/locations/us-central1/models/digits, alias")
     with pytest.raises(RunFileError, match=r"register.serving: missing"):
         digits("register.registry=vertex://digits")
