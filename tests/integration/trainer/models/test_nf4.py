@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.support.short_form import chosen
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -17,7 +18,8 @@ from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.models.layers.nf4 import Nf4Linear
 
-STRATEGIES = ("ddp", "fsdp")
+STRATEGIES = chosen(dict.fromkeys(("ddp", "fsdp")), lambda name: name == "fsdp")
+RECOMPUTING = chosen(dict.fromkeys(("full", "selective")), lambda name: name == "selective")
 RELATIVE = 1e-5
 STOP_STEP = 2
 ADAPTED = {"train.max_steps": 4, "train.optimizer.learning_rate": 0.02, "features.cache": "off"}
@@ -56,8 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, bases: dict[str, Path]) -> di
         "dequantized": run("dequantized", "rounded", {}),
         "quantized bf16": run("quantized-bf16", "source", {"train.precision": "bf16"}),
         "dequantized bf16": run("dequantized-bf16", "rounded", {"train.precision": "bf16"}),
-        "checkpointing": run("checkpointing", "source", {"train.activation_checkpointing": "full"}),
-        "selective": run("selective", "source", {"train.activation_checkpointing": "selective"}),
+        **{name: run(name, "source", {"train.activation_checkpointing": name}) for name in RECOMPUTING},
     }
     train_runs(list(one.values()), processes=1)
     two = {name: run(f"{name}-two", "source", strategy_changes(name)) for name in STRATEGIES}
@@ -81,7 +82,7 @@ def test_a_quantized_base_trains_as_its_dequantized_weights_do(precision: str, r
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected_weights.items())
 
 
-@pytest.mark.parametrize("recomputation", ["checkpointing", "selective"])
+@pytest.mark.parametrize("recomputation", RECOMPUTING)
 def test_activation_checkpointing_changes_no_number(recomputation: str, runs: dict[str, JobConfig]) -> None:
     assert losses(runs[recomputation]) == pytest.approx(losses(runs["quantized"]), rel=RELATIVE)
 
