@@ -25,7 +25,7 @@ from trainer.config.job import JobConfig
 from trainer.storage import open_storage
 
 STRATEGIES = chosen(
-    dict.fromkeys(("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")), lambda name: name in ("ddp", "zero2")
+    dict.fromkeys(("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp", "pp")), lambda name: name in ("ddp", "zero2")
 )
 MOVES = {"fp32 to bf16": ("fp32", "bf16"), "bf16 to fp32": ("bf16", "fp32")}
 SAME_PRECISION = 5e-4  # of the loss, relative: sums in another order, rounded
