@@ -29,7 +29,7 @@ def require_support(train: TrainConfig) -> None:
         _degrees_fit,
         _checkpointing_works,
         _compiling_works,
-        _tower_stream_works,
+        _vision_overlap_works,
         _optimizer_state_works,
         _offload_works,
         _frozen_sharding_works,
@@ -75,7 +75,7 @@ def _compiling_works(train: TrainConfig) -> None:
         )
 
 
-def _tower_stream_works(train: TrainConfig) -> None:
+def _vision_overlap_works(train: TrainConfig) -> None:
     if train.overlap_vision_encoder and train.strategy not in OVERLAPPING:
         raise ValueError(
             f"overlap_vision_encoder does not work with strategy {train.strategy}, under which ranks wait for "

@@ -242,6 +242,8 @@ def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rat
 
 def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
+    if config.model.quantizes_base:
+        said.append("Not counted: dequantizing 4-bit weights in each pass. Steps take longer than planned.")
     if config.plan.checkpoint_save_s:
         said.append(f"A checkpoint holds training up for {save_s:.0f} s (plan.checkpoint_save_s).")
     else:
