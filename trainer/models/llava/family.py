@@ -115,6 +115,11 @@ class LlavaFamily(SquareFamily):
         torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
         return self.freeze(model, config, is_whole=True)
 
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        if not cached:
+            _skip_behind_features(model.model.vision_tower, config)
+        return super().training_module(config, model, cached=cached)
+
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
         return InitialWeights(self, without_adapters(config), tokenizer)
 
@@ -142,9 +147,12 @@ class LlavaFamily(SquareFamily):
         """The tower alone, on the CPU in fp32 and in evaluation mode. Drawn weights depend on the seed only."""
         vision = _vision_config(config)
         if config.tower.weights:
-            return load_tower(config.tower, vision)
-        torch.manual_seed(config.seed)
-        return AutoModel.from_config(vision, trust_remote_code=False).float().eval()
+            tower = load_tower(config.tower, vision)
+        else:
+            torch.manual_seed(config.seed)
+            tower = AutoModel.from_config(vision, trust_remote_code=False).float().eval()
+        _skip_behind_features(tower, config)
+        return tower
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write everything but the weights that plain `from_pretrained` reads."""
@@ -190,6 +198,19 @@ def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
     last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
     return [*layers[used:], *last]
+
+
+def _skip_behind_features(tower: nn.Module, config: ModelConfig) -> None:
+    """Have modules whose output nobody uses pass on their input. They keep their weights, for checks and exports."""
+    layers = tower_layers_of(tower)
+    one_for_several = len(layers) < int(tower.config.num_hidden_layers)  # in traces: it may be used, too
+    for module in _behind_features(tower, config):
+        if not (one_for_several and module in layers):
+            module.forward = _pass_on
+
+
+def _pass_on(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden
 
 
 class InitialWeights:
