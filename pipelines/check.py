@@ -113,6 +113,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("parameters", "ok", text)
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])
+    if plan.compiling:
+        yield Finding("compile", "ok", f"{plan.compiling.state}: {plan.compiling.why}")
     state: Literal["failed", "warning"] = "failed" if on_vertex else "warning"
     for text in plan.estimate_errors:
         yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)

@@ -207,9 +207,12 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
             f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
         )
-    if model.quantizes_base and train.compile:
-        text = "found true with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected false"
+    if model.quantizes_base and train.compile == "on":
+        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
         yield Problem("train.compile", text)
+    if model.quantizes_base and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
+        yield Problem("train.float8", text)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
