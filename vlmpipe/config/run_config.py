@@ -164,6 +164,8 @@ def _warnings(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cluster.max_wait_duration", text)
     if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
         yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
+    if train.float8 != "none" and not cluster.accelerator_count:
+        yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
     if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
         why = "one node already has all weights"
         if cluster.replica_count > 1:

@@ -250,6 +250,7 @@ def test_local_data_is_refused_on_vertex() -> None:
         ),
         ({"train__strategy": "zero3", "train__zero_hpz": True}, "train.zero_hpz"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
+        ({"train__float8": "rowwise"}, "train.float8"),
     ],
 )
 def test_a_setting_without_effect_or_with_a_pitfall_is_a_warning(overrides: dict[str, Any], field: str) -> None:
