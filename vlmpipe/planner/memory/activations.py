@@ -16,14 +16,15 @@ from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.trace_results import Held, StepTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
-from vlmpipe.planner.model_architecture import require_shardable
+from vlmpipe.planner.model_architecture import require_context_parallel, require_shardable
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.workload import is_cached
 
 WEIGHT_COPIES = "weight copies"
 # trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
-# of layers are sliced at the end, the ranks that split each layer, and whether they share its tokens
-Computing = tuple[str, bool, bool, int, bool]
+# of layers are sliced at the end, the ranks that split each layer, whether they share its tokens, and the ranks that
+# share all layers' tokens
+Computing = tuple[str, bool, bool, int, bool, int]
 Bytes = Mapping[str, int]  # by category, see trainer.sizing.trace_results.Category
 
 
@@ -69,8 +70,8 @@ def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, i
 def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:
     """Of the fullest of `mixes`, (images, label tokens) of one row; by default `largest_sequences`.
 
-    Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel ranks
-    cannot split.
+    Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel or
+    train.context_parallel ranks cannot split.
     """
     train, data = config.train, config.data
     require_degree(config)
@@ -131,10 +132,12 @@ def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], co
 
 
 def require_degree(config: RunConfig) -> None:
-    """Raises ConfigError for a model that train.tensor_parallel ranks cannot split."""
+    """Raises ConfigError for a model that train.tensor_parallel or train.context_parallel ranks cannot split."""
     if config.train.tensor_parallel > 1:
         ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
         require_shardable(config.model, ranks, cached=is_cached(config), sequence=sequence)
+    if config.train.context_parallel > 1:
+        require_context_parallel(config.model, config.train.context_parallel)
 
 
 def computing_of(config: RunConfig) -> Computing:
@@ -146,7 +149,8 @@ def computing_of(config: RunConfig) -> Computing:
         compute = "bf16 weights"
     if config.train.precision == "fp32":
         compute = "fp32"
-    return compute, strategy == "zero3", in_slices, config.train.tensor_parallel, config.train.sequence_parallel
+    degrees = (config.train.tensor_parallel, config.train.sequence_parallel, config.train.context_parallel)
+    return compute, strategy == "zero3", in_slices, *degrees
 
 
 @disk_cached
@@ -165,7 +169,7 @@ def _traced(
     from trainer.tracing.fake_inputs import SequenceShape
     from trainer.tracing.step import trace_step
 
-    compute, gathered, sliced, tensor_parallel, sequence_parallel = computing
+    compute, gathered, sliced, tensor_parallel, sequence_parallel, context_parallel = computing
     num_sequences, sequence_length, images, label_tokens = rows
     return trace_step(
         ModelConfig.model_validate_json(model),
@@ -177,6 +181,7 @@ def _traced(
         sliced=sliced,
         tensor_parallel=tensor_parallel,
         sequence_parallel=sequence_parallel,
+        context_parallel=context_parallel,
         recompute=recompute,
         language_layers=layers,
     )
