@@ -56,11 +56,11 @@ def share_sequences(module: nn.Module, ranks: int, worker: ProcessContext) -> No
 def split_tokens(module: Any, context: ContextParallel) -> None:
     """Have the language model of a training module compute and return the tokens of one rank."""
     module.language_model.register_forward_pre_hook(
-        lambda _module, args, inputs: (args, inputs | _of_rank(inputs, context)), with_kwargs=True
+        lambda _module, args, inputs: (args, inputs | inputs_of_rank(inputs, context)), with_kwargs=True
     )
 
 
-def _of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str, Any]:
+def inputs_of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str, Any]:
     """A language model's inputs that differ for the tokens of one rank."""
     assert "samples" in inputs, "attention needs the bounds of samples: positions of one rank's tokens do not show them"
     hidden, positions = inputs["inputs_embeds"], inputs["position_ids"]

@@ -247,8 +247,9 @@ def _rank_problems(config: RunConfig) -> Iterator[Problem]:
     if length % train.context_parallel:
         text = f"found {train.context_parallel} with data.sequence_length {length}, expected a divisor of it"
         yield Problem("train.context_parallel", text)
-    if cluster.world_size % train.context_parallel:
-        expected = f"a divisor of the {cluster.world_size} ranks (cluster.replica_count x processes)"
+    in_node = cluster.processes % train.context_parallel == 0 or train.context_parallel % cluster.processes == 0
+    if cluster.world_size % train.context_parallel or not in_node:
+        expected = f"a divisor of the {cluster.processes} processes of a node, or whole nodes that divide all"
         yield Problem("train.context_parallel", f"found {train.context_parallel}, expected {expected}")
     if cluster.world_size % train.model_ranks:
         found = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer.config.strategies import CONTEXT_PARALLEL
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
 
@@ -84,6 +86,17 @@ def layout_of(config: RunConfig) -> Layout:
         context_parallel=config.train.context_parallel,
         node_weights=config.train.zero_hpz,
     )
+
+
+def more_context_parallel(config: RunConfig, heads: int) -> list[dict[str, int]]:
+    """Changes to higher degrees of context parallelism that work inside a node, the lowest first. heads: of the
+    language model."""
+    train = config.train
+    if train.strategy not in CONTEXT_PARALLEL:
+        return []
+    shareable = math.gcd(config.cluster.processes, config.data.sequence_length, heads)
+    degrees = range(train.context_parallel + 1, shareable + 1)
+    return [{"train.context_parallel": degree} for degree in degrees if shareable % degree == 0]
 
 
 def make_layout(

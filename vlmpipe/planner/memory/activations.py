@@ -58,13 +58,20 @@ class Activations:
 
 
 def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
-    """(images, label tokens) of the rows that can be fullest: text that is all labels, and as many images as fit."""
+    """(images, label tokens) of the rows that can be fullest: text that is all labels, as many images as fit, and where
+    ranks share sequences, images that leave all tokens of one rank to labels."""
     sequence_length, most_images = config.data.sequence_length, config.data.max_images_per_sequence
-    if shape.images_differ:  # the last image may be smaller, so images can fill a row
-        in_images = min(sequence_length, most_images * shape.image_tokens)
-        return [(0, sequence_length), (-(-in_images // shape.image_tokens), sequence_length - in_images)]
-    most_images = min(most_images, sequence_length // shape.image_tokens)
-    return [(0, sequence_length), (most_images, sequence_length - most_images * shape.image_tokens)]
+
+    def with_images(tokens: int) -> tuple[int, int]:
+        """Of as many images as fit into so many tokens."""
+        if shape.images_differ:  # the last image may be smaller, so images can fill them
+            in_images = min(tokens, most_images * shape.image_tokens)
+            return -(-in_images // shape.image_tokens), sequence_length - in_images
+        images = min(most_images, tokens // shape.image_tokens)
+        return images, sequence_length - images * shape.image_tokens
+
+    others = sequence_length - sequence_length // config.train.context_parallel
+    return list(dict.fromkeys(with_images(tokens) for tokens in (0, others, sequence_length)))
 
 
 def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:

@@ -246,6 +246,11 @@ def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.quantizes_base:
         said.append("Not counted: dequantizing 4-bit weights in each pass. Steps take longer than planned.")
+    if layout.context_parallel > 1:
+        said.append(
+            f"Each of the {layout.context_parallel} ranks that share sequences runs the vision encoder, where it runs, "
+            "and the projector for all of their images. Labels are taken as spread evenly over a sequence."
+        )
     if config.plan.checkpoint_save_s:
         said.append(f"A checkpoint holds training up for {save_s:.0f} s (plan.checkpoint_save_s).")
     else:

@@ -14,7 +14,7 @@ import torch
 from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, TOWER_TRAINED, trained_weights
 from tests.support.trainer.native_runs import STEPS, STOP_STEP, Content, base_of, train
-from tests.support.trainer.runs import losses, make_run, metrics, summary
+from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary
 from tests.support.trainer.tiny_native import CONFIGS
 from tests.support.trainer.tiny_runs import TINY
 from trainer.config.job import JobConfig
@@ -45,7 +45,9 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "fsdp compiled": (2, "fsdp", TWO | COMPILED | SELECTIVE, "trained tower"),
         "fsdp selective": (2, "fsdp", TWO | SELECTIVE, "trained tower"),
         "fsdp adapters": (2, "fsdp", TWO, "adapters"),
-        "fsdp unpacked": (2, "fsdp", TWO, "unpacked"),
+        "fsdp unpacked": (2, "fsdp", TWO | {"train.micro_batch_size": 4}, "unpacked"),
+        "fsdp cached": (2, "fsdp", TWO | {"features.cache": "on"}, "frozen tower"),
+        "ddp overlapped": (2, "ddp", TWO | {"train.overlap_vision_encoder": True}, "frozen tower"),
         "fsdp all logits": (2, "fsdp", TWO | {"train.loss_chunk_tokens": 0}, "trained tower"),
         "fsdp two groups": (4, "fsdp", TWO, "trained tower"),
         "fsdp two groups unpacked": (4, "fsdp", TWO, "unpacked"),
@@ -81,7 +83,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     base = {family: _base(root, family) for family in FAMILIES}
 
     def job(family: str, name: str, changes: Content) -> JobConfig:
-        return make_run(root, f"{family}-{name.replace(' ', '-')}", {**base[family], **changes}, features="off")
+        features = "reuse" if changes.get("features.cache") == "on" else "off"
+        return make_run(root, f"{family}-{name.replace(' ', '-')}", {**base[family], **changes}, features=features)
 
     begun: list[tuple[int, JobConfig]] = []
     for family in FAMILIES:
@@ -90,6 +93,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             begun.append((1, done[family, name]))
         for name, (processes, strategy, changes, reference) in CASES.items():
             done[family, name] = job(family, name, REFERENCES[reference] | changes | {"train.strategy": strategy})
+            if changes.get("features.cache") == "on":
+                encode_features(done[family, name])
             begun.append((processes, done[family, name]))
 
     def moved(family: str, name: str, last: int) -> tuple[int, JobConfig]:
@@ -105,7 +110,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def _base(root: Path, family: str) -> Content:
-    steps = {"train.max_steps": STEPS, "train.global_batch_size": 2, "train.micro_batch_size": 1}
+    steps = {
+        "features.cache": "off",
+        "train.max_steps": STEPS,
+        "train.global_batch_size": 2,
+        "train.micro_batch_size": 1,
+    }
     if family == "llava":  # one key and value head, for two ranks
         return steps | {"model.language_model.config.num_key_value_heads": 1}
     return base_of(root, family)

@@ -13,7 +13,7 @@ from trainer.errors import ConfigError
 from trainer.models.attention.context_parallel import ContextParallel
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.registry import family_of
-from trainer.strategies.context_parallel import _of_rank, require_context_parallel
+from trainer.strategies.context_parallel import inputs_of_rank, require_context_parallel
 
 ROWS, TOKENS, HIDDEN = 2, 8, 4
 
@@ -29,7 +29,7 @@ def inputs() -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_parts_are_all_tokens_once_in_order(ranks: int) -> None:
     given = inputs()
-    parts = [_of_rank(given, ContextParallel(ranks, number)) for number in range(ranks)]
+    parts = [inputs_of_rank(given, ContextParallel(ranks, number)) for number in range(ranks)]
     for name in ("inputs_embeds", "position_ids"):
         dims = (0, 1) if name == "inputs_embeds" else (1, 2)
         assert torch.equal(
@@ -47,7 +47,7 @@ def test_levels_of_images_are_added_at_the_tokens_of_each_rank() -> None:
     expected = torch.zeros(ROWS * TOKENS, HIDDEN).index_put((places,), level, accumulate=True)
     added = []
     for number in range(4):
-        part = _of_rank(given, ContextParallel(4, number))
+        part = inputs_of_rank(given, ContextParallel(4, number))
         own = torch.zeros(ROWS * TOKENS // 4, HIDDEN)
         (values,) = part["deepstack_visual_embeds"]
         added.append(own.index_put((part["visual_pos_masks"],), values, accumulate=True))
