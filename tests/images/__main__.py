@@ -18,7 +18,7 @@ from trainer.errors import ExitCode, UserError, run_main
 NAMES = ("trainer", "pipeline")
 STRATEGIES = {"ddp": {}, "zero2": {"train.offload": "optimizer"}}
 SENT = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore", "container")
-CODE = ("pipelines", "components", "trainer")
+CODE = ("vlmpipe", "pipelines", "components", "trainer")
 # Told by the image's own Python, as the image's own user.
 TELL = """
 import importlib.util, json, os
@@ -115,7 +115,7 @@ def layers(builder: Builder) -> None:
         Path(folder, "trainer/changed.py").write_text("# changed\n")
         for name in NAMES:
             output = builder.build(name, Path(folder), tag=f"changed-{name}")
-            packages_part, code_part, _ = output.partition("COPY pipelines pipelines")
+            packages_part, code_part, _ = output.partition("COPY vlmpipe vlmpipe")
             expect(
                 code_part != "" and "Collecting" not in packages_part, True, f"{name} takes its packages from before"
             )
