@@ -51,7 +51,7 @@ def compile_choice(
         return CompileChoice("on", f"train.float8 {train.float8} needs fused kernels")
     if not has_compiler:
         return CompileChoice("off", "this machine has no C++ compiler")
-    tokens = train.micro_batch_size * sequence_length
+    tokens = train.micro_batch_size * sequence_length // train.context_parallel
     size = f"{parameters / 1e9:.2g}B parameters and {tokens:,} tokens a micro-batch"
     if parameters < MOST_PARAMETERS or tokens <= MOST_TOKENS:
         return CompileChoice("on", f"{size}: kernels are small")
