@@ -111,7 +111,8 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     data = open_data(job)
     built = build_model(job, family, data, replica)
     readers, loader = build_loader(job, data, built, replica, worker)
-    compiling = _compile_choice(job, family.shape(job.model), worker)
+    shape = family.shape(job.model)
+    compiling = _compile_choice(job, shape, worker)
     strategy, timer = build_strategy(job, family, data, built, worker, compiling)
     image_source = _image_source(job, family, readers.features, built.tower_sha256, replica)
     return TrainingSetup(
@@ -124,7 +125,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         num_parameters=built.num_parameters,
         num_trainable=built.num_trainable,
         features="cached" if data.cached else "online",
-        shape=family.shape(job.model),
+        shape=shape,
         compiling=compiling,
         validation=build_validation(job, data, readers, image_source, replica),
         forward_timer=timer,
