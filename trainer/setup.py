@@ -107,6 +107,9 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         require_bitsandbytes()
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
+    if worker.is_first:
+        for name, origin in job.model.origins().items():
+            print(f"train: model.{name}: {origin}", flush=True)
     family = family_of(job.model)
     data = open_data(job)
     built = build_model(job, family, data, replica)

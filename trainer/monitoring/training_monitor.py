@@ -287,6 +287,7 @@ class TrainingMonitor:
             "parameters": setup.num_parameters,
             "trainable_parameters": setup.num_trainable,
             "features": setup.features,
+            "initial_weights": job.model.origins(),
             "checkpoint": checkpoint,
             "versions": setup.record.versions,
         }

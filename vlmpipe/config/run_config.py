@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
-from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
+from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.strategies import QUANTIZING
 from trainer.config.train import TrainConfig
@@ -32,6 +31,7 @@ from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
 from vlmpipe.config.output import OutputConfig, RegisterConfig
 from vlmpipe.config.plan import PlanConfig
+from vlmpipe.config.run_references import with_exports
 from vlmpipe.config.schedule import ScheduleConfig
 from vlmpipe.config.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
@@ -46,8 +46,6 @@ from vlmpipe.config.yaml_loader import apply_overrides, parse_overrides, read_ru
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
-
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def _known_source(data: DataConfig) -> DataConfig:
@@ -142,7 +140,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
     """Check a run file's content. `source` names it in the error, a RunFileError that lists every problem."""
     try:
-        return RunConfig.model_validate(dict(data))
+        return RunConfig.model_validate(with_exports(data, source))
     except ValidationError as error:
         raise RunFileError(source, from_validation_error(error, RunConfig)) from None
 
