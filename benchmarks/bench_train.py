@@ -17,6 +17,8 @@ SUITE = Suite(
         Part("compiled", "training.layouts", 75, "train.compile beside eager layers"),
         Part("strategies", "training.strategies", 120, "every strategy beside ddp, on two and four processes"),
         Part("features", "training.strategies", 130, "EMA, checkpointing, compression and others beside none"),
+        Part("precision", "training.strategies", 60, "bf16 state, 8-bit moments, nf4 beside the settings before them"),
+        Part("state", "training.state", 60, "bytes a parameter held and sent, by strategy and precision"),
         Part("disk-offload", "training.disk_offload", 150, "optimizer state on a disk, beside memory", default=False),
     ],
 )
