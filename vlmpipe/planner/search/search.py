@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.strategies import NOT_SELECTIVE
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
@@ -205,7 +204,7 @@ def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Sugg
 def _more_checkpointing(config: RunConfig) -> str:
     """The next stronger activation checkpointing; empty after the strongest."""
     train = config.train
-    if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
+    if train.activation_checkpointing == "none":
         return "selective"
     return "full" if train.activation_checkpointing != "full" else ""
 
