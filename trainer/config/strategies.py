@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+CONTEXT_PARALLEL = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")  # and those in which they may share sequences
 OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
 DEFERRING = ("fsdp", "hsdp", "zero3", "tp", "pp", "tp+pp+dp")  # read stored weights while they shard them
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
@@ -43,6 +44,14 @@ def _degrees_fit(train: TrainConfig) -> None:
             raise ValueError(
                 f"{name} {degree} has no meaning for strategy {train.strategy}: use one of {', '.join(strategies)}"
             )
+    if train.context_parallel > 1 and train.strategy not in CONTEXT_PARALLEL:
+        nearest = "fsdp"
+        if train.strategy in TENSOR_PARALLEL:
+            nearest += ", or sequence_parallel, which shares tokens between tensor-parallel ranks"
+        raise ValueError(
+            f"context_parallel {train.context_parallel} does not work with strategy {train.strategy}, which splits "
+            f"attention or layers over ranks itself: use one of {', '.join(CONTEXT_PARALLEL)}, such as {nearest}"
+        )
     if train.virtual_stages > 1 and train.pipeline_parallel == 1:
         raise ValueError(
             f"virtual_stages {train.virtual_stages} has no meaning for strategy {train.strategy}: use one of "
