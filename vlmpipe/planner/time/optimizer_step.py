@@ -56,7 +56,7 @@ def activation_copies_s(case: Scenario, work: Work) -> float:
         return 0.0
     # Between blocks, autocast leaves fp32.
     number_bytes = 2 if train.has_bf16_weights or (train.strategy in SHARDED_BY_FSDP and work.compute_bytes == 2) else 4
-    shares = case.layout.tensor_parallel if train.sequence_parallel else 1
+    shares = case.layout.context_parallel * (case.layout.tensor_parallel if train.sequence_parallel else 1)
     numbers = work.micro_batch_size * work.sequence_length * shape.language.hidden / shares
     return shape.language.layers * numbers * number_bytes / LINK_BYTES_PER_S
 

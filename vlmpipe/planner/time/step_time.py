@@ -129,7 +129,7 @@ def _time_of_steps(case: Scenario) -> Time:
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
     copying_s = work.micro_steps * activation_copies_s(case, work)
     waiting_s = max(0.0, copying_s - (compute_s - backward_s)) + max(0.0, copying_s - backward_s)
-    if copying_s:
+    if waiting_s:
         parts.append(TimePart("waiting for offloaded activations", waiting_s))
     updating = update_times(case, micro_steps=work.micro_steps)
     parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
