@@ -16,6 +16,7 @@ PRODUCTS: list[OpOverload] = [
     ATEN.mm.default,
     ATEN.addmm.default,
     ATEN.bmm.default,
+    ATEN._scaled_mm.default,
     ATEN._scaled_dot_product_flash_attention.default,
     ATEN._scaled_dot_product_flash_attention_for_cpu.default,
     ATEN._scaled_dot_product_efficient_attention.default,

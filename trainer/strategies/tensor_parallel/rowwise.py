@@ -6,6 +6,7 @@ parallelism leaves a share, and sum it again in the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,22 +31,24 @@ class RowwiseLinear(PartialSum):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         super()._apply(module, device_mesh)
-        return self._with_sum(module, device_mesh.size(), device_mesh.get_group().group_name)
+        shares = SequenceParallel.of(device_mesh) if self._scatter else None
+        return _with_sum(module, shares, device_mesh.get_group().group_name)
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         super().cut(module, ranks)
-        self._with_sum(module, ranks, "")
+        _with_sum(module, SequenceParallel(ranks) if self._scatter else None, "")
 
-    def _with_sum(self, module: nn.Module, ranks: int, group: str) -> nn.Module:
-        shares = ranks if self._scatter else 1
 
-        def forward(layer: nn.Module, rows: Tensor) -> Tensor:
-            weight = layer.weight.to_local() if isinstance(layer.weight, DTensor) else layer.weight
-            product = _Factors.apply(rows, weight)
-            outputs: Tensor = _Reduced.apply(product, rows.detach(), weight.detach(), shares, group)
-            return outputs if layer.bias is None else outputs + layer.bias.to(outputs.dtype)
+def _with_sum(module: nn.Module, shared: SequenceParallel | None, group: str) -> nn.Module:
+    shares, back = (shared.ranks, shared.gathered) if shared else (1, None)
 
-        return with_forward(module, forward)
+    def forward(layer: nn.Module, rows: Tensor) -> Tensor:
+        weight = layer.weight.to_local() if isinstance(layer.weight, DTensor) else layer.weight
+        product = _Factors.apply(rows, weight)
+        outputs: Tensor = _Reduced.apply(product, rows.detach(), weight.detach(), shares, group, back)
+        return outputs if layer.bias is None else outputs + layer.bias.to(outputs.dtype)
+
+    return with_forward(module, forward)
 
 
 @torch.library.custom_op("vlmpipe::reduced_product", mutates_args=())
@@ -55,10 +58,11 @@ def reduced_product(rows: Tensor, weight: Tensor, shares: int, group: str) -> Te
     (sequences, tokens, inputs) -> (sequences, tokens / shares, outputs), see `SequenceParallel`.
     """
     product = F.linear(rows, weight)
+    of_ranks = _resolve_process_group(group) if group else None
     if shares > 1:
-        return _shares(shares, group).summed(product)
-    if group:
-        dist.all_reduce(product, group=_resolve_process_group(group))
+        return SequenceParallel(shares, group=of_ranks).summed(product)
+    if of_ranks:
+        dist.all_reduce(product, group=of_ranks)
     return product
 
 
@@ -92,15 +96,18 @@ class _Factors(torch.autograd.Function):
 
 class _Reduced(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _product: Tensor, rows: Tensor, weight: Tensor, shares: int, group: str) -> Tensor:
-        ctx.shares, ctx.group = shares, group
+    def forward(
+        ctx: Any,
+        _product: Tensor,
+        rows: Tensor,
+        weight: Tensor,
+        shares: int,
+        group: str,
+        back: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        ctx.back = back
         return reduced_product(rows, weight, shares, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        whole = _shares(ctx.shares, ctx.group).gathered(gradient) if ctx.shares > 1 else gradient
-        return whole, None, None, None, None
-
-
-def _shares(shares: int, group: str) -> SequenceParallel:
-    return SequenceParallel(shares, group=_resolve_process_group(group) if group else None)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        return ctx.back(gradient) if ctx.back else gradient, None, None, None, None, None

@@ -49,12 +49,17 @@ THOROUGH = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "zero3")), lambda name:
 RESUMED = chosen(STRATEGIES, lambda name: name in ("fsdp", "zero2", "zero3"))
 # Rows and features reach every engine by the same loader.
 READING = chosen(THOROUGH, lambda name: name == "fsdp")
-# How they are compiled: all that train.compile takes, the last one in the long form only.
+# How they are compiled: all strategies that train.compile takes.
 COMPILED: dict[str, dict[str, Any]] = chosen(
     {
         "ddp": {},
         "fsdp": {"train.activation_checkpointing": "full"},
         "hsdp": {"train.activation_checkpointing": "selective"},
+        "tp": {"train.sequence_parallel": True},
+        "pp": {},
+        "tp+pp+dp": {"train.activation_checkpointing": "full"},
+        "zero1": {},
+        "zero2": {"train.activation_checkpointing": "full"},
     },
     lambda name: name == "fsdp",
 )
@@ -170,7 +175,7 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
             **AVERAGED,
             **HELD_OUT,
             **COMPILED[strategy],
-            "train.compile": True,
+            "train.compile": "on",
             "train.max_steps": STOP_STEP,
         }
         # Of itself it is inductor, whose kernels take minutes to make: see
