@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def all_to_all(parts: Tensor, group: str) -> Tensor:
     To torch it is one operation, which compiled layers and traces handle.
     """
     received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(received, parts.contiguous(), group=_resolve_process_group(group))
+    dist.all_to_all_single(received, parts.contiguous(), group=_resolve_process_group(GroupName(group)))
     return received
 
 
