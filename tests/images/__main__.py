@@ -89,7 +89,7 @@ def packages(builder: Builder) -> None:
         with builder.container(name) as container:
             builder.run(container, ["pip", "check"])
             listed = json.loads(builder.run(container, ["pip", "list", "--format=json", "--disable-pip-version-check"]))
-            bill = json.loads(builder.run(container, ["cat", "/app/sbom.cdx.json"]))
+            bill = json.loads(builder.read(container, "app/sbom.cdx.json"))
         installed = {_plain(each["name"]): each["version"] for each in listed}
         expect(bill["metadata"]["component"]["name"], "vlmpipe", f"whose the SBOM of {name} is")
         expect(
