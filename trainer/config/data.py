@@ -26,6 +26,16 @@ class DataConfig(Section):
     caption_question: str = Field(
         "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
     )
+    chat_template: StorageUri = Field(
+        "",
+        description="How conversations are written: native, the template of model.tokenizer; vlmpipe, a short format "
+        "for models trained from scratch; or a file with a Jinja template, local or gs://. Empty is native where "
+        "model.pretrained has weights and vlmpipe elsewhere.",
+    )
+    answer_end: str = Field(
+        "",
+        description="Token put behind answers where the chat template writes none that ends them, such as </s>.",
+    )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
     validation_fraction: Fraction = Field(
         0.1, description="Share of the groups that split_by makes, kept for evaluation if the source names no splits."

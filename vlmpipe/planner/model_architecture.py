@@ -43,8 +43,7 @@ def architecture(config: RunConfig) -> Architecture:
     """
     image_token_limit(config.model, config.data)
     if config.model.tokenizer.startswith(TRAINED_PREFIX):
-        form = image_form_of(config.model)
-        trained_size(config.model.tokenizer, form.mark, form.control_tokens)
+        trained_size(config.model.tokenizer, image_form_of(config.model))
     tower, tower_from = _configuration(config.model.tower)
     language, language_from = _configuration(config.model.language_model)
     whole = tower if config.model.pretrained else None
