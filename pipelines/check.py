@@ -84,6 +84,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
+    yield from _chat_template(config)
     try:
         text = image_token_limit(model, config.data)
     except ConfigError as error:
@@ -92,6 +93,26 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     if text:
         yield Finding("image tokens", "ok", text)
     yield from _plan(config)
+
+
+def _chat_template(config: RunConfig) -> Iterator[Finding]:
+    """What the chat template allows, where its tokenizer and its file are here."""
+    from trainer.data.chat.make import OWN, format_of, make_chat
+    from trainer.data.chat.proof import prove
+
+    name, tokenizer = format_of(config.model, config.data), config.model.tokenizer
+    if name == OWN:
+        return
+    is_here = tokenizer.startswith("train:") or _weights("", WeightsConfig(weights=tokenizer)).state == "ok"
+    if name.startswith("gs://") or not is_here:
+        yield Finding("chat template", "unchecked", f"{name} of {tokenizer} is proved when data is prepared")
+        return
+    try:
+        proof = prove(make_chat(config.model, config.data, ()))
+    except UserError as error:
+        yield Finding("chat template", "failed", error.text(), int(error.code))
+        return
+    yield Finding("chat template", "ok", f"{name}: {proof.described()}")
 
 
 def _plan(config: RunConfig) -> Iterator[Finding]:

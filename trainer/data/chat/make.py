@@ -13,6 +13,7 @@ from trainer.data.chat.proof import require_answers
 from trainer.data.tokenize import PAD, control_tokens, make_tokenizer, pretrained_tokenizer, require_tokens
 from trainer.errors import ConfigError
 from trainer.models.image_tokens import image_form_of
+from trainer.models.published import published_file
 from trainer.storage import open_storage
 from trainer.storage.regular_files import read_regular
 
@@ -111,14 +112,6 @@ def end_tokens(part: WeightsConfig, tokenizer: Any) -> list[str]:
 
 def content_of(name: str, revision: str, file: str) -> dict[str, Any]:
     """A JSON file of a folder or a hub repository; {} where there is none."""
-    from transformers.utils import cached_file
-
-    path = cached_file(
-        name,
-        file,
-        revision=revision or None,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+    path = published_file(name, revision, file)
     content = json.loads(read_regular(path, MAX_TEMPLATE_BYTES)) if path else {}
     return content if isinstance(content, dict) else {}

@@ -1,0 +1,144 @@
+"""Tokens of conversations are those of the published processors of each family; labels are answers and their ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers import LlavaProcessor
+from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.smolvlm import processing_smolvlm
+
+from tests.support.trainer.chat_templates import TEMPLATES, with_template
+from tests.support.trainer.tiny_native import model_section
+from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
+from trainer.data.chat.encode import IGNORED, Chat
+from trainer.data.chat.messages import as_chat, shape_of
+from trainer.data.rejects import RejectedError
+from trainer.data.sample import Turn
+from trainer.data.tokenize import control_tokens
+from trainer.models.image_tokens import IMAGE_PAD, image_form_of, image_tokens_of
+from trainer.models.registry import family_of
+from trainer.storage.local import LocalStorage
+
+SIZES = [(40, 24), (17, 60), (20, 20)]
+TURNS = (
+    Turn(f"{IMAGE_TOKEN}\n{IMAGE_TOKEN}\nSame?", "No.", system="Be brief."),
+    Turn(f"From {IMAGE_TOKEN} to here?", "It\ngrew: 7."),
+    Turn("Is it old?", "no"),
+)
+SHOWN = (Turn("Show two.", f"One: {IMAGE_TOKEN}\nTwo: {IMAGE_TOKEN}"), Turn(f"{IMAGE_TOKEN}\nThis?", "Yes."))
+TOWER = {"model_type": "siglip_vision_model", "hidden_size": 16, "num_attention_heads": 2, "patch_size": 4}
+LLAVA = {
+    "tower": {"config": TOWER},
+    "language_model": {"config": {"model_type": "qwen2"}},
+    "tokenizer": "train:300",
+    "image_size": 16,
+}
+PROCESSORS: dict[str, Any] = {
+    "qwen2_5_vl": Qwen2_5_VLProcessor,
+    "qwen3_vl": Qwen3VLProcessor,
+    "smolvlm": processing_smolvlm.SmolVLMProcessor,
+    "llava": LlavaProcessor,
+}
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "smolvlm", "smolvlm_tiles", "llava"]
+
+
+def config_of(family: str) -> ModelConfig:
+    return ModelConfig.model_validate(LLAVA if family == "llava" else model_section(family))
+
+
+def chat_of(config: ModelConfig, template: str = "plain", bos: str | None = None) -> Chat:
+    form = image_form_of(config)
+    image = IMAGE_PAD if config.family in GRID_FAMILIES else IMAGE_TOKEN
+    tokenizer = with_template(TEMPLATES[template].replace(IMAGE_PAD, image), image=image, bos=bos)
+    tokenizer.add_special_tokens({"extra_special_tokens": control_tokens(form)}, replace_extra_special_tokens=False)
+    return Chat(tokenizer, form, as_text=False)
+
+
+def processor_of(config: ModelConfig, chat: Chat, patched: pytest.MonkeyPatch) -> Any:
+    """transformers' own, of text and images; what it needs for videos only is not there."""
+    kind = PROCESSORS[config.family]
+    images, options = family_of(config).image_processor(config), {"chat_template": chat.template.source}
+    if config.family == "llava":
+        return kind(images, chat.tokenizer, patch_size=4, vision_feature_select_strategy="full", **options)
+    patched.setattr(processing_smolvlm, "num2words", str)
+    patched.setattr(kind, "check_argument_for_proper_class", lambda self, name, value: type(value))
+    if config.family == "smolvlm":
+        options["image_seq_len"] = image_tokens_of(config)(16, 16) if not chat.form.tiles else chat.form.tile_tokens
+    return kind(images, chat.tokenizer, None, **options)
+
+
+def by_processor(processor: Any, chat: Chat, turns: tuple[Turn, ...], **options: Any) -> list[int]:
+    """Ids of the library, given the images that the marks stand for."""
+    messages, left = chat.messages(turns), iter(SIZES)
+    given = as_chat(messages, chat.layout(shape_of(messages)).strings)
+    for message in given:
+        for part in message["content"] if isinstance(message["content"], list) else []:
+            if part["type"] == "image":
+                part["image"] = Image.new("RGB", next(left))
+    options = {"tokenize": True, "return_dict": True} | options
+    return list(processor.apply_chat_template(given, **options)["input_ids"][0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bos", [None, "<|turn|>"])
+def test_tokens_are_those_of_the_published_processor(
+    family: str, bos: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(family)
+    chat = chat_of(config, bos=bos)
+    processor, count = processor_of(config, chat, monkeypatch), image_tokens_of(config)
+    counts = [count(*size) for size in SIZES]
+    for turns in (TURNS, SHOWN):
+        assert chat.encode(turns, counts, SIZES).input_ids == by_processor(processor, chat, turns)
+    asked = (TURNS[0],)
+    ids = by_processor(processor, chat, (Turn(TURNS[0].question, "", system="Be brief."),), add_generation_prompt=True)
+    assert chat.prompt(asked[0], counts[:2], SIZES[:2]) == ids
+    whole = chat.encode(asked, counts[:2], SIZES[:2])
+    assert whole.input_ids[: len(ids)] == ids, "training continues the prompt that serving gives"
+    assert set(whole.labels[: len(ids)]) == {IGNORED} and whole.labels[len(ids)] != IGNORED
+
+
+TEXT = st.text(st.sampled_from("ab 7.,é?\nC:<|"), min_size=1, max_size=12).filter(str.strip)
+TURN = st.builds(Turn, TEXT, TEXT.map(str.strip))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TURN, min_size=1, max_size=4), st.sampled_from(["plain", "strips", "blank before answers"]))
+def test_labels_are_answers_and_ends_and_no_image(turns: list[Turn], template: str) -> None:
+    chat = CHATS.setdefault(template, chat_of(config_of("qwen2_5_vl"), template))
+    turns = [Turn(f"{IMAGE_TOKEN}\n{turns[0].question}", turns[0].answer), *turns[1:]]
+    chat.verify(chat.messages(turns))
+    encoded = chat.encode(turns, [5])
+    assert all(label in (IGNORED, token) for label, token in zip(encoded.labels, encoded.input_ids, strict=True))
+    labelled = [label for label in encoded.labels if label != IGNORED]
+    assert chat.image_token_id not in labelled and encoded.input_ids.count(chat.image_token_id) == 5
+    before = " " if template.startswith("blank") else ""
+    expected = "".join(f"{before}{turn.answer}<|end|>" for turn in turns)
+    assert chat.tokenizer.decode(labelled) == expected
+
+
+CHATS: dict[str, Chat] = {}
+
+
+def test_a_token_across_an_answers_boundary_is_refused() -> None:
+    """Without the line end before answers, the tokenizer joins the role's letters with an answer's first."""
+    template = TEMPLATES["plain"].replace("role }}\n", "role }}").replace("assistant\n", "assistant")
+    chat = Chat(with_template(template), as_text=False)
+    with pytest.raises(RejectedError, match="straddle"):
+        chat.encode([Turn("what?", "s")], [])
+
+
+def test_a_saved_chat_is_the_same(tmp_path: Path) -> None:
+    chat = chat_of(config_of("qwen3_vl"), "no end token")
+    chat = Chat(chat.tokenizer, chat.form, added_end="<|end|>", as_text=False)
+    chat.save(tmp_path / "tokenizer")
+    loaded = Chat.load(LocalStorage(tmp_path), chat.form)
+    assert loaded.template == chat.template and loaded.end_token_ids == chat.end_token_ids
+    assert loaded.encode(TURNS, [3, 1, 2]) == chat.encode(TURNS, [3, 1, 2])
