@@ -66,8 +66,10 @@ class Workload:
 
     def loader(self, *, images: bool = True) -> PackedLoader:
         """Packed sequences, with their encoded images where `images`; a new one verifies the shards anew."""
-        reader = ShardReader.open(open_storage(self.online.pointers().prepared_uri))
-        return PackedLoader(self.split(), self.sequence(), self.chat, reader, images=images)
+        return PackedLoader(self.split(), self.sequence(), self.chat, self.reader(), images=images)
+
+    def reader(self) -> ShardReader:
+        return ShardReader.open(open_storage(self.online.pointers().prepared_uri))
 
 
 def job_of(run_file: str, root: Path, run_id: str, overrides: tuple[str, ...] = ()) -> JobConfig:
