@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trainer.config.data import OWN_FORMAT
 from trainer.config.job import RunPaths
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -97,11 +98,11 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 def _chat_template(config: RunConfig) -> Iterator[Finding]:
     """What the chat template allows, where its tokenizer and its file are here."""
-    from trainer.data.chat.make import OWN, format_of, make_chat
+    from trainer.data.chat.make import make_chat
     from trainer.data.chat.proof import prove
 
-    name, tokenizer = format_of(config.model, config.data), config.model.tokenizer
-    if name == OWN:
+    name, tokenizer = config.data.chat_format(config.model), config.model.tokenizer
+    if name == OWN_FORMAT:
         return
     is_here = tokenizer.startswith("train:") or _weights("", WeightsConfig(weights=tokenizer)).state == "ok"
     if name.startswith("gs://") or not is_here:

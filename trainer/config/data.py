@@ -7,8 +7,10 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from trainer.config.base import Fraction, Positive, Section, StorageUri
+from trainer.config.model import ModelConfig
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
+NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template; every other one is a file's address
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 
@@ -95,6 +97,11 @@ class DataConfig(Section):
     overlong_policy: Literal["reject", "truncate"] = Field(
         "reject", description="What happens to a sample longer than sequence_length: truncate drops its last turns."
     )
+
+    def chat_format(self, model: ModelConfig) -> str:
+        """`native`, `vlmpipe` or the address of a template."""
+        is_pretrained = model.pretrained is not None and bool(model.pretrained.weights)
+        return self.chat_template or (NATIVE if is_pretrained else OWN_FORMAT)
 
     @field_validator("split_by")
     @classmethod

@@ -18,6 +18,7 @@ from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.image_tokens import SQUARES, ImageForm
+from trainer.models.published import image_token_in
 from trainer.storage.base import Storage
 from trainer.storage.regular_files import require_regular_files
 
@@ -64,7 +65,7 @@ def make_tokenizer(name: str, texts: Iterable[str], form: ImageForm = SQUARES) -
         tokenizer = _train(trained_size(name, form), texts, control_tokens(form))
     else:
         tokenizer = _completed(name, form)
-    mark = form.mark.replace(IMAGE_TOKEN, form.token_in(tokenizer))
+    mark = form.mark.replace(IMAGE_TOKEN, image_token_in(tokenizer, form.token))
     tokenizer.chat_template = CHAT_TEMPLATE.replace(IMAGE_TOKEN, mark)
     return tokenizer
 
@@ -165,7 +166,7 @@ def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:
 def _completed(name: str, form: ImageForm) -> Any:
     """A published tokenizer with the tokens of images, of padding and of the end of an answer."""
     tokenizer = pretrained_tokenizer(name)
-    needed = (form.token_in(tokenizer), *control_tokens(form))
+    needed = (image_token_in(tokenizer, form.token), *control_tokens(form))
     if form.is_in_tokenizer:
         require_tokens(name, tokenizer, needed)
     missing = {"pad_token": PAD, "eos_token": EOS}

@@ -22,7 +22,6 @@ ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP = "clip_vision_model"
 KNOWN_TOWERS = (CLIP, "siglip_vision_model")  # others need transformers, which also rejects what is no tower
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # around images in the Qwen-VL models' prompts
-IMAGE_PAD = "<|image_pad|>"  # their image token
 MIN_TOKENS = 4  # of an image without model.min_pixels: 56 x 56 pixels of Qwen2.5-VL
 MAX_CONFIG_BYTES = 16 << 20
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; distinguish image token rules
@@ -36,13 +35,7 @@ class ImageForm:
     grids: ImageGrids | None = None  # None: all images are resized to one square
     is_in_tokenizer: bool = False  # the tokenizer must already have the marks' tokens
     tiles: ImageTiles | None = None  # None: images are not cut into tiles
-    own_token: str = IMAGE_TOKEN  # image token of the family's published tokenizers
-
-    def token_in(self, tokenizer: Any) -> str:
-        """The tokenizer's image token, found as transformers' processors find it."""
-        named = getattr(tokenizer, "image_token", None)
-        is_known = tokenizer.backend_tokenizer.token_to_id(self.own_token) is not None
-        return str(named) if named else self.own_token if is_known else IMAGE_TOKEN
+    token: str = IMAGE_TOKEN  # image token of the family's published tokenizers
 
     @property
     def tile_tokens(self) -> int:
@@ -92,7 +85,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
     assert config.max_pixels is not None, "checked by ModelConfig"
     least_pixels = min(MIN_TOKENS * (patch * merge) ** 2, config.max_pixels)
     grids = ImageGrids(patch, merge, config.min_pixels or least_pixels, config.max_pixels)
-    return ImageForm(f"{VISION_START}{IMAGE_TOKEN}{VISION_END}", grids, own_token=IMAGE_PAD)
+    return ImageForm(f"{VISION_START}{IMAGE_TOKEN}{VISION_END}", grids, token=config.image_token)
 
 
 def image_rule(config: ModelConfig) -> Any:

@@ -1,6 +1,17 @@
-"""Files beside pretrained weights or tokenizers, on the hub or in a folder. Imports no torch."""
+"""What comes with published models: files beside weights and tokenizers, and image tokens. Imports no torch."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from trainer.config.model import IMAGE_TOKEN
+
+
+def image_token_in(tokenizer: Any, published: str) -> str:
+    """The tokenizer's image token, found as transformers' processors find it. published: that of the family."""
+    named = getattr(tokenizer, "image_token", None)
+    is_known = tokenizer.backend_tokenizer.token_to_id(published) is not None
+    return str(named) if named else published if is_known else IMAGE_TOKEN
 
 
 def published_file(name: str, revision: str, file: str) -> str | None:

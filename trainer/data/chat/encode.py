@@ -20,6 +20,7 @@ from trainer.data.chat.messages import Message, as_chat, messages_of, shape_of, 
 from trainer.data.sample import Turn
 from trainer.data.tokenize import FOLDER, load_tokenizer
 from trainer.models.image_tokens import SQUARES, ImageForm
+from trainer.models.published import image_token_in
 from trainer.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Chat:
     ) -> None:
         self.tokenizer, self.form, self.as_text = tokenizer, form, as_text
         self.end_tokens = tuple(end_tokens) or (added_end or str(tokenizer.eos_token),)
-        self.placeholder = form.token_in(tokenizer)
+        self.placeholder = image_token_in(tokenizer, form.token)
         self.template = ChatTemplate(
             source=str(tokenizer.get_chat_template()),
             special_tokens=tuple(tokenizer.special_tokens_map.items()),

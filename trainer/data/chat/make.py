@@ -6,34 +6,33 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from trainer.config.data import DataConfig
+from trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.chat.proof import require_answers
-from trainer.data.tokenize import PAD, control_tokens, make_tokenizer, pretrained_tokenizer, require_tokens
+from trainer.data.tokenize import (
+    PAD,
+    TRAINED_PREFIX,
+    control_tokens,
+    make_tokenizer,
+    pretrained_tokenizer,
+    require_tokens,
+)
 from trainer.errors import ConfigError
-from trainer.models.image_tokens import image_form_of
-from trainer.models.published import published_file
+from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.published import image_token_in, published_file
 from trainer.storage import open_storage
 from trainer.storage.regular_files import read_regular
 
-NATIVE, OWN = "native", "vlmpipe"
 MAX_TEMPLATE_BYTES = 4 << 20
 PROCESSOR_TEMPLATE = "chat_template.json"  # of processors saved by older releases, which tokenizers do not read
 GENERATION = "generation_config.json"
 
 
-def format_of(model: ModelConfig, data: DataConfig) -> str:
-    """`native`, `vlmpipe` or the address of a template."""
-    if data.chat_template:
-        return data.chat_template
-    return NATIVE if model.pretrained and model.pretrained.weights else OWN
-
-
 def format_identity(model: ModelConfig, data: DataConfig) -> tuple[str, str]:
     """The format, and its template where that is a file. Part of prepared data's fingerprint."""
-    name = format_of(model, data)
-    return name, "" if name in (NATIVE, OWN) else read_template(name)
+    name = data.chat_format(model)
+    return name, "" if name in (NATIVE, OWN_FORMAT) else read_template(name)
 
 
 def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Chat:
@@ -42,37 +41,41 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
     Raises ConfigError for a template that writes no question about an image and its answer, and what `make_tokenizer`
     raises.
     """
-    name, form = format_of(model, data), image_form_of(model)
-    if name == OWN:
+    name, form = data.chat_format(model), image_form_of(model)
+    if name == OWN_FORMAT:
         return Chat(make_tokenizer(model.tokenizer, texts, form), form)
-    if model.tokenizer.startswith("train:"):
-        if name == NATIVE:
-            raise ConfigError(
-                f"data.chat_template is native, and model.tokenizer is {model.tokenizer}, which has no template",
-                expected="the tokenizer of a chat model",
-                fix="set data.chat_template: vlmpipe",
-            )
-        tokenizer = make_tokenizer(model.tokenizer, texts, form)
+    if not model.tokenizer.startswith(TRAINED_PREFIX):
+        tokenizer = _published(model.tokenizer, form)
+    elif name == NATIVE:
+        raise ConfigError(
+            f"data.chat_template is native, and model.tokenizer is {model.tokenizer}, which has no template",
+            expected="the tokenizer of a chat model",
+            fix="set data.chat_template: vlmpipe",
+        )
     else:
-        tokenizer = pretrained_tokenizer(model.tokenizer)
-        if form.is_in_tokenizer or form.grids:
-            require_tokens(model.tokenizer, tokenizer, (form.token_in(tokenizer), *control_tokens(form)))
-        elif tokenizer.convert_tokens_to_ids(form.token_in(tokenizer)) in (None, tokenizer.unk_token_id):
-            tokenizer.add_special_tokens({"extra_special_tokens": [form.token_in(tokenizer)]}, False)
-        if tokenizer.pad_token is None:
-            tokenizer.add_special_tokens({"pad_token": PAD})
-    tokenizer.chat_template = read_template(name) if name != NATIVE else native_template(model.tokenizer, tokenizer)
-    part = model.pretrained or model.language_model
+        tokenizer = make_tokenizer(model.tokenizer, texts, form)
+    tokenizer.chat_template = native_template(model.tokenizer, tokenizer) if name == NATIVE else read_template(name)
+    if data.answer_end and tokenizer.backend_tokenizer.token_to_id(data.answer_end) is None:
+        raise ConfigError(
+            f"data.answer_end {data.answer_end!r} is no token of model.tokenizer {model.tokenizer!r}",
+            expected=f"one of its tokens, such as {tokenizer.eos_token}",
+        )
+    ends = end_tokens(model.pretrained or model.language_model, tokenizer)
     return require_answers(
-        lambda as_text: Chat(
-            tokenizer,
-            form,
-            end_tokens=end_tokens(part, tokenizer),
-            added_end=data.answer_end,
-            as_text=as_text,
-        ),
+        lambda as_text: Chat(tokenizer, form, end_tokens=ends, added_end=data.answer_end, as_text=as_text),
         f"{name} ({model.tokenizer})" if name == NATIVE else name,
     )
+
+
+def _published(name: str, form: ImageForm) -> Any:
+    """A published tokenizer as it is, but for tokens that its model sees no image by: padding, and LLaVA's `<image>`."""
+    tokenizer = pretrained_tokenizer(name)
+    image_token = image_token_in(tokenizer, form.token)
+    if form.is_in_tokenizer or form.grids:
+        require_tokens(name, tokenizer, (image_token, *control_tokens(form)))
+    missing = {} if tokenizer.pad_token else {"pad_token": PAD}
+    tokenizer.add_special_tokens({**missing, "extra_special_tokens": [image_token]}, replace_extra_special_tokens=False)
+    return tokenizer
 
 
 def read_template(address: str) -> str:

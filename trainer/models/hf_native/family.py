@@ -16,11 +16,10 @@ from transformers.utils import GENERATION_CONFIG_NAME, VIDEO_PROCESSOR_NAME
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.models.hf_native.pretrained import pretrained_config
 from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights
-from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.deferred_weights import parameters_on_meta
 from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import skeleton_of
-from trainer.models.published import published_file
+from trainer.models.published import image_token_in, published_file
 
 
 class TransformersFamily:
@@ -41,7 +40,7 @@ class TransformersFamily:
         text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
         text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
         text.bos_token_id = tokenizer.bos_token_id
-        whole.image_token_id = tokenizer.convert_tokens_to_ids(image_form_of(config).token_in(tokenizer))
+        whole.image_token_id = tokenizer.convert_tokens_to_ids(image_token_in(tokenizer, config.image_token))
         return whole
 
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:

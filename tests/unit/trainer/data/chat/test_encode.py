@@ -16,13 +16,13 @@ from transformers.models.smolvlm import processing_smolvlm
 
 from tests.support.trainer.chat_templates import TEMPLATES, with_template
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
+from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
 from trainer.data.chat.encode import IGNORED, Chat
 from trainer.data.chat.messages import as_chat, shape_of
 from trainer.data.rejects import RejectedError
 from trainer.data.sample import Turn
 from trainer.data.tokenize import control_tokens
-from trainer.models.image_tokens import IMAGE_PAD, image_form_of, image_tokens_of
+from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.registry import family_of
 from trainer.storage.local import LocalStorage
 
@@ -55,8 +55,8 @@ def config_of(family: str) -> ModelConfig:
 
 def chat_of(config: ModelConfig, template: str = "plain", bos: str | None = None) -> Chat:
     form = image_form_of(config)
-    image = IMAGE_PAD if config.family in GRID_FAMILIES else IMAGE_TOKEN
-    tokenizer = with_template(TEMPLATES[template].replace(IMAGE_PAD, image), image=image, bos=bos)
+    source = TEMPLATES[template].replace(IMAGE_PAD, config.image_token)
+    tokenizer = with_template(source, image=config.image_token, bos=bos)
     tokenizer.add_special_tokens({"extra_special_tokens": control_tokens(form)}, replace_extra_special_tokens=False)
     return Chat(tokenizer, form, as_text=False)
 
