@@ -25,7 +25,7 @@ def tokens(bench: Bench) -> None:
         works = {
             "ours": partial(encoded, load.chat, turns, counts),
             "tokenizer": partial(tokenized, load.chat, rendered(load.chat, turns)),
-            "template": lambda chat=load.chat, turns=turns: float(len(rendered(chat, turns))),
+            "template": partial(count_rendered, load.chat, turns),
         }
         found = bench.take_timed_turns(f"tokens, {load.name}", works)
         ours = ("tokens and labels", found["ours"])
@@ -43,6 +43,10 @@ def encoded(chat: Chat, turns: list[tuple[Turn, ...]], counts: list[list[int]]) 
 
 def rendered(chat: Chat, turns: list[tuple[Turn, ...]]) -> list[str]:
     return [chat.template.render(as_chat(chat.messages(conversation))) for conversation in turns]
+
+
+def count_rendered(chat: Chat, turns: list[tuple[Turn, ...]]) -> float:
+    return float(len(rendered(chat, turns)))
 
 
 def tokenized(chat: Chat, texts: list[str]) -> float:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from trainer.config.model import IMAGE_TOKEN
+from trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from trainer.storage.regular_files import read_regular
+
+MAX_JSON_BYTES = 16 << 20
 
 
 def image_token_in(tokenizer: Any, published: str) -> str:
@@ -26,3 +30,17 @@ def published_file(name: str, revision: str, file: str) -> str | None:
         _raise_exceptions_for_connection_errors=False,
     )
     return path
+
+
+def published_json(name: str, revision: str, file: str) -> dict[str, Any]:
+    """A JSON file of a folder or a hub repository; {} where there is none."""
+    path = published_file(name, revision, file)
+    content = json.loads(read_regular(path, MAX_JSON_BYTES)) if path else {}
+    return content if isinstance(content, dict) else {}
+
+
+def stop_token_ids(part: WeightsConfig) -> list[int]:
+    """The tokens at which a published model stops, beside its tokenizer's end token."""
+    stated = published_json(part.weights, part.revision, "generation_config.json") if part.weights else {}
+    stops = stated.get("eos_token_id")
+    return stops if isinstance(stops, list) else [] if stops is None else [stops]

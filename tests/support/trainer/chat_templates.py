@@ -71,9 +71,8 @@ def tokenizer_with(image: str = IMAGE, end: str = END, bos: str | None = None, *
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(
-        ["user assistant system what is this? a cat. is it old? no: it is a kitten."] * 9, trainer
-    )
+    texts = ["user assistant system what is this? a cat. is it old? no: it is a kitten."] * 9 + ["assistants"] * 50
+    backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=end,

@@ -176,7 +176,9 @@ class Chat:
 
     def _written(self, layout: Layout, texts: Sequence[str], marks: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
         """The conversation with each image's mark, and the character ranges of labels."""
-        written, answers, end, left = [], [], 0, iter(marks)
+        written: list[str] = []
+        answers: list[tuple[int, int]] = []
+        end, left = 0, iter(marks)
         for piece, is_label in self._pieces(layout, texts, left):
             written.append(piece)
             start, end = end, end + len(piece)

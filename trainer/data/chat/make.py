@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
-from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.config.model import ModelConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.chat.proof import require_answers
 from trainer.data.tokenize import (
@@ -20,13 +19,11 @@ from trainer.data.tokenize import (
 )
 from trainer.errors import ConfigError
 from trainer.models.image_tokens import ImageForm, image_form_of
-from trainer.models.published import image_token_in, published_file
+from trainer.models.published import image_token_in, published_json, stop_token_ids
 from trainer.storage import open_storage
-from trainer.storage.regular_files import read_regular
 
 MAX_TEMPLATE_BYTES = 4 << 20
 PROCESSOR_TEMPLATE = "chat_template.json"  # of processors saved by older releases, which tokenizers do not read
-GENERATION = "generation_config.json"
 
 
 def format_identity(model: ModelConfig, data: DataConfig) -> tuple[str, str]:
@@ -60,15 +57,18 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
             f"data.answer_end {data.answer_end!r} is no token of model.tokenizer {model.tokenizer!r}",
             expected=f"one of its tokens, such as {tokenizer.eos_token}",
         )
-    ends = end_tokens(model.pretrained or model.language_model, tokenizer)
+    stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model.pretrained or model.language_model))
+    ends = [token for token in dict.fromkeys((tokenizer.eos_token, *stops)) if token]
     return require_answers(
         lambda as_text: Chat(tokenizer, form, end_tokens=ends, added_end=data.answer_end, as_text=as_text),
         f"{name} ({model.tokenizer})" if name == NATIVE else name,
+        # The language model of a llava may be one of texts; a whole model's template writes images.
+        forms=(False,) if model.pretrained else (False, True),
     )
 
 
 def _published(name: str, form: ImageForm) -> Any:
-    """A published tokenizer as it is, but for tokens that its model sees no image by: padding, and LLaVA's `<image>`."""
+    """A published tokenizer as it is, but for the token of padding and, for llava, that of images."""
     tokenizer = pretrained_tokenizer(name)
     image_token = image_token_in(tokenizer, form.token)
     if form.is_in_tokenizer or form.grids:
@@ -81,19 +81,19 @@ def _published(name: str, form: ImageForm) -> Any:
 def read_template(address: str) -> str:
     """A template file, local or in a bucket. Raises ConfigError where there is none."""
     folder, _, name = address.rpartition("/")
-    try:
-        source = open_storage(folder or ".").read(name)
-        return source.decode()
-    except (FileNotFoundError, UnicodeDecodeError) as error:
+    storage = open_storage(folder or ".")
+    found = storage.stat(name)
+    if found is None or found.size_bytes > MAX_TEMPLATE_BYTES:
         raise ConfigError(
-            f"data.chat_template {address!r} cannot be read: {error}",
+            f"data.chat_template {address!r} is no file, or has more than {MAX_TEMPLATE_BYTES:,} bytes",
             expected="native, vlmpipe, or the address of a Jinja template",
-        ) from error
+        )
+    return storage.read(name).decode("utf-8", "replace")
 
 
 def native_template(name: str, tokenizer: Any) -> str:
     """The template that comes with a tokenizer or with the processor beside it. Raises ConfigError for none."""
-    own = content_of(name, "", PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
+    own = published_json(name, "", PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
     if not own:
@@ -103,18 +103,3 @@ def native_template(name: str, tokenizer: Any) -> str:
             fix="set data.chat_template to a template file, or to vlmpipe, the format of models trained from scratch",
         )
     return str(own)
-
-
-def end_tokens(part: WeightsConfig, tokenizer: Any) -> list[str]:
-    """The tokens that end an answer: the tokenizer's, and those at which the published model stops."""
-    stated = content_of(part.weights, part.revision, GENERATION).get("eos_token_id") if part.weights else None
-    numbers = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    tokens = [tokenizer.eos_token, *tokenizer.convert_ids_to_tokens(numbers)]
-    return list(dict.fromkeys(token for token in tokens if token))
-
-
-def content_of(name: str, revision: str, file: str) -> dict[str, Any]:
-    """A JSON file of a folder or a hub repository; {} where there is none."""
-    path = published_file(name, revision, file)
-    content = json.loads(read_regular(path, MAX_TEMPLATE_BYTES)) if path else {}
-    return content if isinstance(content, dict) else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -67,13 +67,17 @@ def prove(chat: Chat) -> Proof:
     return Proof(refused, at_prompt)
 
 
-def require_answers(make: Callable[[bool], Chat], name: str) -> Chat:
-    """The chat that `make` makes for a template with images or, where it has none, with image marks as text.
+def require_answers(make: Callable[[bool], Chat], name: str, forms: Sequence[bool] = (False, True)) -> Chat:
+    """The first chat of `make` that writes one question about an image and its answer, or one after a system text.
 
-    Raises ConfigError where neither writes one question about an image and its answer.
+    Raises ConfigError where there is none.
+
+    Args:
+        make: given whether images are marks in texts (`Chat.as_text`) and not parts of their own.
+        forms: what to give it.
     """
     problems = []
-    for as_text in (False, True):
+    for as_text in forms:
         chat = make(as_text)
         refused = prove(chat).refused
         if not {ASKED, SYSTEM} <= refused.keys():  # some templates need a system text

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.initialization import no_init_weights
-from transformers.utils import GENERATION_CONFIG_NAME, VIDEO_PROCESSOR_NAME
+from transformers.utils import VIDEO_PROCESSOR_NAME
 
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.models.hf_native.pretrained import pretrained_config
@@ -19,7 +19,7 @@ from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, Stor
 from trainer.models.layers.deferred_weights import parameters_on_meta
 from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import skeleton_of
-from trainer.models.published import image_token_in, published_file
+from trainer.models.published import image_token_in, published_file, stop_token_ids
 
 
 class TransformersFamily:
@@ -131,7 +131,8 @@ class NativeFamily(TransformersFamily):
         save_model_settings(model, tokenizer, folder, config.tower)
         tokenizer.save_pretrained(folder)
         self.image_processor(config).save_pretrained(folder)
-        if videos := _file_of(config.tower, VIDEO_PROCESSOR_NAME):
+        part = config.tower
+        if part.weights and (videos := published_file(part.weights, part.revision, VIDEO_PROCESSOR_NAME)):
             shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
 
     def image_processor(self, config: ModelConfig) -> Any:
@@ -143,22 +144,13 @@ def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path, publishe
 
     Generation also stops where the published model does.
     """
-    ends = [tokenizer.eos_token_id]
-    if file := _file_of(published, GENERATION_CONFIG_NAME):
-        model.generation_config = GenerationConfig.from_pretrained(Path(file).parent)
-        stated = model.generation_config.eos_token_id
-        ends += stated if isinstance(stated, list) else [] if stated is None else [stated]
-    ends = list(dict.fromkeys(ends))
+    ends = list(dict.fromkeys((tokenizer.eos_token_id, *stop_token_ids(published))))
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-
-
-def _file_of(part: WeightsConfig, name: str) -> str | None:
-    return published_file(part.weights, part.revision, name) if part.weights else None
 
 
 def _vision(config: ModelConfig) -> nn.Module:

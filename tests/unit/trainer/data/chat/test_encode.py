@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
-from transformers import LlavaProcessor
-from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-from transformers.models.smolvlm import processing_smolvlm
 
 from tests.support.trainer.chat_templates import TEMPLATES, with_template
+from tests.support.trainer.processors import Processor
 from tests.support.trainer.tiny_native import model_section
 from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
 from trainer.data.chat.encode import IGNORED, Chat
-from trainer.data.chat.messages import as_chat, shape_of
 from trainer.data.rejects import RejectedError
 from trainer.data.sample import Turn
 from trainer.data.tokenize import control_tokens
@@ -40,12 +34,6 @@ LLAVA = {
     "tokenizer": "train:300",
     "image_size": 16,
 }
-PROCESSORS: dict[str, Any] = {
-    "qwen2_5_vl": Qwen2_5_VLProcessor,
-    "qwen3_vl": Qwen3VLProcessor,
-    "smolvlm": processing_smolvlm.SmolVLMProcessor,
-    "llava": LlavaProcessor,
-}
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "smolvlm", "smolvlm_tiles", "llava"]
 
 
@@ -61,29 +49,10 @@ def chat_of(config: ModelConfig, template: str = "plain", bos: str | None = None
     return Chat(tokenizer, form, as_text=False)
 
 
-def processor_of(config: ModelConfig, chat: Chat, patched: pytest.MonkeyPatch) -> Any:
-    """transformers' own, of text and images; what it needs for videos only is not there."""
-    kind = PROCESSORS[config.family]
-    images, options = family_of(config).image_processor(config), {"chat_template": chat.template.source}
-    if config.family == "llava":
-        return kind(images, chat.tokenizer, patch_size=4, vision_feature_select_strategy="full", **options)
-    patched.setattr(processing_smolvlm, "num2words", str)
-    patched.setattr(kind, "check_argument_for_proper_class", lambda self, name, value: type(value))
-    if config.family == "smolvlm":
-        options["image_seq_len"] = image_tokens_of(config)(16, 16) if not chat.form.tiles else chat.form.tile_tokens
-    return kind(images, chat.tokenizer, None, **options)
-
-
-def by_processor(processor: Any, chat: Chat, turns: tuple[Turn, ...], **options: Any) -> list[int]:
-    """Ids of the library, given the images that the marks stand for."""
-    messages, left = chat.messages(turns), iter(SIZES)
-    given = as_chat(messages, chat.layout(shape_of(messages)).strings)
-    for message in given:
-        for part in message["content"] if isinstance(message["content"], list) else []:
-            if part["type"] == "image":
-                part["image"] = Image.new("RGB", next(left))
-    options = {"tokenize": True, "return_dict": True} | options
-    return list(processor.apply_chat_template(given, **options)["input_ids"][0])
+def processor_of(config: ModelConfig, chat: Chat, patched: pytest.MonkeyPatch) -> Processor:
+    images = family_of(config).image_processor(config)
+    tile_tokens = chat.form.tile_tokens or image_tokens_of(config)(16, 16)
+    return Processor.of(config.family, images, chat.tokenizer, patched, tile_tokens=tile_tokens)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -96,9 +65,10 @@ def test_tokens_are_those_of_the_published_processor(
     processor, count = processor_of(config, chat, monkeypatch), image_tokens_of(config)
     counts = [count(*size) for size in SIZES]
     for turns in (TURNS, SHOWN):
-        assert chat.encode(turns, counts, SIZES).input_ids == by_processor(processor, chat, turns)
+        assert chat.encode(turns, counts, SIZES).input_ids == processor.ids(chat.messages(turns), SIZES)
     asked = (TURNS[0],)
-    ids = by_processor(processor, chat, (Turn(TURNS[0].question, "", system="Be brief."),), add_generation_prompt=True)
+    prompt = chat.messages((Turn(TURNS[0].question, "", system="Be brief."),))
+    ids = processor.ids(prompt, SIZES, add_generation_prompt=True)
     assert chat.prompt(asked[0], counts[:2], SIZES[:2]) == ids
     whole = chat.encode(asked, counts[:2], SIZES[:2])
     assert whole.input_ids[: len(ids)] == ids, "training continues the prompt that serving gives"
