@@ -186,8 +186,8 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 def _batch(config: RunConfig) -> Iterator[Finding]:
     cluster, train = config.cluster, config.train
-    step_sequences = cluster.world_size // train.model_ranks * train.micro_batch_size
-    each = f" / {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
+    step_sequences = cluster.world_size // train.sequence_ranks * train.micro_batch_size
+    each = f" / {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
     yield Finding(
         "batch",
         "ok",

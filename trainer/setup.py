@@ -156,6 +156,10 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
 
         shares = job.train.sequence_parallel
         require_shardable(job.model, job.train.tensor_parallel, cached=data.cached, sequence=shares)
+    if job.train.context_parallel > 1:
+        from trainer.strategies.context_parallel import require_context_parallel
+
+        require_context_parallel(job.model, job.train.context_parallel)
     sequence_flops = None
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
@@ -188,8 +192,9 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     )
     if job.model.quantizes_base:  # last: digests and sizes are those of the source
         quantize_base(model)
-    # Data-parallel ranks draw different dropout masks; the ranks of one model draw equal ones.
-    torch.manual_seed(replica.count * job.train.seed + replica.index)
+    # Ranks with different tokens draw different dropout masks; the ranks of one model draw equal ones.
+    parts = replica.count * replica.parts
+    torch.manual_seed(parts * job.train.seed + replica.index * replica.parts + replica.part)
     return built
 
 
@@ -223,7 +228,8 @@ def build_strategy(
         from trainer.models.layers.compile import compile_layers  # torch's compiler takes seconds to import
 
         compile_layers(units, job.train.compile_backend)
-    timer = ForwardTimer(module, worker.device) if job.train.strategy in WITHOUT_WAITS else None
+    has_no_waits = job.train.strategy in WITHOUT_WAITS and job.train.context_parallel == 1
+    timer = ForwardTimer(module, worker.device) if has_no_waits else None
     strategy = strategy_of(job.train, module, units, worker)
     if worker.is_first and job.train.strategy.startswith("zero"):
         content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)
@@ -261,11 +267,18 @@ def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
     """Every rank runs the same number of equal micro-batches."""
     settings = job.train
     if settings.global_batch_size % (settings.micro_batch_size * replica.count):
-        copies = "processes" if settings.model_ranks == 1 else f"copies of the model on {settings.model_ranks} each"
+        ranks = settings.sequence_ranks
+        copies = "processes" if ranks == 1 else f"groups of {ranks} processes with the same sequences,"
         raise ConfigError(
             f"train.global_batch_size {settings.global_batch_size} does not divide over {replica.count} {copies} "
             f"with train.micro_batch_size {settings.micro_batch_size}",
             expected=f"a multiple of {settings.micro_batch_size * replica.count}",
+        )
+    if job.data.sequence_length % settings.context_parallel:
+        raise ConfigError(
+            f"train.context_parallel {settings.context_parallel} does not divide data.sequence_length "
+            f"{job.data.sequence_length}",
+            expected="tokens of a sequence that are a multiple of it",
         )
     if settings.sequence_parallel and job.data.sequence_length % settings.tensor_parallel:
         raise ConfigError(

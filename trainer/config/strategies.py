@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+CONTEXT_PARALLEL = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")  # and those in which they may share sequences
 # Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
 NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
@@ -46,6 +47,14 @@ def _degrees_fit(train: TrainConfig) -> None:
             raise ValueError(
                 f"{name} {degree} has no meaning for strategy {train.strategy}: use one of {', '.join(strategies)}"
             )
+    if train.context_parallel > 1 and train.strategy not in CONTEXT_PARALLEL:
+        nearest = "fsdp"
+        if train.strategy in TENSOR_PARALLEL:
+            nearest += ", or sequence_parallel, which shares tokens between tensor-parallel ranks"
+        raise ValueError(
+            f"context_parallel {train.context_parallel} does not work with strategy {train.strategy}, which splits "
+            f"attention or layers over ranks itself: use one of {', '.join(CONTEXT_PARALLEL)}, such as {nearest}"
+        )
     if train.virtual_stages > 1 and train.pipeline_parallel == 1:
         raise ValueError(
             f"virtual_stages {train.virtual_stages} has no meaning for strategy {train.strategy}: use one of "

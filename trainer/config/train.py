@@ -59,6 +59,13 @@ class TrainConfig(Section):
         description="Stages on each rank of a pipeline. With 2 or more they are interleaved: ranks wait less for each "
         "other and send more.",
     )
+    context_parallel: Positive = Field(
+        1,
+        description="Ranks that share the tokens of each packed sequence in the language model, for sequences whose "
+        "activations do not fit on one: each computes tokens / ranks, and for attention all tokens of heads / ranks "
+        "(DeepSpeed-Ulysses). Must divide the language model's attention heads and data.sequence_length. For ddp, "
+        "fsdp, hsdp and the zero strategies.",
+    )
     epochs: Positive = Field(1, le=MOST_EPOCHS, description="Passes over the training split.")
     max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
     global_batch_size: Positive = Field(description="Packed sequences per optimizer step over all ranks.")
@@ -218,6 +225,11 @@ class TrainConfig(Section):
     def model_ranks(self) -> int:
         """Ranks that hold one copy of the model together."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that train on the same packed sequences together."""
+        return self.model_ranks * self.context_parallel
 
     def loss_chunks(self, label_tokens: float) -> int:
         """How many chunks the loss of a micro-batch with so many label tokens is computed in."""

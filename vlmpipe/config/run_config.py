@@ -246,18 +246,25 @@ def _rank_problems(config: RunConfig) -> Iterator[Problem]:
         expected = f"a multiple of train.tensor_parallel {train.tensor_parallel}"
         text = f"found with data.sequence_length {length}, expected {expected}: so many ranks share a sequence's tokens"
         yield Problem("train.sequence_parallel", text)
+    if length % train.context_parallel:
+        text = f"found {train.context_parallel} with data.sequence_length {length}, expected a divisor of it"
+        yield Problem("train.context_parallel", text)
+    in_node = cluster.processes % train.context_parallel == 0 or train.context_parallel % cluster.processes == 0
+    if cluster.world_size % train.context_parallel or not in_node:
+        expected = f"a divisor of the {cluster.processes} processes of a node, or whole nodes that divide all"
+        yield Problem("train.context_parallel", f"found {train.context_parallel}, expected {expected}")
     if cluster.world_size % train.model_ranks:
         found = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"
         text = f"{found}, expected ranks ({cluster.world_size}) that are a multiple of {train.model_ranks}"
         yield Problem("train.pipeline_parallel", text)
-    copies = max(1, cluster.world_size // train.model_ranks)
-    step_sequences = copies * train.micro_batch_size
+    groups = max(1, cluster.world_size // train.sequence_ranks)
+    step_sequences = groups * train.micro_batch_size
     if train.global_batch_size % step_sequences:
-        each = f", {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
+        each = f", {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
         yield Problem(
             "train.global_batch_size",
-            f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {copies} "
-            f"{'copies' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
+            f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {groups} "
+            f"{'groups' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
             f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
         )
 

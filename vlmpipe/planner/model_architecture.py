@@ -6,6 +6,7 @@ import contextlib
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
 
 HUB_TIMEOUT_S = 2.0
+Verdict = tuple[str, str, str] | None  # the fields of a ConfigError; None for a model that can be split
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,39 @@ def architecture(config: RunConfig) -> Architecture:
 
 def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
     """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
-    if verdict := _shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence):
+    _raise(_shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence))
+
+
+def require_context_parallel(model: ModelConfig, ranks: int) -> None:
+    """As `trainer.strategies.context_parallel.require_context_parallel`, but needs no torch for a cached verdict."""
+    _raise(_shares_tokens(model.model_dump_json(), ranks))
+
+
+def _raise(verdict: Verdict) -> None:
+    if verdict:
         found, expected, fix = verdict
         raise ConfigError(found, expected=expected, fix=fix)
 
 
 @disk_cached
-def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> tuple[str, str, str] | None:
-    """The fields of a ConfigError, None for a shardable model. `model` is the model section as JSON."""
+def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> Verdict:
+    """`model` is the model section as JSON."""
     from trainer.strategies.tensor_parallel import plan
 
+    return _verdict(lambda config: plan.require_shardable(config, ranks, cached=cached, sequence=sequence), model)
+
+
+@disk_cached
+def _shares_tokens(model: str, ranks: int) -> Verdict:
+    """`model` is the model section as JSON."""
+    from trainer.strategies.context_parallel import require_context_parallel
+
+    return _verdict(lambda config: require_context_parallel(config, ranks), model)
+
+
+def _verdict(require: Callable[[ModelConfig], None], model: str) -> Verdict:
     try:
-        plan.require_shardable(ModelConfig.model_validate_json(model), ranks, cached=cached, sequence=sequence)
+        require(ModelConfig.model_validate_json(model))
     except ConfigError as error:
         return error.found, error.expected, error.fix
     return None

@@ -117,6 +117,8 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.tensor_parallel"] = tensor
         if pipeline != train.pipeline_parallel:
             change["train.pipeline_parallel"] = pipeline
+        if train.context_parallel > 1:
+            change["train.context_parallel"] = 1  # the search raises it where memory asks for it
         if train.virtual_stages > 1:
             change["train.virtual_stages"] = 1  # needs the least memory
         if train.offload != "none" and strategy not in OFFLOADING[train.offload]:

@@ -76,7 +76,7 @@ class Rates:
 def estimate_time(case: Scenario) -> Time:
     """Time of a step and of the training job. Under PowerSGD a step is a compressed one, unless there is none."""
     time, train = _time_of_steps(case), case.config.train
-    if not train.gradient_rank or case.layout.data_parallel == 1:
+    if not train.gradient_rank or case.layout.replicas == 1:
         return time
     plain = case.config.model_copy(update={"train": train.model_copy(update={"gradient_compression": "none"})})
     return _after_first_steps(time, _time_of_steps(replace(case, config=plain)), train.powersgd.start_step)
@@ -120,7 +120,7 @@ def _time_of_steps(case: Scenario) -> Time:
     )
     exposed = exposed_communication(transfers, case.machine, case.gpu, behind)
     hidden_s = sum(by_name(transfers, case.machine, case.gpu).values()) - sum(each.s for each in exposed)
-    saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.data_parallel)
+    saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.replicas)
     save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
 
     parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
@@ -223,7 +223,8 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
 def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
     """One rank's time for one packed sequence; in a pipeline, that of the slowest stage.
 
-    Tensor parallelism shards all but the projector and one of each adapter's matrices.
+    Tensor parallelism shards all but the projector and one of each adapter's matrices; context parallelism all but the
+    tower and the projector.
     """
     language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
     tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
@@ -232,6 +233,7 @@ def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rat
     layers = (flops.language_layers.total + flops.attention.total) / language_rate / layout.tensor_parallel
     layers += shape.of_tensor_rank("adapters", flops.adapters.total, layout.tensor_parallel) / rates.trained
     head = flops.head.total / language_rate / layout.tensor_parallel
+    layers, head = layers / layout.context_parallel, head / layout.context_parallel
     one_layer = layers / shape.language.layers
     stages = stages_of(shape.language.layers, layout.stages, flops, image_layers=shape.image_layers)
     return max(
@@ -244,6 +246,11 @@ def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.quantizes_base:
         said.append("Not counted: dequantizing 4-bit weights in each pass. Steps take longer than planned.")
+    if layout.context_parallel > 1:
+        said.append(
+            f"Each of the {layout.context_parallel} ranks that share sequences runs the vision encoder, where it runs, "
+            "and the projector for all of their images. Labels are taken as spread evenly over a sequence."
+        )
     if config.plan.checkpoint_save_s:
         said.append(f"A checkpoint holds training up for {save_s:.0f} s (plan.checkpoint_save_s).")
     else:

@@ -143,6 +143,16 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             "train.tensor_parallel",
         ),
         ({"train__sequence_parallel": True}, "train"),
+        ({"train__context_parallel": 2, "train__strategy": "tp", "train__tensor_parallel": 2}, "train"),
+        ({"train__context_parallel": 2}, "train.context_parallel"),  # of one rank
+        (  # which would lie on parts of two nodes
+            {"train__context_parallel": 2, "cluster__replica_count": 2, "cluster__processes_per_replica": 3},
+            "train.context_parallel",
+        ),
+        (
+            {"train__context_parallel": 2, "cluster__replica_count": 2, "data__sequence_length": 255},
+            "train.context_parallel",
+        ),
         (
             {
                 "train__strategy": "tp",

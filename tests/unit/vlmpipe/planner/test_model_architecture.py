@@ -38,6 +38,15 @@ def test_every_command_refuses_an_impossible_model_before_anything_starts(overri
     assert not list(tmp_path.iterdir())
 
 
+def test_ranks_that_cannot_share_sequences_are_refused_with_the_degrees_that_can() -> None:
+    ranks = ("cluster.processes_per_replica=3", "data.sequence_length=384", "train.global_batch_size=16")
+    config = api.load(ROOT / "configs/digits.yaml", "train.context_parallel=3", *ranks)
+    failed = [finding for finding in api.check(config) if finding.state == "failed"]
+    assert [(one.subject, one.code) for one in failed] == [("parameters", 64)]
+    assert "train.context_parallel 3 does not divide the language model's 4 attention heads" in failed[0].text
+    assert "one of 1, 2, 4" in failed[0].text
+
+
 def test_an_unknown_region_is_a_warning() -> None:
     def vertex(location: str) -> str:
         values = ("gcp.project=my-project", f"gcp.location={location}", "gcp.pipeline_root=gs://bucket/root")
