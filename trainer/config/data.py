@@ -32,7 +32,7 @@ class DataConfig(Section):
         "",
         description="How conversations are written: native, the template of model.tokenizer; vlmpipe, a short format "
         "for models trained from scratch; or a file with a Jinja template, local or gs://. Empty is native where "
-        "model.pretrained has weights and vlmpipe elsewhere.",
+        "model.pretrained has weights and the tokenizer is not trained, and vlmpipe elsewhere.",
     )
     answer_end: str = Field(
         "",
@@ -100,8 +100,9 @@ class DataConfig(Section):
 
     def chat_format(self, model: ModelConfig) -> str:
         """`native`, `vlmpipe` or the address of a template."""
-        is_pretrained = model.pretrained is not None and bool(model.pretrained.weights)
-        return self.chat_template or (NATIVE if is_pretrained else OWN_FORMAT)
+        whole = model.pretrained
+        is_chat_model = whole is not None and bool(whole.weights) and not model.tokenizer.startswith("train:")
+        return self.chat_template or (NATIVE if is_chat_model else OWN_FORMAT)
 
     @field_validator("split_by")
     @classmethod

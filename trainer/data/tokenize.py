@@ -65,11 +65,15 @@ def make_tokenizer(name: str, texts: Iterable[str], form: ImageForm = SQUARES) -
         tokenizer = _train(trained_size(name, form), texts, control_tokens(form))
     else:
         tokenizer = _completed(name, form)
+    tokenizer.chat_template = own_template(tokenizer, form)
+    return tokenizer
+
+
+def own_template(tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> str:
+    """The format above with the tokenizer's image token."""
     # SmolVLM's processor puts the tokens around an image in place of its token.
     mark = form.mark if form.grids else IMAGE_TOKEN
-    mark = mark.replace(IMAGE_TOKEN, image_token_in(tokenizer, form.token))
-    tokenizer.chat_template = CHAT_TEMPLATE.replace(IMAGE_TOKEN, mark)
-    return tokenizer
+    return CHAT_TEMPLATE.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, image_token_in(tokenizer, form.token)))
 
 
 def trained_size(name: str, form: ImageForm = SQUARES) -> int:

@@ -16,7 +16,7 @@ from trainer.errors import ExitCode
     ("template", "state", "text"),
     [
         (PLAIN, "ok", "native: 7 of 9 kinds of conversation; not thinking"),
-        (TEMPLATES["repeats"], "failed", "the chat template repeats the text of question 1"),
+        (TEMPLATES["no end token"], "failed", "writes no end token behind the text of answer 1"),
     ],
 )
 def test_a_chat_template_is_proved(template: str, state: str, text: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
 from trainer.config.model import ModelConfig
@@ -14,6 +14,7 @@ from trainer.data.tokenize import (
     TRAINED_PREFIX,
     control_tokens,
     make_tokenizer,
+    own_template,
     pretrained_tokenizer,
     require_tokens,
 )
@@ -21,6 +22,9 @@ from trainer.errors import ConfigError
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.published import image_token_in, published_json, stop_token_ids
 from trainer.storage import open_storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MAX_TEMPLATE_BYTES = 4 << 20
 PROCESSOR_TEMPLATE = "chat_template.json"  # of processors saved by older releases, which tokenizers do not read
@@ -62,9 +66,16 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
     return require_answers(
         lambda as_text: Chat(tokenizer, form, end_tokens=ends, added_end=data.answer_end, as_text=as_text),
         f"{name} ({model.tokenizer})" if name == NATIVE else name,
-        # The language model of a llava may be one of texts; a whole model's template writes images.
-        forms=(False,) if model.pretrained else (False, True),
+        forms=_forms(model, tokenizer, form),
     )
+
+
+def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> tuple[bool, ...]:
+    """How images may be given to the template (`Chat.as_text`)."""
+    if tokenizer.chat_template == own_template(tokenizer, form):
+        return (True,)  # an export of ours, which goes on as it began
+    # The language model of a llava may be one of texts; a whole model's template writes images.
+    return (False,) if model.pretrained else (False, True)
 
 
 def _published(name: str, form: ImageForm) -> Any:

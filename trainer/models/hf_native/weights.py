@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from trainer.config.model import WeightsConfig
 from trainer.models.hf_native.pretrained import load_pretrained
-from trainer.models.published import published_file
 
 HEAD = "lm_head.weight"
 
@@ -77,7 +76,13 @@ class StoredWeights:
         return {}
 
     def _file(self, name: str) -> Path | None:
-        path = published_file(self._part.weights, self._part.revision, name)
+        path = cached_file(
+            self._part.weights,
+            name,
+            revision=self._part.revision or None,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
         return Path(path) if path else None
 
 

@@ -14,6 +14,7 @@ from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.chat.make import format_identity, make_chat
+from trainer.data.sample import Turn
 from trainer.errors import ConfigError
 from trainer.storage.local import LocalStorage
 
@@ -34,8 +35,10 @@ def data(**changes: Any) -> DataConfig:
 
 def test_pretrained_models_use_their_own_template_by_default() -> None:
     random = ModelConfig.model_validate(model_section("qwen2_5_vl"))
-    weights = ModelConfig.model_validate(model_section("qwen2_5_vl", pretrained={"weights": "any/where"}))
-    assert [data(chat_template="").chat_format(one) for one in (random, weights)] == ["vlmpipe", "native"]
+    trained = ModelConfig.model_validate(model_section("qwen2_5_vl", pretrained={"weights": "any/where"}))
+    weights = trained.model_copy(update={"tokenizer": "any/where"})
+    formats = [data(chat_template="").chat_format(one) for one in (random, trained, weights)]
+    assert formats == ["vlmpipe", "vlmpipe", "native"]
     assert data(chat_template="vlmpipe").chat_format(weights) == "vlmpipe"
 
 
@@ -85,6 +88,15 @@ def test_a_template_without_images_gets_their_marks_as_text(tmp_path: Path) -> N
     published(tmp_path, TEMPLATES["text only"])
     chat = make_chat(ModelConfig.model_validate(llava), data(), ())
     assert chat.as_text
+
+
+def test_an_export_of_a_model_trained_from_scratch_keeps_its_format(tmp_path: Path) -> None:
+    first = make_chat(ModelConfig.model_validate(model_section("qwen2_5_vl")), data(chat_template=""), ["a b"])
+    first.tokenizer.save_pretrained(tmp_path)
+    again = make_chat(ModelConfig.model_validate(model_section("qwen2_5_vl", tokenizer=str(tmp_path))), data(), ())
+    turns = [Turn("<image>what?", "7", system="Be brief."), Turn("and <image>\n\n?", "8")]
+    sizes = [(40, 24), (24, 24)]
+    assert again.encode(turns, [15, 9], sizes) == first.encode(turns, [15, 9], sizes)
 
 
 @pytest.mark.parametrize(
