@@ -46,8 +46,8 @@ class Encoded:
 class Chat:
     """A tokenizer and the chat template that a run's conversations are written in. Safe to use from several threads.
 
-    as_text: the template knows no images, so an image's mark is given as text. Its own template of a model trained from
-    scratch is used so, because marks may then stand anywhere.
+    as_text: contents are texts with the image token in place of each image, for templates that know no images. The
+    format of models trained from scratch is used so too: a text is then written as it is, line ends beside marks too.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Chat:
         for piece, is_label in self._pieces(layout, texts, left):
             written.append(piece)
             start, end = end, end + len(piece)
-            if is_label:
+            if is_label and piece:
                 if answers and answers[-1][1] == start:
                     start = answers.pop()[0]
                 answers.append((start, end))

@@ -126,6 +126,16 @@ def test_a_later_turn_is_asked_with_the_images_in_front() -> None:
     assert tokenizer.decode(asked("<image>\nis it even?", [], tokenizer)) == "<s>USER: is it even? ASSISTANT:"
 
 
+@BOTH
+def test_an_image_in_an_answer_is_no_label(tokenizer: Any) -> None:
+    chat = Chat(tokenizer)
+    encoded = chat.encode([Turn("which?", "<image>\nthis")], [3])
+    assert encoded.input_ids.count(chat.image_token_id) == 3 and chat.image_token_id not in encoded.labels
+    assert tokenizer.decode([label for label in encoded.labels if label != IGNORED]).split() == [
+        "this" + tokenizer.eos_token
+    ]
+
+
 def test_short_answers_are_one_token() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     for answer in ("7", "no", "15"):

@@ -24,6 +24,7 @@ ALLOWED = [
     ("plain", (SYSTEM, ONE, CAT, *MORE), ["A cat.<|end|>", "No.<|end|>"]),
     ("plain", (ONE, SHOWS), ["Here: ", " and there.<|end|>"]),
     ("plain", (ONE, ENDS_IN_IMAGE), ["Here: ", "<|end|>"]),
+    ("plain", (ONE, Message("assistant", (None, "This."))), ["This.<|end|>"]),
     ("plain", (ONE, ONE, CAT), ["A cat.<|end|>"]),
     ("plain", (ONE, SAME, Message("user", ("same",)), CAT), ["same<|end|>", "A cat.<|end|>"]),
     ("thinks", (ONE, THOUGHT), ["<think>Whiskers.</think>A cat.<|end|>"]),
