@@ -13,6 +13,7 @@ from torch import nn
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
+from trainer.config.compiling import CompileChoice, compile_choice
 from trainer.config.job import DataPointers, JobConfig, defers_weights
 from trainer.config.train import TrainConfig
 from trainer.data.chat.encode import Chat
@@ -31,7 +32,9 @@ from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.bf16 import use_tf32
+from trainer.models.layers.compile import compile_layers, has_compiler
 from trainer.models.layers.deferred_weights import DeferredWeights
+from trainer.models.layers.float8 import compute_in_float8
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.recompute_policy import Recompute
@@ -64,6 +67,7 @@ class TrainingSetup:
     num_trainable: int
     features: str  # cached | online
     shape: ModelShape
+    compiling: CompileChoice
     validation: Validation | None  # where the run validates
     forward_timer: ForwardTimer | None  # where no rank waits for another in a forward pass
 
@@ -101,11 +105,16 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         require_bitsandbytes()
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
+    if worker.is_first:
+        for name, origin in job.model.origins().items():
+            print(f"train: model.{name}: {origin}", flush=True)
     family = family_of(job.model)
     data = open_data(job)
     built = build_model(job, family, data, replica)
     readers, loader = build_loader(job, data, built, replica, worker)
-    strategy, timer = build_strategy(job, family, data, built, worker)
+    shape = family.shape(job.model)
+    compiling = _compile_choice(job, shape, worker)
+    strategy, timer = build_strategy(job, family, data, built, worker, compiling)
     image_source = _image_source(job, family, readers.features, built.tower_sha256, replica)
     return TrainingSetup(
         strategy=strategy,
@@ -117,7 +126,8 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         num_parameters=built.num_parameters,
         num_trainable=built.num_trainable,
         features="cached" if data.cached else "online",
-        shape=family.shape(job.model),
+        shape=shape,
+        compiling=compiling,
         validation=build_validation(job, data, readers, image_source, replica),
         forward_timer=timer,
     )
@@ -214,7 +224,12 @@ def build_loader(
 
 
 def build_strategy(
-    job: JobConfig, family: Family, data: TrainingData, built: BuiltModel, worker: ProcessContext
+    job: JobConfig,
+    family: Family,
+    data: TrainingData,
+    built: BuiltModel,
+    worker: ProcessContext,
+    compiling: CompileChoice,
 ) -> tuple[Strategy, ForwardTimer | None]:
     """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
@@ -224,10 +239,14 @@ def build_strategy(
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)
-    if job.train.compile:
-        from trainer.models.layers.compile import compile_layers  # torch's compiler takes seconds to import
-
-        compile_layers(units, job.train.compile_backend)
+    if job.train.float8 != "none":
+        count = compute_in_float8(units, job.train.float8, worker.device)
+        if worker.is_first:
+            print(f"train: float8 {job.train.float8} in {count} linear layers of the language model", flush=True)
+    if compiling.on:
+        compile_layers(units, job.train.compile_backend, must=job.train.compile == "on")
+    if worker.is_first:
+        print(f"train: compile {compiling.state}: {compiling.why}", flush=True)
     has_no_waits = job.train.strategy in WITHOUT_WAITS and job.train.context_parallel == 1
     timer = ForwardTimer(module, worker.device) if has_no_waits else None
     strategy = strategy_of(job.train, module, units, worker)
@@ -235,6 +254,17 @@ def build_strategy(
         content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)
         open_storage(job.run.run_uri).write("deepspeed.json", content.encode())
     return strategy, timer
+
+
+def _compile_choice(job: JobConfig, shape: ModelShape, worker: ProcessContext) -> CompileChoice:
+    return compile_choice(
+        job.train,
+        on_gpu=worker.device.type == "cuda",
+        parameters=shape.total_parameters,
+        sequence_length=job.data.sequence_length,
+        quantizes_base=job.model.quantizes_base,
+        has_compiler=has_compiler(),
+    )
 
 
 def build_validation(

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.models.hub_errors import hub_error
 from trainer.models.image_tokens import SQUARES, ImageForm
 from trainer.models.published import image_token_in
 from trainer.storage.base import Storage
-from trainer.storage.regular_files import require_regular_files
+from trainer.storage.model_folders import local_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -141,14 +142,16 @@ def pretrained_tokenizer(name: str) -> Any:
     """A published tokenizer, as it is. Raises ConfigError for a slow one, UserError (69) for one out of reach."""
     from transformers import AutoTokenizer
 
-    require_regular_files(Path(name))
+    folder = local_folder(name, weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder or name, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        if known := hub_error(error, name, "", "tokenizer.json"):
+            raise known from error
         raise UserError(
             f"model.tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
             expected="a hub id or a folder with tokenizer.json, or train:N",
-            fix="check the name and, for a hub id, the network and HF_TOKEN",
+            fix="correct the name",
             code=ExitCode.UNAVAILABLE,
         ) from error
     if not tokenizer.is_fast:

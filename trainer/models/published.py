@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from trainer.storage.model_folders import local_folder
 from trainer.storage.regular_files import read_regular
 
 MAX_JSON_BYTES = 16 << 20
@@ -18,29 +20,33 @@ def image_token_in(tokenizer: Any, published: str) -> str:
     return str(named) if named else published if is_known else IMAGE_TOKEN
 
 
-def published_file(name: str, revision: str, file: str) -> str | None:
-    """Path of a file of a folder or, fetched, of a hub repository; None where it has none."""
+def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path | None:
+    """A file of a published model on this machine, downloaded first if needed. None where there is no such file.
+
+    weights: whether the model's weights are needed too (`local_folder`).
+    """
     from transformers.utils import cached_file
 
-    path: str | None = cached_file(
+    if folder := local_folder(part.weights, part.revision, weights=weights):
+        return folder / name if (folder / name).is_file() else None
+    path = cached_file(
+        part.weights,
         name,
-        file,
-        revision=revision or None,
+        revision=part.revision or None,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return path
+    return Path(path) if path else None
 
 
-def published_json(name: str, revision: str, file: str) -> dict[str, Any]:
-    """A JSON file of a folder or a hub repository; {} where there is none."""
-    path = published_file(name, revision, file)
+def published_json(part: WeightsConfig, name: str) -> dict[str, Any]:
+    """A JSON file of a published model or tokenizer; {} where there is none."""
+    path = model_file(part, name, weights=False) if part.weights else None
     content = json.loads(read_regular(path, MAX_JSON_BYTES)) if path else {}
     return content if isinstance(content, dict) else {}
 
 
 def stop_token_ids(part: WeightsConfig) -> list[int]:
     """The tokens at which a published model stops, beside its tokenizer's end token."""
-    stated = published_json(part.weights, part.revision, "generation_config.json") if part.weights else {}
-    stops = stated.get("eos_token_id")
+    stops = published_json(part, "generation_config.json").get("eos_token_id")
     return stops if isinstance(stops, list) else [] if stops is None else [stops]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
-from trainer.config.model import ModelConfig
+from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.chat.proof import require_answers
 from trainer.data.tokenize import (
@@ -104,7 +104,9 @@ def read_template(address: str) -> str:
 
 def native_template(name: str, tokenizer: Any) -> str:
     """The template that comes with a tokenizer or with the processor beside it. Raises ConfigError for none."""
-    own = published_json(name, "", PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
+    own = (
+        published_json(WeightsConfig(weights=name), PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
+    )
     if isinstance(own, dict):
         own = own.get("default")
     if not own:

@@ -15,11 +15,11 @@ from transformers.utils import VIDEO_PROCESSOR_NAME
 
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.models.hf_native.pretrained import pretrained_config
-from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights
+from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from trainer.models.layers.deferred_weights import parameters_on_meta
 from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import skeleton_of
-from trainer.models.published import image_token_in, published_file, stop_token_ids
+from trainer.models.published import image_token_in, model_file, stop_token_ids
 
 
 class TransformersFamily:
@@ -96,10 +96,7 @@ class NativeFamily(TransformersFamily):
             with no_init_weights():
                 model: nn.Module = names.kind(whole).float()
             model.tie_weights()  # skipped together with initialization
-            weights = StoredWeights(config.tower, names, len(tokenizer))
-            with torch.no_grad():
-                for name, tensor in model.state_dict().items():
-                    tensor.copy_(weights.read(name))
+            fill(model, StoredWeights(config.tower, names, len(tokenizer)))
         else:
             model = names.kind(whole).float()
             model.get_submodule(names.tower.removesuffix(".")).load_state_dict(_drawn_vision(config).state_dict())
@@ -119,7 +116,7 @@ class NativeFamily(TransformersFamily):
         with torch.device("meta"):
             names = list(_vision(config).state_dict())
         model = self.models[config.family]
-        weights = StoredWeights(config.tower, model, 0)
+        weights = StoredWeights(config.tower, model)
         state: dict[str, Tensor] = {name: weights.read(f"{model.tower}{name}") for name in names}
         with no_init_weights():
             vision = _vision(config).float()
@@ -131,8 +128,7 @@ class NativeFamily(TransformersFamily):
         save_model_settings(model, tokenizer, folder, config.tower)
         tokenizer.save_pretrained(folder)
         self.image_processor(config).save_pretrained(folder)
-        part = config.tower
-        if part.weights and (videos := published_file(part.weights, part.revision, VIDEO_PROCESSOR_NAME)):
+        if config.tower.weights and (videos := model_file(config.tower, VIDEO_PROCESSOR_NAME, weights=False)):
             shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
 
     def image_processor(self, config: ModelConfig) -> Any:

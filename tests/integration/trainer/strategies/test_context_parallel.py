@@ -24,7 +24,7 @@ TWO, FOUR = ({"train.context_parallel": degree} for degree in (2, 4))
 ADAPTED: Content = {"model.lora": {"rank": 4, "alpha": 8.0}}
 UNPACKED: Content = {"data.pack": False, "train.global_batch_size": 4}
 FULL, SELECTIVE = ({"train.activation_checkpointing": kind} for kind in ("full", "selective"))
-COMPILED: Content = {"train.compile": True, "train.compile_backend": "aot_eager"}
+COMPILED: Content = {"train.compile": "on", "train.compile_backend": "aot_eager"}
 VALIDATED: Content = {"train.validate_every_steps": STOP_STEP, "train.validation_sequences": 3}
 # Reference runs of one process.
 REFERENCES: dict[str, Content] = {
@@ -43,6 +43,7 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "ddp of four": (4, "ddp", FOUR, "trained tower"),
         "ddp compiled": (2, "ddp", TWO | COMPILED, "trained tower"),
         "fsdp compiled": (2, "fsdp", TWO | COMPILED | SELECTIVE, "trained tower"),
+        "zero2 compiled": (2, "zero2", TWO | COMPILED, "trained tower"),
         "fsdp selective": (2, "fsdp", TWO | SELECTIVE, "trained tower"),
         "fsdp adapters": (2, "fsdp", TWO, "adapters"),
         "fsdp unpacked": (2, "fsdp", TWO | {"train.micro_batch_size": 4}, "unpacked"),
