@@ -94,15 +94,16 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _chat_template(config: RunConfig) -> Iterator[Finding]:
-    """What the chat template allows, where its tokenizer and its file are here."""
+    """What the chat template allows, where it, its tokenizer and the weights are on this machine."""
     from trainer.data.chat.make import make_chat
     from trainer.data.chat.proof import prove
 
     name, tokenizer = config.data.chat_format(config.model), config.model.tokenizer
     if name == OWN_FORMAT:
         return
-    is_here = tokenizer.startswith("train:") or _weights("", WeightsConfig(weights=tokenizer)).state == "ok"
-    if name.startswith("gs://") or not is_here:
+    weights = (config.model.pretrained or config.model.language_model).weights
+    elsewhere = [one for one in (tokenizer, weights) if one and not Path(one).expanduser().is_dir()]
+    if name.startswith("gs://") or [one for one in elsewhere if not one.startswith("train:")]:
         yield Finding("chat template", "unchecked", f"{name} of {tokenizer} is proved when data is prepared")
         return
     try:
