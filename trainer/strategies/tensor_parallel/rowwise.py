@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
@@ -58,7 +58,8 @@ def reduced_product(rows: Tensor, weight: Tensor, shares: int, group: str) -> Te
     (sequences, tokens, inputs) -> (sequences, tokens / shares, outputs), see `SequenceParallel`.
     """
     product = F.linear(rows, weight)
-    of_ranks = _resolve_process_group(GroupName(group)) if group else None
+    name: Any = group  # a type of its own in torch 2.13
+    of_ranks = _resolve_process_group(name) if group else None
     if shares > 1:
         return SequenceParallel(shares, group=of_ranks).summed(product)
     if of_ranks:
