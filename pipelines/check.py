@@ -83,7 +83,11 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
-    yield from _chat_template(config)
+    try:
+        yield from _chat_template(config)
+    except UserError as error:
+        yield Finding("chat template", "failed", error.text(), int(error.code))
+        return
     try:
         text = image_token_limit(model, config.data)
     except ConfigError as error:
@@ -96,12 +100,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 def _chat_template(config: RunConfig) -> Iterator[Finding]:
     """What the chat template allows, if its files are on this machine."""
-    name = config.data.chat_format(config.model)
-    try:
-        proof = prove_chat_template(config.model, config.data)
-    except UserError as error:
-        yield Finding("chat template", "failed", error.text(), int(error.code))
-        return
+    name, proof = config.data.chat_format(config.model), prove_chat_template(config.model, config.data)
     if proof:
         yield Finding("chat template", "ok", f"{name}: {proof.described()}")
     elif name != OWN_FORMAT:
