@@ -168,15 +168,19 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
     from vlmpipe.cli.views.suggestions import print_suggestions
     from vlmpipe.planner.plan import plan_basis
     from vlmpipe.planner.search.search import Goal, suggest
+    from vlmpipe.planner.sequence_fill import length_advice
 
     wanted = Goal.parse(goal)
     with doing(f"comparing machines and strategies for {config}"):
         model, load, prices = plan_basis(settings)
         found = suggest(settings, model, load, prices, wanted)
     if as_json:
-        print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
+        fills = [vars(one) for one in load.fills]
+        print_json({"goal": goal, "suggestions": [vars(one) for one in found], "sequence_lengths": fills})
     else:
         print_suggestions(found, wanted, settings, config, overrides)
+        if advice := length_advice(load.fills, settings):
+            print_lines([advice])
 
 
 @app.command()

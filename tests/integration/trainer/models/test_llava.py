@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 from transformers import (
+    AutoConfig,
+    AutoModel,
     AutoProcessor,
     CLIPConfig,
     CLIPImageProcessorPil,
@@ -182,6 +184,27 @@ def test_pretrained_parts_keep_their_weights(
     assert len(embeddings) == len(tokenizer) > 280, "the tokenizer's own tokens get rows of their own"
     assert torch.equal(embeddings[:280], language.get_input_embeddings().weight)
     assert torch.equal(model.lm_head.weight[:280], language.lm_head.weight)
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("siglip", -1), ("siglip", 0), ("clip", -1), ("clip", -2)])
+def test_modules_behind_the_features_do_not_run(kind: str, layer: int) -> None:
+    """Weights there that would spoil all numbers change no feature, in training and in the cache."""
+    tower = {**TOWER, "model_type": f"{kind}_vision_model", "patch_size": 8, "image_size": 32}
+    config = config_of(tower={"config": tower}, image_size=32, feature_layer=layer)
+    family, pixels = family_of(config), torch.randn(2, 3, 32, 32)
+    used, plain = family.build_tower(config), AutoModel.from_config(AutoConfig.for_model(**tower)).eval()
+    plain.load_state_dict(used.state_dict())
+    hidden = plain(pixels, output_hidden_states=True).hidden_states[layer].bfloat16()
+    model = family.skeleton(config, vocabulary=300)
+    model.model.vision_tower.load_state_dict(used.state_dict())
+    in_training = family.training_module(config, model, cached=False).tower
+    first = layer if layer >= 0 else TOWER["num_hidden_layers"] + 1 + layer
+    behind = ("post_layernorm", "head.", *(f"layers.{number}." for number in range(first, TOWER["num_hidden_layers"])))
+    for each in (used, in_training):
+        for name, parameter in each.named_parameters():
+            if any(part in name for part in behind):
+                parameter.data.fill_(torch.nan)
+        assert torch.equal(family.encode(config, each, pixels), hidden)
 
 
 def test_a_pretrained_tower_keeps_its_normalisation(tmp_path: Path) -> None:
