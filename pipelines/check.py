@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trainer.config.data import OWN_FORMAT
 from trainer.config.job import RunPaths
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -81,6 +82,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
+    yield from _chat_template(config)
     try:
         text = image_token_limit(model, config.data)
     except ConfigError as error:
@@ -89,6 +91,27 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     if text:
         yield Finding("image tokens", "ok", text)
     yield from _plan(config)
+
+
+def _chat_template(config: RunConfig) -> Iterator[Finding]:
+    """What the chat template allows, where it, its tokenizer and the weights are on this machine."""
+    from trainer.data.chat.make import make_chat
+    from trainer.data.chat.proof import prove
+
+    name, tokenizer = config.data.chat_format(config.model), config.model.tokenizer
+    if name == OWN_FORMAT:
+        return
+    weights = (config.model.pretrained or config.model.language_model).weights
+    elsewhere = [one for one in (tokenizer, weights) if one and not Path(one).expanduser().is_dir()]
+    if name.startswith("gs://") or [one for one in elsewhere if not one.startswith("train:")]:
+        yield Finding("chat template", "unchecked", f"{name} of {tokenizer} is proved when data is prepared")
+        return
+    try:
+        proof = prove(make_chat(config.model, config.data, ()))
+    except UserError as error:
+        yield Finding("chat template", "failed", error.text(), int(error.code))
+        return
+    yield Finding("chat template", "ok", f"{name}: {proof.described()}")
 
 
 def _plan(config: RunConfig) -> Iterator[Finding]:
@@ -110,6 +133,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("parameters", "ok", text)
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])
+    if plan.compiling:
+        yield Finding("compile", "ok", f"{plan.compiling.state}: {plan.compiling.why}")
     state: Literal["failed", "warning"] = "failed" if on_vertex else "warning"
     for text in plan.estimate_errors:
         yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)

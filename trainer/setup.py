@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
+from trainer.config.compiling import CompileChoice, compile_choice
 from trainer.config.job import DataPointers, JobConfig, defers_weights
 from trainer.config.train import TrainConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.tokenize import load_tokenizer
 from trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from trainer.dataloading.readers import Readers, open_readers, warnings
 from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
@@ -30,9 +30,11 @@ from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.bf16 import use_tf32
+from trainer.models.layers.compile import compile_layers, has_compiler
 from trainer.models.layers.deferred_weights import DeferredWeights
+from trainer.models.layers.float8 import compute_in_float8
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.recompute_policy import Recompute
@@ -65,6 +67,7 @@ class TrainingSetup:
     num_trainable: int
     features: str  # cached | online
     shape: ModelShape
+    compiling: CompileChoice
     validation: Validation | None  # where the run validates
     forward_timer: ForwardTimer | None  # where no rank waits for another in a forward pass
 
@@ -75,11 +78,10 @@ class TrainingData:
 
     pointers: DataPointers
     cached: bool  # whether the vision encoder's output is read instead of computed
-    tokenizer: PreTrainedTokenizerFast
+    chat: Chat
     index: Index
     train: SplitIndex
     sampler: PackedBatchSampler
-    form: ImageForm
     total_steps: int
 
 
@@ -110,7 +112,9 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     data = open_data(job)
     built = build_model(job, family, data, replica)
     readers, loader = build_loader(job, data, built, replica, worker)
-    strategy, timer = build_strategy(job, family, data, built, worker)
+    shape = family.shape(job.model)
+    compiling = _compile_choice(job, shape, worker)
+    strategy, timer = build_strategy(job, family, data, built, worker, compiling)
     image_source = _image_source(job, family, readers.features, built.tower_sha256, replica)
     return TrainingSetup(
         strategy=strategy,
@@ -122,7 +126,8 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         num_parameters=built.num_parameters,
         num_trainable=built.num_trainable,
         features="cached" if data.cached else "online",
-        shape=family.shape(job.model),
+        shape=shape,
+        compiling=compiling,
         validation=build_validation(job, data, readers, image_source, replica),
         forward_timer=timer,
     )
@@ -143,11 +148,10 @@ def open_data(job: JobConfig) -> TrainingData:
     return TrainingData(
         pointers=pointers,
         cached=pointers.features != "off",
-        tokenizer=load_tokenizer(open_prepared(pointers.prepared_uri)),
+        chat=Chat.load(open_prepared(pointers.prepared_uri), form),
         index=index,
         train=train,
         sampler=sampler,
-        form=form,
         total_steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
     )
 
@@ -173,10 +177,10 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
     deferred: Weights | None = None
     if defers_weights(job.model, job.train):
-        model = family.blueprint(job.model, data.tokenizer, buffers=True)
-        deferred = family.initial_weights(job.model, data.tokenizer)
+        model = family.blueprint(job.model, data.chat.tokenizer, buffers=True)
+        deferred = family.initial_weights(job.model, data.chat.tokenizer)
     else:
-        model = family.build(job.model, data.tokenizer)
+        model = family.build(job.model, data.chat.tokenizer)
     tower = family.tower(model)
     if data.cached:
         require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
@@ -215,14 +219,17 @@ def build_loader(
         for warning in (*warnings(ahead), *_settings_warnings(job.train, data.total_steps)):
             print(f"train: {warning}", flush=True)
     images = replica.takes_images and not data.cached
-    loader = PackedLoader(
-        data.train, data.sampler, data.tokenizer, readers.samples, images=images, ahead=ahead, form=data.form
-    )
+    loader = PackedLoader(data.train, data.sampler, data.chat, readers.samples, images=images, ahead=ahead)
     return readers, loader
 
 
 def build_strategy(
-    job: JobConfig, family: Family, data: TrainingData, built: BuiltModel, worker: ProcessContext
+    job: JobConfig,
+    family: Family,
+    data: TrainingData,
+    built: BuiltModel,
+    worker: ProcessContext,
+    compiling: CompileChoice,
 ) -> tuple[Strategy, ForwardTimer | None]:
     """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
@@ -232,10 +239,14 @@ def build_strategy(
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)
-    if job.train.compile:
-        from trainer.models.layers.compile import compile_layers  # torch's compiler takes seconds to import
-
-        compile_layers(units, job.train.compile_backend)
+    if job.train.float8 != "none":
+        count = compute_in_float8(units, job.train.float8, worker.device)
+        if worker.is_first:
+            print(f"train: float8 {job.train.float8} in {count} linear layers of the language model", flush=True)
+    if compiling.on:
+        compile_layers(units, job.train.compile_backend, must=job.train.compile == "on")
+    if worker.is_first:
+        print(f"train: compile {compiling.state}: {compiling.why}", flush=True)
     has_no_waits = job.train.strategy in WITHOUT_WAITS and job.train.context_parallel == 1
     timer = ForwardTimer(module, worker.device) if has_no_waits else None
     strategy = strategy_of(job.train, module, units, worker)
@@ -245,15 +256,24 @@ def build_strategy(
     return strategy, timer
 
 
+def _compile_choice(job: JobConfig, shape: ModelShape, worker: ProcessContext) -> CompileChoice:
+    return compile_choice(
+        job.train,
+        on_gpu=worker.device.type == "cuda",
+        parameters=shape.total_parameters,
+        sequence_length=job.data.sequence_length,
+        quantizes_base=job.model.quantizes_base,
+        has_compiler=has_compiler(),
+    )
+
+
 def build_validation(
     job: JobConfig, data: TrainingData, readers: Readers, image_source: ImageSource, replica: DataParallelRank
 ) -> Validation | None:
     """The validation loss of the evaluation split; None where the run does not validate."""
     images = replica.takes_images and not data.cached
     split = data.index.split("eval")
-    return validation_of(
-        job, split, data.tokenizer, readers.samples, image_source, replica, images=images, form=data.form
-    )
+    return validation_of(job, split, data.chat, readers.samples, image_source, replica, images=images)
 
 
 def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]:

@@ -308,6 +308,8 @@ def _write_training(run: Path) -> None:
             "nodes": 2,
             "strategy": "ddp",
             "precision": "fp32",
+            "compile": "off",
+            "float8": "none",
             "resumed_from_step": 100,
             "parameters": 312_448,
             "trainable_parameters": 231_040,

@@ -19,7 +19,9 @@ DEFERRING = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # strategies that read sto
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
-COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
+# zero3 gathers weights by hooks inside of layers, which torch.compile cannot trace.
+COMPILING = ("ddp", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp", "zero1", "zero2")
+COMPUTING_IN_FLOAT8 = ("ddp", "fsdp", "hsdp")
 SHARDING_FROZEN = ("fsdp", "hsdp")
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 
@@ -30,6 +32,7 @@ def require_support(train: TrainConfig) -> None:
         _degrees_fit,
         _checkpointing_works,
         _compiling_works,
+        _float8_works,
         _vision_overlap_works,
         _optimizer_state_works,
         _offload_works,
@@ -77,11 +80,25 @@ def _checkpointing_works(train: TrainConfig) -> None:
 
 
 def _compiling_works(train: TrainConfig) -> None:
-    if train.compile and train.strategy not in COMPILING:
+    if train.compile == "on" and train.strategy not in COMPILING:
         raise ValueError(
-            f"compile does not work with strategy {train.strategy}: use one of {', '.join(COMPILING)}, or leave "
-            "compile out"
+            f"compile on does not work with strategy {train.strategy}, which gathers weights inside of layers: use one "
+            f"of {', '.join(COMPILING)}, or leave compile at auto"
         )
+
+
+def _float8_works(train: TrainConfig) -> None:
+    if train.float8 == "none":
+        return
+    found = f"float8 {train.float8} does not work with"
+    if train.strategy not in COMPUTING_IN_FLOAT8:
+        raise ValueError(
+            f"{found} strategy {train.strategy}: use one of {', '.join(COMPUTING_IN_FLOAT8)}, or set float8 to none"
+        )
+    if train.precision != "bf16":
+        raise ValueError(f"{found} precision {train.precision}: use bf16, whose products these replace")
+    if train.compile == "off":
+        raise ValueError(f"{found} compile off, where casts take longer than products save: leave compile at auto")
 
 
 def _vision_overlap_works(train: TrainConfig) -> None:

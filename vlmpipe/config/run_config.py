@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
-from trainer.config.data import DataConfig
+from trainer.config.data import OWN_FORMAT, DataConfig
 from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.strategies import QUANTIZING
@@ -152,6 +152,8 @@ def warnings(config: RunConfig) -> list[Problem]:
 
 def _warnings(config: RunConfig) -> Iterator[Problem]:
     cluster, data, train = config.cluster, config.data, config.train
+    if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:
+        yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
     if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
         yield Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures")
     if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:
@@ -162,6 +164,8 @@ def _warnings(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cluster.max_wait_duration", text)
     if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
         yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
+    if train.float8 != "none" and not cluster.accelerator_count:
+        yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
     if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
         why = "one node already has all weights"
         if cluster.replica_count > 1:
@@ -205,9 +209,12 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
             f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
         )
-    if model.quantizes_base and train.compile:
-        text = "found true with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected false"
+    if model.quantizes_base and train.compile == "on":
+        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
         yield Problem("train.compile", text)
+    if model.quantizes_base and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
+        yield Problem("train.float8", text)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"

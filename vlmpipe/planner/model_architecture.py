@@ -44,8 +44,7 @@ def architecture(config: RunConfig) -> Architecture:
     to train.
     """
     if config.model.tokenizer.startswith(TRAINED_PREFIX):
-        form = image_form_of(config.model)
-        trained_size(config.model.tokenizer, form.mark, form.control_tokens)
+        trained_size(config.model.tokenizer, image_form_of(config.model))
     model, origins = _with_configurations(config.model)
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)

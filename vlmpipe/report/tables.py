@@ -188,6 +188,8 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
         ("Median tokens per second", count(round(statistics.median(speeds))) if speeds else ""),
         ("Processes", _processes(summary)),
         ("Strategy and precision", " · ".join(str(summary[k]) for k in ("strategy", "precision") if k in summary)),
+        ("Compiled layers", str(summary.get("compile", ""))),
+        ("8-bit floats", str(summary.get("float8", ""))),
         ("Parameters", count(summary.get("parameters"))),
         ("Trained parameters", count(summary.get("trainable_parameters"))),
         ("Vision features", str(summary.get("features", ""))),

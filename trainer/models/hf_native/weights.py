@@ -17,7 +17,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.base import Weights
-from trainer.models.hf_native.pretrained import load_complete, model_file, part_config
+from trainer.models.hf_native.pretrained import load_complete, part_config
+from trainer.models.published import model_file
 
 HEAD = "lm_head.weight"
 PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -14,6 +14,7 @@ from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, s
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
+from vlmpipe.planner.time.kernels import kernel_sentences, kernel_speedup
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
 from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication
 
@@ -108,7 +109,7 @@ def _time_of_steps(case: Scenario) -> Time:
     work = work_of(case)
     flops = sequence_flops(config, shape, load, cached=case.cached)
     rank_sequences = work.micro_steps * work.micro_batch_size
-    compute_s = rank_sequences * compute_seconds(flops, shape, layout, rates)
+    compute_s = rank_sequences * compute_seconds(flops, shape, layout, rates) / kernel_speedup(case)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - flops.forward / flops.total)
     behind = Hiding.of(
@@ -156,6 +157,7 @@ def _time_of_steps(case: Scenario) -> Time:
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
         assumptions=(
             *assumptions,
+            *kernel_sentences(case),
             *_sentences(config, layout, save_s),
             *update_sentences(case),
             load.origin,

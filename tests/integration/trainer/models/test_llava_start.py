@@ -242,7 +242,7 @@ def loss_of_first_step(job: JobConfig, export: str) -> float:
     data, model = open_data(job), LlavaForConditionalGeneration.from_pretrained(export, dtype=torch.float32)
     module = family_of(job.model).training_module(job.model, model, cached=False).eval()
     samples = open_readers(job).samples
-    loader = PackedLoader(data.train, data.sampler, data.tokenizer, samples, images=True, form=data.form)
+    loader = PackedLoader(data.train, data.sampler, data.chat, samples, images=True)
     batch = collate(loader.sequences_for_step(0, 0, 1), online_images(image_preparer(job.model)))
     with torch.no_grad():
         return float(module(**batch.to(torch.device("cpu")))) / len(batch.label_ids)

@@ -24,7 +24,7 @@ TWO, FOUR = ({"train.context_parallel": degree} for degree in (2, 4))
 ADAPTED: Content = {"model.lora": {"rank": 4, "alpha": 8.0}}
 UNPACKED: Content = {"data.pack": False, "train.global_batch_size": 4}
 FULL, SELECTIVE = ({"train.activation_checkpointing": kind} for kind in ("full", "selective"))
-COMPILED: Content = {"train.compile": True, "train.compile_backend": "aot_eager"}
+COMPILED: Content = {"train.compile": "on", "train.compile_backend": "aot_eager"}
 VALIDATED: Content = {"train.validate_every_steps": STOP_STEP, "train.validation_sequences": 3}
 # Reference runs of one process.
 REFERENCES: dict[str, Content] = {
@@ -43,6 +43,7 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "ddp of four": (4, "ddp", FOUR, "trained tower"),
         "ddp compiled": (2, "ddp", TWO | COMPILED, "trained tower"),
         "fsdp compiled": (2, "fsdp", TWO | COMPILED | SELECTIVE, "trained tower"),
+        "zero2 compiled": (2, "zero2", TWO | COMPILED, "trained tower"),
         "fsdp selective": (2, "fsdp", TWO | SELECTIVE, "trained tower"),
         "fsdp adapters": (2, "fsdp", TWO, "adapters"),
         "fsdp unpacked": (2, "fsdp", TWO | {"train.micro_batch_size": 4}, "unpacked"),
@@ -73,6 +74,7 @@ MOVES = chosen(
     lambda name: name in ("2 to 1", "2 to 2"),
 )
 MOVED = [*FAMILIES] if WHOLE else ["qwen3_vl"]
+TIMEOUT_S = 1200 if WHOLE else 240
 Runs = dict[tuple[str, str], JobConfig]  # by family and name
 
 
@@ -101,7 +103,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             else:
                 begun.append((processes, done[family, name]))
     if on_two_nodes:
-        train_runs(on_two_nodes, processes=2, nodes=2)
+        train_runs(on_two_nodes, processes=2, nodes=2, timeout_s=TIMEOUT_S)
 
     def moved(family: str, name: str, last: int) -> tuple[int, JobConfig]:
         processes, degree = MOVES[name][last == STEPS]
@@ -110,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return processes, done[family, name]
 
     for last in (STOP_STEP, STEPS):
-        train([*begun, *(moved(family, name, last) for family in MOVED for name in MOVES)])
+        train([*begun, *(moved(family, name, last) for family in MOVED for name in MOVES)], timeout_s=TIMEOUT_S)
         begun = []
     return done
 

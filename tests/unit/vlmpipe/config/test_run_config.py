@@ -120,7 +120,8 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             },
             "train",
         ),
-        ({"train__compile": True, "train__strategy": "zero2"}, "train"),
+        ({"train__compile": "on", "train__strategy": "zero3"}, "train"),
+        ({"train__float8": "rowwise", "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "bf16", "train__strategy": "fsdp"}, "train"),
         ({"train__gradient_compression": "powersgd", "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "powersgd", "train__precision": "fp16"}, "train"),
@@ -167,7 +168,8 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),
         ({"cluster__scheduling_strategy": "flex_start"}, "cluster.scheduling_strategy"),
         ({"model__lora": {"quantize_base": "nf4"}, "train__strategy": "zero2"}, "model.lora.quantize_base"),
-        ({"model__lora": {"quantize_base": "nf4"}, "train__compile": True}, "train.compile"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__compile": "on"}, "train.compile"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__float8": "tensorwise"}, "train.float8"),
         ({"train__optimizer": {"learning_rate": 1e-3, "name": "adamw_8bit"}, "train__strategy": "zero2"}, "train"),
         ({"gcp__network": "n", "gcp__psc_interface_config": {"network_attachment": "a"}}, "gcp"),
     ],
@@ -258,6 +260,7 @@ def test_local_data_is_refused_on_vertex() -> None:
         ),
         ({"train__strategy": "zero3", "train__zero_hpz": True}, "train.zero_hpz"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
+        ({"train__float8": "rowwise"}, "train.float8"),
     ],
 )
 def test_a_setting_without_effect_or_with_a_pitfall_is_a_warning(overrides: dict[str, Any], field: str) -> None:
