@@ -32,6 +32,13 @@ class PlanConfig(Section):
     preemptions_per_node_hour: float = Field(
         0.02, ge=0, le=60, description="Assumed preemptions of a Spot node per hour; no platform states a rate."
     )
+    failures_per_gpu_hour: float = Field(
+        2e-5,
+        ge=0,
+        le=1,
+        description="Assumed failures of a GPU and its share of a machine per hour, however capacity is obtained. One "
+        "in 50,000 hours is that of 16,384 H100 in Meta's report on Llama 3.",
+    )
     restart_s: float = Field(
         600.0, ge=0, description="Assumed time from a preemption to the first step after it, in seconds."
     )

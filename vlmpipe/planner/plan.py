@@ -33,6 +33,8 @@ from vlmpipe.planner.workload import Workload
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
 LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
+LEAST_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
+MOST_LOST = 0.10  # of the time of training, to interruptions and checkpoints
 State = Literal["green", "amber", "red"]
 
 
@@ -77,6 +79,13 @@ class Plan:
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
                 f"the largest part is {self.memory.binding}"
             )
+        if self.time and self.time.mfu is not None and self.time.mfu < LEAST_MFU and self.time.step_s:
+            largest = next(part for part in self.time.parts if part.name == self.time.binds)
+            found.append(
+                f"computes with {self.time.mfu:.1%} of the GPUs (MFU), less than {LEAST_MFU:.0%}: {largest.name} takes "
+                f"{largest.s / self.time.step_s:.0%} of a step; use fewer or smaller GPUs, larger micro-batches, or a "
+                "strategy that sends less (vlmpipe plan --suggest)"
+            )
         for term in self.cost.capacity_fallback if self.cost else ():
             if why := self.cost and self.cost.by_term[term].why_not:
                 found.append(f"cluster.capacity_fallback: {term} is not possible: {why}")
@@ -91,6 +100,7 @@ class Plan:
             return [*found, "memory, time and cost are unknown"]
         if self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
             found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
+        found += self.cost.doubts(MOST_LOST) if self.cost else []
         if self.cost is not None and self.cost.usd is None:  # no cost is planned for the local target
             if self.time is None or self.time.step_s is None:
                 found.append("time and cost are unknown")

@@ -1,0 +1,35 @@
+"""How far published runs were from their forecasts: the range around a planned time."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from vlmpipe.catalog.machines import read_yaml
+from vlmpipe.planner.scenario import Scenario
+
+Kind = Literal["text", "images", "other_gpus"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Shares of the planned time between which 8 of 10 runs of this kind are expected."""
+
+    low: float
+    high: float
+    origin: str  # a sentence
+
+
+def interval_of(case: Scenario) -> Interval:
+    """The range for this kind of run."""
+    assert case.gpu is not None
+    kind: Kind = "images" if case.load.images_per_sequence else "text"
+    if not case.gpu.has_published_runs:
+        kind = "other_gpus"
+    return _intervals()[kind]
+
+
+@functools.cache
+def _intervals() -> dict[Kind, Interval]:
+    return {kind: Interval(**entry) for kind, entry in read_yaml("published_runs.yaml")["intervals"].items()}
