@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.sizing.flops import model_flops_per_sequence
-from trainer.sizing.model_shape import ModelShape, Stack
+from trainer.sizing.model_shape import ModelShape, Part, Stack
 from vlmpipe.catalog.machines import FOLDER, MIB_PER_GIB, Gpu, Machine, load_catalog, read_yaml
 from vlmpipe.config.run_config import parse_run_config
 from vlmpipe.planner.parallel_layout import layout_of
@@ -120,7 +120,11 @@ def quartiles(ratios: Iterable[float]) -> tuple[float, float, float]:
 def scenario(run: PublishedRun) -> Scenario:
     """The run in the planner's terms."""
     machine, gpu = _hardware(run)
-    train = {"optimizer": {"learning_rate": 1e-4}, "loss_chunk_tokens": 0, "checkpoint_every_steps": 10**9}
+    train: dict[str, Any] = {
+        "optimizer": {"learning_rate": 1e-4},
+        "loss_chunk_tokens": 0,
+        "checkpoint_every_steps": 10**9,
+    }
     train |= dict(run.train or {})
     compiled = train.pop("compile", False)  # not checked: published runs compile with strategies that ours may not
     replicas = run.nodes * run.gpus_per_node // (train.get("tensor_parallel", 1) * train.get("pipeline_parallel", 1))
@@ -182,7 +186,7 @@ def _shape(run: PublishedRun) -> ModelShape:
     adapted = {"q_proj": 2 * hidden, "k_proj": hidden + kv_width, "v_proj": hidden + kv_width, "o_proj": 2 * hidden}
     adapted |= dict.fromkeys(["gate_proj", "up_proj", "down_proj"], hidden + intermediate)
     adapters = {name: run.lora_rank * numbers for name, numbers in adapted.items()} if run.lora_rank else {}
-    frozen = {"tower"}
+    frozen: set[Part] = {"tower"}
     if adapters or "language_model" in run.freeze:
         frozen |= {"embedding", "language_layers", "head"}
     if tower is NO_TOWER:

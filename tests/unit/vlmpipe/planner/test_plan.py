@@ -30,7 +30,7 @@ from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
 from vlmpipe.planner.plan import Plan, plan_run
 
-SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"
+SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 
 
 def planned(*overrides: str) -> Plan:
