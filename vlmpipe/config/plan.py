@@ -48,6 +48,11 @@ class PlanConfig(Section):
     disk_gbytes_per_s: float = Field(
         1.0, gt=0, description="Assumed rate of the disk under train.nvme_path, read and written, in GB/s a machine."
     )
+    calibrate_from: str = Field(
+        "",
+        description="Folder of an earlier run on the same GPUs, gs:// too: steps are planned by as much slower or "
+        "faster as its own were than its plan.",
+    )
     efficiency: float = Field(
         0.0,
         ge=0,

@@ -21,13 +21,20 @@ class Interval:
     origin: str  # a sentence
 
 
-def interval_of(case: Scenario) -> Interval:
-    """The range for this kind of run."""
+def interval_of(case: Scenario, *, measured: bool = False) -> Interval:
+    """The range for this kind of run, or around a rate that a run of the user's own measured."""
     assert case.gpu is not None
     kind: Kind = "images" if case.load.images_per_sequence else "text"
+    if measured:
+        return _measured()
     if not case.gpu.has_published_runs:
         kind = "other_gpus"
     return _intervals()[kind]
+
+
+def _measured() -> Interval:
+    text = _intervals()["text"]
+    return Interval(text.low, text.high, "The range around a measured rate is taken as that of published runs of text.")
 
 
 @functools.cache

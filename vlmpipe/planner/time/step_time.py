@@ -11,6 +11,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.calibration import Calibration, calibration_of
 from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.interval import Interval, interval_of
@@ -56,6 +57,7 @@ class Time:
     save: SaveTime | None
     exposed_all_reduce_s: float  # between nodes, in a step: what a Reduction Server could shorten
     assumptions: tuple[str, ...]
+    pace: float = 1.0  # by which parts are longer than without plan.calibrate_from
     interval: Interval | None = None  # shares of step_s and train_hours that published runs took
 
     @property
@@ -127,6 +129,8 @@ def _time_of_steps(case: Scenario) -> Time:
         lost = STRAGGLER_SHARE * math.log2(layout.nodes)
         parts.append(TimePart("waiting for the slowest rank", lost * sum(part.s for part in parts)))
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
+    calibration = _calibration(case)
+    parts = [replace(part, s=part.s * calibration.pace) for part in parts]
     save, every_steps = save_time(case), config.train.checkpoint_every_steps
     parts.append(TimePart(SAVING, save.in_a_step(sum(part.s for part in parts), every_steps)))
     step_s = sum(part.s for part in parts)
@@ -154,13 +158,27 @@ def _time_of_steps(case: Scenario) -> Time:
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
         assumptions=(
             *assumptions,
+            *([calibration.origin] if calibration.origin else []),
             *_sentences(config, layout, load),
             *save_sentences(case, save),
             *update_sentences(case),
             load.origin,
         ),
-        interval=interval_of(case),
+        pace=calibration.pace,
+        interval=interval_of(case, measured=bool(calibration.accelerator_type or config.plan.efficiency)),
     )
+
+
+def _calibration(case: Scenario) -> Calibration:
+    """What plan.calibrate_from measured; a pace of 1 without it, and on other GPUs than it ran on."""
+    uri = case.config.plan.calibrate_from
+    if not uri:
+        return Calibration(1.0, "", "")
+    found, wanted = calibration_of(uri), case.config.cluster.accelerator_type
+    if found.accelerator_type != wanted:
+        ran_on = found.accelerator_type or "CPUs"
+        return Calibration(1.0, "", f"Not calibrated: {uri} (plan.calibrate_from) ran on {ran_on}, this is {wanted}.")
+    return found
 
 
 def work_of(case: Scenario) -> Work:

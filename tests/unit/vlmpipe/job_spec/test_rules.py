@@ -118,7 +118,8 @@ def test_the_jobs_of_a_shipped_run_file_have_no_error(path: Path) -> None:
 
 
 def test_a_run_file_with_several_wrong_settings_gets_all_of_them_in_one_error() -> None:
-    overrides = ["cluster.accelerator_count=4", "gcp.location=europe-west12"]
+    several = ["cluster.replica_count=2", "cluster.restart_job_on_worker_restart=true"]
+    overrides = ["cluster.accelerator_count=4", "gcp.location=europe-west12", *several]
     config = load_run_file(ROOT / "configs/llava-13b-fsdp.yaml", overrides)
     with pytest.raises(ConfigError) as caught:
         check_jobs(config, "gs://example-bucket/runs/r1")

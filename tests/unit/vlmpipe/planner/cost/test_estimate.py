@@ -186,7 +186,7 @@ def test_spot_that_costs_more_than_standard_and_much_lost_time_are_doubts() -> N
     assert estimated(**spot)[0].doubts(0.1) == []
     often = estimated(**spot, plan__preemptions_per_node_hour=0.8)[0].doubts(0.1)
     assert len(often) == 1 and "of training is lost to interruptions" in often[0]
-    dearer = estimated(**spot, plan__preemptions_per_node_hour=3)[0].doubts(0.1)
+    dearer = estimated(**spot, plan__preemptions_per_node_hour=2)[0].doubts(0.1)
     assert dearer[0].startswith("spot costs more than standard: $")
 
 
