@@ -36,6 +36,7 @@ GCP_FIELDS := $(foreach pair, \
 # A stamp is newer than pyproject.toml and constraints.txt when the environment is up to date.
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
+FLOAT8 := $(VENV)/float8
 
 .PHONY: help
 help:  ## show this list
@@ -59,6 +60,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[all]'
 	@touch $(INSTALLED) $@
+
+# torchao, apart from the environment: it logs warnings wherever peft is imported.
+$(FLOAT8): constraints.txt | $(INSTALLED_DEV)
+	$(BIN)/python -m pip install --constraint constraints.txt --no-deps --upgrade --target $@ torchao
+	@touch $@
 
 .PHONY: quickstart
 quickstart: $(INSTALLED)  ## the whole pipeline on this machine with real images: prepare, train, evaluate, register
@@ -106,8 +112,8 @@ test: $(INSTALLED_DEV)  ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(args)
 
 .PHONY: test-whole
-test-whole: $(INSTALLED_DEV)  ## run the tests with every case of the laws that `make test` checks in a short form
-	VLMPIPE_TESTS=whole $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 900 $(args)
+test-whole: $(INSTALLED_DEV) $(FLOAT8)  ## run the tests with every case of the laws that `make test` checks in a short form
+	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 900 $(args)
 
 .PHONY: crash-matrix
 crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from trainer.config.job import RunPaths
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.model_folders import bucket_address
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
@@ -72,13 +73,9 @@ def exit_code(findings: list[Finding]) -> int:
 
 def _model(config: RunConfig) -> Iterator[Finding]:
     model = config.model
-    parts = (
-        {"model": model.pretrained}
-        if model.pretrained
-        else {"tower": model.tower, "language model": model.language_model}
-    )
-    for name, part in parts.items():
-        yield _weights(name, part)
+    for field, part in model.sources.items():
+        name = "model" if field == "pretrained" else field.replace("_", " ")
+        yield _weights(name, part) if part else Finding(name, "ok", "a new one, with random weights")
     tokenizer = model.tokenizer
     if tokenizer.startswith("train:"):
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
@@ -113,6 +110,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("parameters", "ok", text)
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])
+    if plan.compiling:
+        yield Finding("compile", "ok", f"{plan.compiling.state}: {plan.compiling.why}")
     state: Literal["failed", "warning"] = "failed" if on_vertex else "warning"
     for text in plan.estimate_errors:
         yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)
@@ -121,6 +120,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
 def _weights(name: str, part: WeightsConfig) -> Finding:
     if part.config:
         return Finding(name, "ok", f"{part.config['model_type']} with random weights")
+    if address := bucket_address(part.weights):
+        return Finding(name, "unchecked", f"{address} is read when the run starts")
     if Path(part.weights).expanduser().is_dir():
         return Finding(name, "ok", f"folder {part.weights}")
     if part.weights.startswith((".", "/", "~")):
@@ -164,8 +165,8 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 def _batch(config: RunConfig) -> Iterator[Finding]:
     cluster, train = config.cluster, config.train
-    step_sequences = cluster.world_size // train.model_ranks * train.micro_batch_size
-    each = f" / {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
+    step_sequences = cluster.world_size // train.sequence_ranks * train.micro_batch_size
+    each = f" / {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
     yield Finding(
         "batch",
         "ok",

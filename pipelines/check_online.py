@@ -16,6 +16,9 @@ from requests.exceptions import RequestException
 from pipelines.check import EXAMPLE_PROJECT, Finding
 from trainer.config.model import ModelConfig
 from trainer.errors import ExitCode, UserError
+from trainer.models.hub_errors import hub_error
+from trainer.secret_manager import use_hub_token
+from trainer.storage.model_folders import bucket_address
 from vlmpipe.backends.vertex.client import no_credentials, reason_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.validation_errors import did_you_mean
@@ -29,53 +32,60 @@ def check_online(config: RunConfig) -> list[Finding]:
 
 
 def _hub(model: ModelConfig) -> Iterator[Finding]:
-    names = ("pretrained",) if model.pretrained else ("tower", "language_model")
-    parts = [(f"model.{name}", getattr(model, name)) for name in names]
-    wanted = [(field, part.weights, part.revision, "config.json") for field, part in parts if part.weights]
-    if not model.tokenizer.startswith("train:"):
+    wanted = [
+        (f"model.{name}", part.weights, part.revision, "config.json")
+        for name, part in model.sources.items()
+        if part and _is_on_hub(part.weights)
+    ]
+    if not model.tokenizer.startswith("train:") and _is_on_hub(model.tokenizer):
         wanted.append(("model.tokenizer", model.tokenizer, "", "tokenizer_config.json"))
-    for field, name, revision, file in wanted:
-        if not (name.startswith((".", "/", "~")) or Path(name).expanduser().is_dir()):
-            yield _hub_file(field, name, revision, file)
+    if wanted and model.hub_token_secret:
+        yield _token(model.hub_token_secret)
+    for each in wanted:
+        yield _hub_file(*each)
+
+
+def _is_on_hub(name: str) -> bool:
+    is_place = name.startswith((".", "/", "~")) or bool(bucket_address(name)) or Path(name).expanduser().is_dir()
+    return bool(name) and not is_place
+
+
+def _token(secret: str) -> Finding:
+    """Look up with the token that the jobs will have, where this account may read it."""
+    try:
+        use_hub_token(secret)
+    except UserError as error:
+        text = f"{error.found}, so the hub is asked with your own token"
+        return Finding("hub", "unchecked", text)
+    return Finding("hub", "ok", f"model.hub_token_secret: {secret} can be read")
 
 
 def _hub_file(field: str, name: str, revision: str, file: str) -> Finding:
     """Ask for a file's header with the user's token. This shows that it may be downloaded, and costs one request."""
     at = f" at revision {revision}" if revision else ""
-
-    def failed(text: str, fix: str, code: ExitCode = ExitCode.NOT_FOUND) -> Finding:
-        return Finding("hub", "failed", f"{field}: {text}; {fix}", code)
-
     try:
         get_hf_file_metadata(hf_hub_url(name, file, revision=revision or None), timeout=TIMEOUT_S)
     except errors.OfflineModeIsEnabled:
         return Finding("hub", "unchecked", f"{field}: HF_HUB_OFFLINE is set, so {name} is not looked up")
     except errors.HFValidationError:
-        return failed(f"{name} is no hub id", "give a folder, or an id such as Qwen/Qwen2.5-0.5B", ExitCode.CONFIG)
-    except errors.GatedRepoError:
-        fix = f"accept its terms at {constants.ENDPOINT}/{name} and log in with hf auth login"
-        return failed(f"{name} is gated, and your account has no access", fix, ExitCode.NO_PERMISSION)
-    except errors.RevisionNotFoundError:
-        return failed(f"{name} has no revision {revision}", f"choose one of {constants.ENDPOINT}/{name}/commits/main")
-    except errors.EntryNotFoundError:
-        return failed(f"{name}{at} has no {file}", "give a model in transformers' format")
-    except errors.RepositoryNotFoundError:
-        fix = "correct the id, or for a private model set HF_TOKEN or log in with hf auth login"
-        return failed(f"the hub has no model {name} that your token may read", fix)
+        text = f"{field}: {name} is no hub id; give a folder, or an id such as Qwen/Qwen2.5-0.5B"
+        return Finding("hub", "failed", text, ExitCode.CONFIG)
     except Exception as error:  # the client's HTTP library differs between versions, and so do its network errors
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403):
-            fix = "renew the token with hf auth login, or correct HF_TOKEN"
-            return failed(f"the hub refuses your token for {name} (HTTP {status})", fix, ExitCode.NO_PERMISSION)
-        why = f"HTTP {status}" if status else f"no answer within {TIMEOUT_S:g} s ({type(error).__name__})"
-        fix = "try again, or check the network and HF_ENDPOINT"
-        return failed(f"{name} cannot be looked up at {constants.ENDPOINT}: {why}", fix, ExitCode.UNAVAILABLE)
+        known = hub_error(error, name, revision, file)
+        if known is None:
+            why = f"no answer within {TIMEOUT_S:g} s ({type(error).__name__})"
+            found = f"{name} cannot be looked up at {constants.ENDPOINT}: {why}"
+            known = UserError(found, fix="try again, or check the network and HF_ENDPOINT", code=ExitCode.UNAVAILABLE)
+        return Finding("hub", "failed", f"{field}: {known.found}; {known.fix}", int(known.code))
     return Finding("hub", "ok", f"{field}: {name}{at} may be read")
 
 
 def _storage(config: RunConfig) -> Iterator[Finding]:
     root = config.root_uri("vertex")
     data = {"data.source": config.data.source, "data.image_folder": config.data.image_folder}
+    model = {f"model.{name}": part.weights for name, part in config.model.sources.items() if part}
+    model["model.tokenizer"] = config.model.tokenizer
+    data |= {field: f"{address}/" for field, name in model.items() if (address := bucket_address(name))}
     wanted = [(field, uri, True) for field, uri in data.items() if uri.startswith("gs://")]
     if root.startswith("gs://"):
         field = "output.root_uri" if root == config.output.root_uri else "gcp.pipeline_root"

@@ -41,8 +41,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         micro_batch_size=settings.micro_batch_size,
         first_step=first_step,
         end_step=setup.total_steps,
-        rank=setup.replica.index,
-        world_size=setup.replica.count,
+        replica=setup.replica,
         device=worker.device,
     )
     unread, stopping = MetricsQueue(worker), False
@@ -59,7 +58,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         if setup.validation and validates:
             started = time.perf_counter()
             with watchdog.pause():
-                report.validated(setup.validation.loss(strategy, setup.replica, worker), time.perf_counter() - started)
+                report.validated(setup.validation.loss(strategy, worker), time.perf_counter() - started)
         report.step(done, strategy, stream.waited_s)
         watchdog.beat(done)
         stopping = report.stop_requested and not finished

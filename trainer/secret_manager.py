@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from typing import TYPE_CHECKING
+
+from trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     import requests
@@ -14,6 +17,7 @@ SECRET_NAME = r"(projects/[^/]+/secrets/[^/]+)(/versions/[^/]+)?"
 SECRET_MANAGER = "https://secretmanager.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 10.0
+HUB_TOKEN_VARIABLE = "HF_TOKEN"
 
 
 class SecretNotRead(Exception):
@@ -39,6 +43,25 @@ def read_secret(name: str) -> str:
         return base64.b64decode(answer.json()["payload"]["data"]).decode().strip()
     except (ValueError, KeyError, binascii.Error) as error:
         raise SecretNotRead(f"{match[1]} holds no text") from error
+
+
+def use_hub_token(secret: str | None) -> None:
+    """Let this process and its children read the hub with the token that `secret` holds, if one is named.
+
+    Raises UserError (exit 77 or 69) that says why it cannot be read.
+    """
+    if not secret:
+        return
+    import requests
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        os.environ[HUB_TOKEN_VARIABLE] = read_secret(secret)
+    except SecretNotRead as error:
+        raise UserError(f"model.hub_token_secret: {error}", code=ExitCode.NO_PERMISSION) from error
+    except (requests.RequestException, GoogleAuthError) as error:
+        why = f"Secret Manager gives no answer ({type(error).__name__})"
+        raise UserError(f"model.hub_token_secret: {why}", code=ExitCode.UNAVAILABLE) from error
 
 
 def google_session(address: str) -> requests.Session:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
+from trainer.config.compiling import CompileChoice, compile_choice
 from trainer.config.job import DataPointers, JobConfig, defers_weights
 from trainer.config.train import TrainConfig
 from trainer.data.loader import PackedLoader
@@ -32,7 +33,9 @@ from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.bf16 import use_tf32
+from trainer.models.layers.compile import compile_layers, has_compiler
 from trainer.models.layers.deferred_weights import DeferredWeights
+from trainer.models.layers.float8 import compute_in_float8
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.recompute_policy import Recompute
@@ -65,6 +68,7 @@ class TrainingSetup:
     num_trainable: int
     features: str  # cached | online
     shape: ModelShape
+    compiling: CompileChoice
     validation: Validation | None  # where the run validates
     forward_timer: ForwardTimer | None  # where no rank waits for another in a forward pass
 
@@ -103,11 +107,16 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         require_bitsandbytes()
     replica = replica_of(job.train, worker)
     require_divisible(job, replica)
+    if worker.is_first:
+        for name, origin in job.model.origins().items():
+            print(f"train: model.{name}: {origin}", flush=True)
     family = family_of(job.model)
     data = open_data(job)
     built = build_model(job, family, data, replica)
     readers, loader = build_loader(job, data, built, replica, worker)
-    strategy, timer = build_strategy(job, family, data, built, worker)
+    shape = family.shape(job.model)
+    compiling = _compile_choice(job, shape, worker)
+    strategy, timer = build_strategy(job, family, data, built, worker, compiling)
     image_source = _image_source(job, family, readers.features, built.tower_sha256, replica)
     return TrainingSetup(
         strategy=strategy,
@@ -119,7 +128,8 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
         num_parameters=built.num_parameters,
         num_trainable=built.num_trainable,
         features="cached" if data.cached else "online",
-        shape=family.shape(job.model),
+        shape=shape,
+        compiling=compiling,
         validation=build_validation(job, data, readers, image_source, replica),
         forward_timer=timer,
     )
@@ -159,6 +169,10 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
 
         shares = job.train.sequence_parallel
         require_shardable(job.model, job.train.tensor_parallel, cached=data.cached, sequence=shares)
+    if job.train.context_parallel > 1:
+        from trainer.strategies.context_parallel import require_context_parallel
+
+        require_context_parallel(job.model, job.train.context_parallel)
     sequence_flops = None
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
@@ -191,8 +205,9 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     )
     if job.model.quantizes_base:  # last: digests and sizes are those of the source
         quantize_base(model)
-    # Data-parallel ranks draw different dropout masks; the ranks of one model draw equal ones.
-    torch.manual_seed(replica.count * job.train.seed + replica.index)
+    # Ranks with different tokens draw different dropout masks; the ranks of one model draw equal ones.
+    parts = replica.count * replica.parts
+    torch.manual_seed(parts * job.train.seed + replica.index * replica.parts + replica.part)
     return built
 
 
@@ -214,7 +229,12 @@ def build_loader(
 
 
 def build_strategy(
-    job: JobConfig, family: Family, data: TrainingData, built: BuiltModel, worker: ProcessContext
+    job: JobConfig,
+    family: Family,
+    data: TrainingData,
+    built: BuiltModel,
+    worker: ProcessContext,
+    compiling: CompileChoice,
 ) -> tuple[Strategy, ForwardTimer | None]:
     """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
@@ -224,16 +244,32 @@ def build_strategy(
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)
-    if job.train.compile:
-        from trainer.models.layers.compile import compile_layers  # torch's compiler takes seconds to import
-
-        compile_layers(units, job.train.compile_backend)
-    timer = ForwardTimer(module, worker.device) if job.train.strategy in WITHOUT_WAITS else None
+    if job.train.float8 != "none":
+        count = compute_in_float8(units, job.train.float8, worker.device)
+        if worker.is_first:
+            print(f"train: float8 {job.train.float8} in {count} linear layers of the language model", flush=True)
+    if compiling.on:
+        compile_layers(units, job.train.compile_backend, must=job.train.compile == "on")
+    if worker.is_first:
+        print(f"train: compile {compiling.state}: {compiling.why}", flush=True)
+    has_no_waits = job.train.strategy in WITHOUT_WAITS and job.train.context_parallel == 1
+    timer = ForwardTimer(module, worker.device) if has_no_waits else None
     strategy = strategy_of(job.train, module, units, worker)
     if worker.is_first and job.train.strategy.startswith("zero"):
         content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)
         open_storage(job.run.run_uri).write("deepspeed.json", content.encode())
     return strategy, timer
+
+
+def _compile_choice(job: JobConfig, shape: ModelShape, worker: ProcessContext) -> CompileChoice:
+    return compile_choice(
+        job.train,
+        on_gpu=worker.device.type == "cuda",
+        parameters=shape.total_parameters,
+        sequence_length=job.data.sequence_length,
+        quantizes_base=job.model.quantizes_base,
+        has_compiler=has_compiler(),
+    )
 
 
 def build_validation(
@@ -268,11 +304,18 @@ def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
     """Every rank runs the same number of equal micro-batches."""
     settings = job.train
     if settings.global_batch_size % (settings.micro_batch_size * replica.count):
-        copies = "processes" if settings.model_ranks == 1 else f"copies of the model on {settings.model_ranks} each"
+        ranks = settings.sequence_ranks
+        copies = "processes" if ranks == 1 else f"groups of {ranks} processes with the same sequences,"
         raise ConfigError(
             f"train.global_batch_size {settings.global_batch_size} does not divide over {replica.count} {copies} "
             f"with train.micro_batch_size {settings.micro_batch_size}",
             expected=f"a multiple of {settings.micro_batch_size * replica.count}",
+        )
+    if job.data.sequence_length % settings.context_parallel:
+        raise ConfigError(
+            f"train.context_parallel {settings.context_parallel} does not divide data.sequence_length "
+            f"{job.data.sequence_length}",
+            expected="tokens of a sequence that are a multiple of it",
         )
     if settings.sequence_parallel and job.data.sequence_length % settings.tensor_parallel:
         raise ConfigError(

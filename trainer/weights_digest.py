@@ -52,5 +52,6 @@ def model_sha256(job: JobConfig) -> str:
     """Digest of the model section: two runs with the same digest build the same model."""
     # Without what is null or no pattern: a field that a later version adds leaves older models' digests as they were.
     without = {name for name in ("freeze_parameters", "train_parameters") if not getattr(job.model, name)}
+    without.add("hub_token_secret")  # gives access to weights, and does not decide them
     section = job.model.model_dump(mode="json", exclude_none=True, exclude=without)
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()

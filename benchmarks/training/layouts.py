@@ -98,5 +98,5 @@ def compiled_or_eager(bench: Bench, load: Workload, *, cached: bool) -> None:
 
 
 def with_compile(job: JobConfig, *, on: bool) -> JobConfig:
-    train = job.train.model_copy(update={"compile": on, "compile_backend": "inductor"})
+    train = job.train.model_copy(update={"compile": "on" if on else "off", "compile_backend": "inductor"})
     return job.model_copy(update={"train": train})

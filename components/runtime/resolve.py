@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.job import RunPaths, run_uri_of
+from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
+from trainer.secret_manager import use_hub_token
 from trainer.storage import open_storage
+from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
@@ -109,6 +112,8 @@ def resolve(
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
         uri = run_uri_of(root_uri, run_id, job_name)
     config = _with_registry(config, root_uri)
+    use_hub_token(config.model.hub_token_secret)
+    config = _with_pinned_weights(config)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.
     plan = None
@@ -196,6 +201,19 @@ def _with_registry(config: RunConfig, root_uri: str) -> RunConfig:
         return config
     register = config.register_.model_copy(update={"registry": open_storage(registry).root_uri})
     return config.model_copy(update={"register_": register})
+
+
+def _with_pinned_weights(config: RunConfig) -> RunConfig:
+    """Weights in buckets get the revision that is there now, so that a run that resumes takes no others."""
+    pinned = {
+        name: part.model_copy(update={"revision": revision_of(address)}).model_dump()
+        for name, part in config.model.sources.items()
+        if part and not part.revision and (address := bucket_address(part.weights))
+    }
+    if not pinned:
+        return config
+    model = ModelConfig.model_validate(config.model.model_dump() | pinned)
+    return config.model_copy(update={"model": model})
 
 
 def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:

@@ -1,4 +1,4 @@
-"""A strict Hugging Face hub on this machine: it answers HEAD for files of its repositories, and nothing else."""
+"""A strict Hugging Face hub on this machine: it serves files of its repositories by HEAD and GET, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+COMMIT = "0" * 40
 FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 
 
@@ -17,6 +18,7 @@ class Repository:
     """`readers` are tokens; empty is public. A gated repository is visible to all and readable by its readers."""
 
     files: tuple[str, ...] = ("config.json", "tokenizer_config.json")
+    content: bytes = b"{}"  # of each file
     revisions: tuple[str, ...] = ("main",)
     readers: tuple[str, ...] = ()
     gated: bool = False
@@ -43,7 +45,7 @@ class FakeHub:
         if repository is None or not (may_read or repository.gated):
             return (404 if token else 401), "RepoNotFound"
         if not may_read:
-            return 403, "GatedRepo"
+            return (403 if token else 401), "GatedRepo"
         if asked["revision"] not in repository.revisions:
             return 404, "RevisionNotFound"
         return (200, "") if asked["file"] in repository.files else (404, "EntryNotFound")
@@ -56,14 +58,24 @@ def running_hub(**repositories: Repository) -> Iterator[FakeHub]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self.wfile.write(self._answer())
+
+        def _answer(self) -> bytes:
             hub.requests.append(self.path)
             status, code = hub.answer(self.path, self.headers.get("Authorization", "").removeprefix("Bearer "))
+            asked = FILE.fullmatch(self.path)
+            content = hub.repositories[asked["repo"]].content if asked and status == 200 else b""
             self.send_response(status)
             self.send_header("ETag", '"0"')
+            self.send_header("X-Repo-Commit", COMMIT)
             if code:
                 self.send_header("X-Error-Code", code)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
+            return content
 
         def log_message(self, format: str, *args: object) -> None:
             pass

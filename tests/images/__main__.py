@@ -18,7 +18,7 @@ from trainer.errors import ExitCode, UserError, run_main
 NAMES = ("trainer", "pipeline")
 STRATEGIES = {"ddp": {}, "zero2": {"train.offload": "optimizer"}}
 SENT = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore", "container")
-CODE = ("pipelines", "components", "trainer")
+CODE = ("vlmpipe", "pipelines", "components", "trainer")
 # Told by the image's own Python, as the image's own user.
 TELL = """
 import importlib.util, json, os
@@ -89,7 +89,7 @@ def packages(builder: Builder) -> None:
         with builder.container(name) as container:
             builder.run(container, ["pip", "check"])
             listed = json.loads(builder.run(container, ["pip", "list", "--format=json", "--disable-pip-version-check"]))
-            bill = json.loads(builder.run(container, ["cat", "/app/sbom.cdx.json"]))
+            bill = json.loads(builder.read(container, "app/sbom.cdx.json"))
         installed = {_plain(each["name"]): each["version"] for each in listed}
         expect(bill["metadata"]["component"]["name"], "vlmpipe", f"whose the SBOM of {name} is")
         expect(
@@ -115,7 +115,7 @@ def layers(builder: Builder) -> None:
         Path(folder, "trainer/changed.py").write_text("# changed\n")
         for name in NAMES:
             output = builder.build(name, Path(folder), tag=f"changed-{name}")
-            packages_part, code_part, _ = output.partition("COPY pipelines pipelines")
+            packages_part, code_part, _ = output.partition("COPY vlmpipe vlmpipe")
             expect(
                 code_part != "" and "Collecting" not in packages_part, True, f"{name} takes its packages from before"
             )

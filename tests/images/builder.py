@@ -152,6 +152,11 @@ class Builder:
             )
         return done.stdout
 
+    def read(self, container: str, path: str) -> str:
+        """A text file of a container. Of what `run` prints, buildah drops everything after 64 KiB where a command ends
+        before its pipe is emptied."""
+        return Path(self.buildah("mount", container), path).read_text()
+
     def remove(self) -> None:
         """Delete all images and containers; the logs stay."""
         self.buildah("rm", "--all")

@@ -22,12 +22,12 @@ from sklearn.linear_model import LogisticRegression
 
 from tests.support.data.prepared import seal
 from tests.support.planner.plans import red
-from trainer.checkpoint.export_manifest import write_description
 from trainer.data.prepare.statistics import sample_digest
 from trainer.data.sample import Turn
 from trainer.data.shards.index import IndexWriter
 from trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from trainer.storage import open_storage
+from trainer.storage.export_manifest import write_description
 from trainer.storage.file_sums import FileSum
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.gate import decide
@@ -308,6 +308,8 @@ def _write_training(run: Path) -> None:
             "nodes": 2,
             "strategy": "ddp",
             "precision": "fp32",
+            "compile": "off",
+            "float8": "none",
             "resumed_from_step": 100,
             "parameters": 312_448,
             "trainable_parameters": 231_040,

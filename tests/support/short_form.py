@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -19,3 +20,9 @@ def chosen(cases: Mapping[str, Value], short: Callable[[str], bool]) -> dict[str
     found = {name: value for name, value in cases.items() if WHOLE or short(name)}
     assert found, "the short form must check something"
     return found
+
+
+# It logs warnings when it is imported, also by peft, so the environment of `make install-dev` does not have it.
+needs_torchao = pytest.mark.skipif(
+    not WHOLE and importlib.util.find_spec("torchao") is None, reason="torchao is not installed (the extra float8)"
+)

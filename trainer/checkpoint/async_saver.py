@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, commit, upload_node_files
 from trainer.checkpoint.fault_points import crash_point
+from trainer.checkpoint.kernel_cache import kernel_files
 from trainer.checkpoint.manifest import manifest_of
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.checkpoint.staging import PREFIX, Staging
@@ -87,7 +88,10 @@ class CheckpointSaver:
             write, states = together(
                 self._worker,
                 f"writing a checkpoint to {folder}",
-                lambda: (self._strategy.snapshot(folder, self._group), random_states(self._worker)),
+                lambda: (
+                    self._strategy.snapshot(folder, self._group),
+                    random_states(self._worker) | kernel_files(self._worker),
+                ),
             )
         except UserError:
             if staging:

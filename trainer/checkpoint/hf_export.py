@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.checkpoint.commit import Checkpoint, fetch_folder
-from trainer.checkpoint.export_manifest import FOLDER, NAME, require_whole_export, write_description
 from trainer.checkpoint.safetensors_writer import MAX_SHARD_BYTES, write_weights
 from trainer.checkpoint.staging import export_folder
 from trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
@@ -25,6 +24,7 @@ from trainer.models.layers.nf4 import QuantizedWeights, quantized_names
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, crc32c_of_file
+from trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
 from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
 

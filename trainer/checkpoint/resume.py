@@ -27,6 +27,7 @@ from trainer.checkpoint.commit import (
     reject,
     was_uncommitted,
 )
+from trainer.checkpoint.kernel_cache import load_kernels
 from trainer.checkpoint.manifest import DamagedError
 from trainer.distributed.agreement import agree, on_first, raise_together, together
 from trainer.distributed.process import ProcessContext
@@ -146,6 +147,7 @@ def _try_to_load(
         folder = scratch / name
         strategy.load(folder)
         restore_random_states(folder, worker)
+        load_kernels(folder, worker)
         dist.barrier()
     finally:
         if worker.is_node_leader:

@@ -6,6 +6,7 @@ the pipeline reads. `JobConfig` is what a job loads from `run.json`, the effecti
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,10 +17,12 @@ from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
 from trainer.config.strategies import DEFERRING
 from trainer.config.train import TrainConfig
+from trainer.secret_manager import use_hub_token
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record
 
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
 
 
@@ -101,9 +104,11 @@ class JobConfig(BaseModel):
 
     @classmethod
     def load(cls, uri: str) -> JobConfig:
-        """Read the effective run file at `uri` (`<run>/run.json`)."""
+        """Read the effective run file at `uri` (`<run>/run.json`), and the token for the hub that it names."""
         folder, _, name = uri.rpartition("/")
-        return cls.model_validate(read_record(open_storage(folder), name))
+        job = cls.model_validate(read_record(open_storage(folder), name))
+        use_hub_token(job.model.hub_token_secret)
+        return job
 
     def pointers(self) -> DataPointers:
         """The prepared data and features of this run. Needs `prepare_data` to have run."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from trainer.config.base import Positive, Section
+from trainer.secret_manager import SECRET_NAME
 
 # Families whose tower and language model come together: `model.pretrained` is where both are from.
 WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
@@ -17,6 +18,7 @@ MOST_ASPECT = 200.0
 # Of an image that is cut into tiles. transformers makes none larger.
 MOST_LONGEST_EDGE = 4096
 ModelPart = Literal["tower", "projector", "language_model"]
+PARTS: tuple[ModelPart, ...] = get_args(ModelPart)
 Pattern = Annotated[str, Field(min_length=1)]
 
 
@@ -26,11 +28,24 @@ IMAGE_TOKEN = "<image>"
 class WeightsConfig(Section):
     """Where a part of the model comes from: pretrained `weights`, or a `config` to draw at random. Exactly one."""
 
-    weights: str = Field("", description="Hugging Face hub id or local folder with pretrained weights.")
-    revision: str = Field("", description="Commit of the hub repository; pin it for a reproducible run.")
+    weights: str = Field(
+        "",
+        description="Pretrained weights: a Hugging Face hub id, a local folder, gs://bucket/folder, or run:RUN_ID for "
+        "the export of a run under output.root_uri.",
+    )
+    revision: str = Field(
+        "",
+        description="Commit of the hub repository; of a gs:// folder, the digest of its files that a run records. Pin "
+        "it for a reproducible run.",
+    )
     config: dict[str, Any] = Field(
         default_factory=dict, description="transformers configuration (with model_type) for random initial weights."
     )
+
+    def origin(self, seed: int) -> str:
+        if not self.weights:
+            return f"{self.config['model_type']}, drawn from seed {seed}"
+        return f"{self.weights} at {self.revision}" if self.revision else self.weights
 
     @model_validator(mode="after")
     def _exactly_one(self) -> WeightsConfig:
@@ -78,14 +93,25 @@ class ModelConfig(Section):
         description="Model family. llava joins any tower and any language_model, the others are a model as a whole.",
     )
     pretrained: WeightsConfig | None = Field(
-        None, description="The whole model, in place of tower and language_model. Not for llava."
+        None, description="The whole model, in place of tower, projector and language_model."
     )
-    tower: WeightsConfig = Field(description="Vision encoder. For llava.")
-    language_model: WeightsConfig = Field(description="Causal language model. For llava.")
+    tower: WeightsConfig = Field(description="Vision encoder. For llava; weights may be those of a whole LLaVA.")
+    projector: WeightsConfig | None = Field(
+        None, description="The LLaVA whose projector is taken; null draws a new one. For llava."
+    )
+    language_model: WeightsConfig = Field(
+        description="Causal language model. For llava; weights may be those of a whole LLaVA."
+    )
     tokenizer: str = Field(
         min_length=1,
-        description="Hub id or folder of a tokenizer, or train:N to train a byte-level BPE of N entries on the first "
-        "200,000 training samples of the data.",
+        description="Hub id or folder of a tokenizer, gs://bucket/folder, run:RUN_ID, or train:N to train a byte-level "
+        "BPE of N entries on the first 200,000 training samples of the data.",
+    )
+    hub_token_secret: str | None = Field(
+        None,
+        pattern=rf"^{SECRET_NAME}$",
+        description="Secret Manager secret that holds a Hugging Face token for gated and private repositories, "
+        "projects/PROJECT/secrets/NAME; null uses HF_TOKEN or a login that is there.",
     )
     feature_layer: int = Field(-1, description="Tower hidden state that feeds the projector; -1 is the last layer.")
     feature_select: Literal["full", "drop_cls"] = Field(
@@ -130,13 +156,17 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _whole_is_both(cls, content: Any) -> Any:
-        """A whole model is where its tower and its language model come from."""
-        if not isinstance(content, dict) or content.get("family", "llava") not in WHOLE_FAMILIES:
+        """A whole model is where all its parts come from."""
+        if not isinstance(content, dict):
             return content
-        family, pretrained = content["family"], content.get("pretrained")
+        family, pretrained = content.get("family", "llava"), content.get("pretrained")
+        if family == "llava":
+            return _llava_parts(content, pretrained)
+        if family not in WHOLE_FAMILIES:
+            return content
         if pretrained is None:
             raise ValueError(f"family {family} needs pretrained, with weights or config: its parts come together")
-        if given := [name for name in ("tower", "language_model") if name in content]:
+        if given := [name for name in PARTS if content.get(name) is not None]:
             raise ValueError(
                 f"family {family} has no {' and no '.join(given)} of its own: pretrained is where both are from"
             )
@@ -150,10 +180,7 @@ class ModelConfig(Section):
     @model_serializer(mode="wrap")
     def _as_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         content: dict[str, Any] = dump(self)
-        if self.family in WHOLE_FAMILIES:
-            content.pop("tower", None)
-            content.pop("language_model", None)
-        return content
+        return {name: value for name, value in content.items() if not (self.pretrained and name in PARTS)}
 
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
@@ -170,7 +197,7 @@ class ModelConfig(Section):
             if (self.min_pixels or 0) > self.max_pixels:
                 raise ValueError(f"min_pixels {self.min_pixels} is more than max_pixels {self.max_pixels}")
             return self
-        alien, own = {"pretrained", "longest_edge"}, "tower, language_model, image_size"
+        alien, own = {"longest_edge"}, "pretrained or its parts, and image_size"
         if self.family in WHOLE_FAMILIES:
             alien, own = {"feature_layer", "feature_select"}, "pretrained, image_size, longest_edge"
         if found := sorted({"min_pixels", "max_pixels", *alien} & _changed(self)):
@@ -193,6 +220,19 @@ class ModelConfig(Section):
         return self
 
     @property
+    def sources(self) -> dict[str, WeightsConfig | None]:
+        """Where each part comes from by its field: `pretrained`, or the parts, of which a projector may be new."""
+        names = ("pretrained",) if self.pretrained else PARTS
+        return {name: getattr(self, name) for name in names}
+
+    def origins(self) -> dict[str, str]:
+        """The same in words."""
+        return {
+            name: part.origin(self.seed) if part else f"drawn from seed {self.seed}"
+            for name, part in self.sources.items()
+        }
+
+    @property
     def has_patterns(self) -> bool:
         """Whether parameters are chosen by their names, beyond whole parts."""
         return bool(self.freeze_parameters or self.train_parameters)
@@ -207,6 +247,22 @@ class ModelConfig(Section):
         """Parts that are frozen before patterns are heeded: those in `freeze`, and the language model under adapters.
         What is frozen in the end, `trainer.models.layers.freeze` says."""
         return frozenset(("language_model", *self.freeze) if self.lora else self.freeze)
+
+
+def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
+    """A llava model's section, with each part of a whole model from there."""
+    if pretrained is not None and (given := [name for name in PARTS if content.get(name) is not None]):
+        raise ValueError(
+            f"pretrained is where all parts come from, so {' and '.join(given)} cannot be given beside it: to mix "
+            "sources, give tower, projector and language_model, whose weights may be those of a whole LLaVA"
+        )
+    for name, part, instead in (
+        ("pretrained", pretrained, "give tower and language_model, each with a config"),
+        ("projector", content.get("projector"), "leave projector out, and a new one is drawn"),
+    ):
+        if part.get("config") if isinstance(part, dict) else part and part.config:
+            raise ValueError(f"{name} of family llava takes weights only: {instead}")
+    return {**content, **dict.fromkeys(PARTS, pretrained)} if pretrained else content
 
 
 def _changed(section: Section) -> set[str]:

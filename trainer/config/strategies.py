@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
+CONTEXT_PARALLEL = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")  # and those in which they may share sequences
 # Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
 NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
     "zero3": "gathers weights inside of a block, and in another order when it is computed again"
@@ -18,7 +19,9 @@ DEFERRING = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # strategies that read sto
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
-COMPILING = ("ddp", "fsdp", "hsdp")  # strategies under which compiled layers were seen to give the same losses
+# zero3 gathers weights by hooks inside of layers, which torch.compile cannot trace.
+COMPILING = ("ddp", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp", "zero1", "zero2")
+COMPUTING_IN_FLOAT8 = ("ddp", "fsdp", "hsdp")
 SHARDING_FROZEN = ("fsdp", "hsdp")
 OFFLOADING = {"optimizer": ("zero1", "zero2", "zero3"), "optimizer+weights": ("zero3", "fsdp", "hsdp")}
 
@@ -29,6 +32,7 @@ def require_support(train: TrainConfig) -> None:
         _degrees_fit,
         _checkpointing_works,
         _compiling_works,
+        _float8_works,
         _vision_overlap_works,
         _optimizer_state_works,
         _offload_works,
@@ -46,6 +50,14 @@ def _degrees_fit(train: TrainConfig) -> None:
             raise ValueError(
                 f"{name} {degree} has no meaning for strategy {train.strategy}: use one of {', '.join(strategies)}"
             )
+    if train.context_parallel > 1 and train.strategy not in CONTEXT_PARALLEL:
+        nearest = "fsdp"
+        if train.strategy in TENSOR_PARALLEL:
+            nearest += ", or sequence_parallel, which shares tokens between tensor-parallel ranks"
+        raise ValueError(
+            f"context_parallel {train.context_parallel} does not work with strategy {train.strategy}, which splits "
+            f"attention or layers over ranks itself: use one of {', '.join(CONTEXT_PARALLEL)}, such as {nearest}"
+        )
     if train.virtual_stages > 1 and train.pipeline_parallel == 1:
         raise ValueError(
             f"virtual_stages {train.virtual_stages} has no meaning for strategy {train.strategy}: use one of "
@@ -68,11 +80,25 @@ def _checkpointing_works(train: TrainConfig) -> None:
 
 
 def _compiling_works(train: TrainConfig) -> None:
-    if train.compile and train.strategy not in COMPILING:
+    if train.compile == "on" and train.strategy not in COMPILING:
         raise ValueError(
-            f"compile does not work with strategy {train.strategy}: use one of {', '.join(COMPILING)}, or leave "
-            "compile out"
+            f"compile on does not work with strategy {train.strategy}, which gathers weights inside of layers: use one "
+            f"of {', '.join(COMPILING)}, or leave compile at auto"
         )
+
+
+def _float8_works(train: TrainConfig) -> None:
+    if train.float8 == "none":
+        return
+    found = f"float8 {train.float8} does not work with"
+    if train.strategy not in COMPUTING_IN_FLOAT8:
+        raise ValueError(
+            f"{found} strategy {train.strategy}: use one of {', '.join(COMPUTING_IN_FLOAT8)}, or set float8 to none"
+        )
+    if train.precision != "bf16":
+        raise ValueError(f"{found} precision {train.precision}: use bf16, whose products these replace")
+    if train.compile == "off":
+        raise ValueError(f"{found} compile off, where casts take longer than products save: leave compile at auto")
 
 
 def _vision_overlap_works(train: TrainConfig) -> None:

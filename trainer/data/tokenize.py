@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.models.hub_errors import hub_error
 from trainer.storage.base import Storage
-from trainer.storage.regular_files import require_regular_files
+from trainer.storage.model_folders import local_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -227,14 +228,16 @@ def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedToke
 def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
     from transformers import AutoTokenizer
 
-    require_regular_files(Path(name))
+    folder = local_folder(name, weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder or name, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        if known := hub_error(error, name, "", "tokenizer.json"):
+            raise known from error
         raise UserError(
             f"model.tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
             expected="a hub id or a folder with tokenizer.json, or train:N",
-            fix="check the name and, for a hub id, the network and HF_TOKEN",
+            fix="correct the name",
             code=ExitCode.UNAVAILABLE,
         ) from error
     if not tokenizer.is_fast:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.tokenize import IGNORED
+from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
@@ -32,7 +33,8 @@ class PackedBatch:
 
     input_ids: Tensor  # (rows, tokens)
     position_ids: Tensor  # (rows, tokens) or (axes, rows, tokens)
-    label_index: Tensor  # (labels,) positions in the flattened rows whose next token is a label
+    # (labels,) positions whose next token is a label, in the flattened rows, or in this rank's part of them
+    label_index: Tensor
     label_ids: Tensor  # (labels,)
     images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
     # Known on the host, so that nothing must be read from the device.
@@ -78,19 +80,20 @@ class StepBatches:
     sample_ids: tuple[str, ...]
 
 
-def collate(rows: Sequence[PackedSequence], image_source: ImageSource) -> PackedBatch:
-    """One micro-batch of packed sequences."""
+def collate(rows: Sequence[PackedSequence], image_source: ImageSource, *, part: int = 0, parts: int = 1) -> PackedBatch:
+    """One micro-batch of packed sequences, with the labels of one of `parts` equal parts of their tokens."""
     labels = np.stack([row.labels for row in rows])
     next_is_label = np.zeros(labels.shape, dtype=bool)
     next_is_label[:, :-1] = labels[:, 1:] != IGNORED
-    label_index = np.flatnonzero(next_is_label)
+    start, end = labels.size * part // parts, labels.size * (part + 1) // parts
+    label_index = np.flatnonzero(next_is_label.reshape(-1)[start:end])
     images = image_source(rows)
     positions = np.stack([row.position_ids for row in rows], axis=-2)  # (rows, tokens) or (axes, rows, tokens)
     return PackedBatch(
         input_ids=torch.from_numpy(np.stack([row.input_ids for row in rows])),
         position_ids=torch.from_numpy(positions),
         label_index=torch.from_numpy(label_index),
-        label_ids=torch.from_numpy(labels.reshape(-1)[label_index + 1]),
+        label_ids=torch.from_numpy(labels.reshape(-1)[start + label_index + 1]),
         images=images.values,
         image_grids=images.grids,
         samples=CuSeqlens.of([row.sample_tokens for row in rows], labels.shape[1]),
@@ -133,15 +136,14 @@ class PrefetchingLoader:
         micro_batch_size: int,
         first_step: int,
         end_step: int,
-        rank: int,
-        world_size: int,
+        replica: DataParallelRank,
         device: torch.device,
     ) -> None:
         self.waited_s = 0.0
         self._device = device
         self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_size
         self._steps = range(first_step, end_step)
-        self._rank, self._world_size = rank, world_size
+        self._replica = replica
         self._queue: queue.Queue[StepBatches | BaseException | None] = queue.Queue(maxsize=STEPS_AHEAD)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="batches", daemon=True)
@@ -181,9 +183,13 @@ class PrefetchingLoader:
             self._queue.put(error)
 
     def _make(self, step: int) -> StepBatches:
-        rows = self._loader.sequences_for_step(step, self._rank, self._world_size)
+        replica = self._replica
+        rows = self._loader.sequences_for_step(step, replica.index, replica.count)
         batch, size = self._loader.sampler.batch(step), self._micro_rows
-        batches = [collate(rows[i : i + size], self._image_source) for i in range(0, len(rows), size)]
+        batches = [
+            collate(rows[i : i + size], self._image_source, part=replica.part, parts=replica.parts)
+            for i in range(0, len(rows), size)
+        ]
         return StepBatches(
             step=step,
             epoch=batch.epoch,

@@ -1,4 +1,5 @@
-"""Data-parallel ranks, where tensor or pipeline parallelism has several processes share one copy of the model."""
+"""Data-parallel ranks, where several processes train on the same packed sequences: tensor, pipeline and context
+parallelism."""
 
 from __future__ import annotations
 
@@ -11,29 +12,33 @@ from trainer.errors import ConfigError
 
 @dataclass(frozen=True)
 class DataParallelRank:
-    """The copy of the model that this process belongs to. Its processes train on the same packed sequences.
+    """The group of processes that this one belongs to, which train on the same packed sequences.
 
-    Tensor parallelism is innermost, so that it stays inside a node, then copies, then pipeline stages: rank = (stage x
-    copies + copy) x tensor_parallel + tensor rank.
+    Tensor or context parallelism is innermost, so that it stays inside a node, then groups, then pipeline stages: rank
+    = (stage x groups + group) x innermost + place in it.
     """
 
     index: int
-    count: int  # copies in the job
-    leads: bool  # this is the copy's first process, which counts its sequences
+    count: int  # groups in the job
+    leads: bool  # this is the group's first process, which counts its sequences
     takes_images: bool  # this process is in the first pipeline stage
+    part: int = 0  # of its sequences' tokens, whose labels this process has
+    parts: int = 1
 
 
 def replica_of(config: TrainConfig, worker: ProcessContext) -> DataParallelRank:
-    """Raises ConfigError when the job's ranks do not divide into copies."""
-    tensor, stages = config.tensor_parallel, config.pipeline_parallel
-    if worker.world_size % config.model_ranks or worker.local_world_size % tensor:
+    """Raises ConfigError when the job's ranks do not divide into groups."""
+    tensor, stages, context = config.tensor_parallel, config.pipeline_parallel, config.context_parallel
+    if worker.world_size % config.sequence_ranks or worker.local_world_size % tensor:
         raise ConfigError(
-            f"train.tensor_parallel {tensor} x train.pipeline_parallel {stages} do not divide {worker.world_size} "
-            f"processes, {worker.local_world_size} on a node",
-            expected="a number of processes that is a multiple of both, with tensor parallelism inside a node",
+            f"train.tensor_parallel {tensor} x train.pipeline_parallel {stages} x train.context_parallel {context} "
+            f"do not divide {worker.world_size} processes, {worker.local_world_size} on a node",
+            expected="a number of processes that is a multiple of all, with tensor parallelism inside a node",
         )
-    count = worker.world_size // config.model_ranks
-    index = worker.rank // tensor % count
-    is_first_stage = worker.rank // (tensor * count) == 0
-    leads = worker.rank % tensor == 0 and is_first_stage
-    return DataParallelRank(index, count, leads, takes_images=is_first_stage)
+    innermost = tensor * context
+    count = worker.world_size // config.sequence_ranks
+    index = worker.rank // innermost % count
+    is_first_stage = worker.rank // (innermost * count) == 0
+    leads = worker.rank % innermost == 0 and is_first_stage
+    part = worker.rank % context
+    return DataParallelRank(index, count, leads, takes_images=is_first_stage, part=part, parts=context)

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.checkpoint.export_manifest import require_whole_export
 from trainer.config.job import JobConfig
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
@@ -48,6 +47,7 @@ from trainer.models.registry import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 4

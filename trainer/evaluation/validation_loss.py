@@ -36,6 +36,7 @@ class Validation:
 
     loader: PackedLoader
     image_source: ImageSource
+    replica: DataParallelRank
     rows: list[list[int]]  # sample numbers of each sequence, equally many sequences for every rank
     micro_batch_size: int
     label_tokens: int
@@ -44,16 +45,19 @@ class Validation:
     def batches(self) -> list[PackedBatch]:
         """Made once: reading them again would evict shards that training needs."""
         rows = [self.loader.pack_sequence(samples) for samples in self.rows]
-        size = self.micro_batch_size
-        return [collate(rows[start : start + size], self.image_source) for start in range(0, len(rows), size)]
+        size, part, parts = self.micro_batch_size, self.replica.part, self.replica.parts
+        return [
+            collate(rows[start : start + size], self.image_source, part=part, parts=parts)
+            for start in range(0, len(rows), size)
+        ]
 
-    def loss(self, strategy: Strategy, replica: DataParallelRank, worker: ProcessContext) -> float:
+    def loss(self, strategy: Strategy, worker: ProcessContext) -> float:
         """Mean loss over all label tokens, with the averaged weights if there are any. Collective."""
         total = torch.zeros((), device=worker.device)
         with strategy.averaged():
             for batch in self.batches:
                 total += strategy.forward_loss(batch)
-        total = total.double() * replica.leads  # the other ranks of a copy have the same loss
+        total = total.double()
         dist.all_reduce(total)
         return float(total.item()) / self.label_tokens
 
@@ -91,6 +95,7 @@ def validation_of(
     return Validation(
         PackedLoader(split, sequence, tokenizer, reader, images=images, form=form),
         image_source,
+        replica,
         members,
         settings.micro_batch_size,
         label_tokens=int(split.label_tokens[plan.members[: plan.offsets[count]]].sum()),

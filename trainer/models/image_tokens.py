@@ -9,13 +9,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import ImageGrids
 from trainer.sizing.image_tiles import WHOLE, ImageTiles
+from trainer.storage.model_folders import CONFIG, local_folder
 from trainer.storage.regular_files import read_regular
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
@@ -135,9 +135,10 @@ def stated(tower: WeightsConfig) -> dict[str, Any]:
     """The model's configuration as written, without transformers' defaults; {} for an invalid file."""
     content: Any = tower.config
     if tower.weights:
-        file = Path(tower.weights, "config.json")
+        folder = local_folder(tower.weights, tower.revision, weights=False)
+        file = folder / CONFIG if folder else None
         try:
-            content = json.loads(read_regular(file, MAX_CONFIG_BYTES)) if file.is_file() else {}
+            content = json.loads(read_regular(file, MAX_CONFIG_BYTES)) if file and file.is_file() else {}
         except ValueError:  # transformers reports the error
             return {}
     return content if isinstance(content, dict) else {}

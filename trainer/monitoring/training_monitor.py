@@ -252,7 +252,7 @@ class TrainingMonitor:
 
         Prints each increase: new input shapes make steps slow.
         """
-        if not self._job.train.compile:
+        if not self._setup.compiling.on:
             return {}
         from trainer.models.layers.compile import compiled_graphs  # torch's compiler takes seconds to import
 
@@ -281,10 +281,13 @@ class TrainingMonitor:
             **({**self._reduction, "nccl_net_plugins": net_plugins()} if self._reduction else {}),
             "strategy": job.train.strategy,
             "precision": job.train.precision,
+            "compile": setup.compiling.state,
+            "float8": job.train.float8,
             "resumed_from_step": self._first_step or None,
             "parameters": setup.num_parameters,
             "trainable_parameters": setup.num_trainable,
             "features": setup.features,
+            "initial_weights": job.model.origins(),
             "checkpoint": checkpoint,
             "versions": setup.record.versions,
         }

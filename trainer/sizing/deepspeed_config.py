@@ -31,7 +31,8 @@ def engine_settings(config: TrainConfig, *, stage: int, micro_steps: int, sizes:
     # Allocated in full even for small models.
     bucket_elements = min(bucket_limit(stage=stage, overlaps=overlaps), sizes.trainable)
     settings: dict[str, Any] = {
-        "train_batch_size": config.global_batch_size,
+        # DeepSpeed counts each rank's sequences as its own.
+        "train_batch_size": config.global_batch_size * config.context_parallel,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": micro_steps,
         "gradient_clipping": config.clip_grad_norm,  # DeepSpeed's default clips at 1.0

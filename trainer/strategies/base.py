@@ -42,10 +42,7 @@ class Strategy(Protocol):
         ...
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
-        """Summed token loss of one micro-batch, without gradients or dropout. Collective.
-
-        Every rank of a model replica returns the replica's whole loss.
-        """
+        """This rank's share of the summed token loss of one micro-batch, without gradients or dropout. Collective."""
         ...
 
     def averaged(self) -> AbstractContextManager[None]:

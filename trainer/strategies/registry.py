@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 def build_strategy(config: TrainConfig, module: nn.Module, blocks: ShardingUnits, worker: ProcessContext) -> Strategy:
     """Build the strategy. Imports are local: DeepSpeed alone takes a second."""
+    if config.context_parallel > 1:
+        from trainer.strategies.context_parallel import share_sequences
+
+        share_sequences(module, config.context_parallel, worker)
     match config.strategy:
         case "ddp" if config.precision != "bf16":
             from trainer.strategies.ddp import Ddp

@@ -46,12 +46,19 @@ def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
 
 
 def inputs_of(
-    config: ModelConfig, shape: SequenceShape, vocabulary: int, *, cached: bool, sequence_samples: int = 2
+    config: ModelConfig,
+    shape: SequenceShape,
+    vocabulary: int,
+    *,
+    cached: bool,
+    sequence_samples: int = 2,
+    context_parallel: int = 1,
 ) -> dict[str, Any]:
     """Inputs of the training module: zeros, and image tokens.
 
     sequence_samples: samples of each sequence, of nearly equal length. With more than one, models without
     variable-length attention need a mask; the memory of others does not depend on the number.
+    context_parallel: ranks that share the tokens; labels are those of one that has as many as it can have.
     """
     if config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
@@ -59,14 +66,15 @@ def inputs_of(
     else:
         images, image_tokens = _square_images(config, shape, cached=cached)
         axes = ()
+    labels = min(shape.label_tokens, shape.rows * shape.tokens // context_parallel)
     lengths = equal_lengths(shape.tokens, sequence_samples)
     input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
     input_ids[:image_tokens] = vocabulary - 1
     return {
         "input_ids": input_ids.view(shape.rows, shape.tokens),
         "position_ids": torch.cat([torch.arange(length) for length in lengths]).repeat(*axes, shape.rows, 1),
-        "label_index": torch.zeros(shape.label_tokens, dtype=torch.int64),
-        "label_ids": torch.zeros(shape.label_tokens, dtype=torch.int64),
+        "label_index": torch.zeros(labels, dtype=torch.int64),
+        "label_ids": torch.zeros(labels, dtype=torch.int64),
         "samples": CuSeqlens.of([lengths] * shape.rows, shape.tokens),
         **images,
     }

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
+from trainer.models.attention.context_parallel import ContextParallel
 from trainer.models.fixed_image_model import FixedImageVLM
 from trainer.models.layers.bf16 import cast_to_bf16
 from trainer.models.layers.freeze import in_frozen_parts
@@ -27,6 +28,7 @@ from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Category, Compute, Held, StepTrace
+from trainer.strategies.context_parallel import split_tokens
 from trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from trainer.strategies.tensor_parallel.plan import shard_first_rank
 from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
@@ -45,6 +47,7 @@ def trace_step(
     sliced: bool = False,
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
+    context_parallel: int = 1,
     every_layer: bool = False,
 ) -> StepTrace:
     """Trace one micro-batch of the model with the first `language_layers` layers of its language model.
@@ -72,6 +75,8 @@ def trace_step(
             blocks = family.blocks(module)
             whole = Stage.whole(len(blocks.language_layers))
             shard_first_rank(blocks, tensor_parallel, whole, sequence=sequence_parallel)
+        if context_parallel > 1:
+            split_tokens(module, ContextParallel(context_parallel))
         if gathered:
             recompute_gathered_linear(module)
         if not every_layer:
@@ -80,7 +85,7 @@ def trace_step(
         without_numbers(config, module)
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
-        inputs = inputs_of(config, shape, vocabulary, cached=cached)
+        inputs = inputs_of(config, shape, vocabulary, cached=cached, context_parallel=context_parallel)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 from pydantic.dataclasses import dataclass
 
+from trainer.config.compiling import LEAST_FOR_FLOAT8
+
 FOLDER = Path(__file__).parent
 MIB_PER_GIB = 1024
 REDUCER_GBPS = 32  # n1-highcpu-16 and n2-highcpu-16, the Reduction Server's machines in Vertex AI's documentation
@@ -27,6 +29,7 @@ class Gpu:
 
     accelerator_type: str
     memory_gib: float  # the total that the driver reports
+    compute_capability: float
     bf16_tflops: float | None  # None: no bf16 units
     fp16_tflops: float | None
     fp32_tflops: float  # plain fp32, outside the tensor cores
@@ -41,6 +44,11 @@ class Gpu:
     rates_from: str  # where the two shares come from, as the end of a sentence
     has_published_runs: bool  # to which the shares were fitted
     unconfirmed: tuple[str, ...] = ()  # fields without a document
+
+    @property
+    def has_float8(self) -> bool:
+        """Whether it multiplies matrices of 8-bit floats."""
+        return self.compute_capability >= LEAST_FOR_FLOAT8
 
 
 @dataclass(frozen=True, kw_only=True)

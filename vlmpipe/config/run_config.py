@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
-from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
+from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.strategies import QUANTIZING
 from trainer.config.train import TrainConfig
@@ -32,6 +31,7 @@ from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
 from vlmpipe.config.output import OutputConfig, RegisterConfig
 from vlmpipe.config.plan import PlanConfig
+from vlmpipe.config.run_references import with_exports
 from vlmpipe.config.schedule import ScheduleConfig
 from vlmpipe.config.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
@@ -46,8 +46,6 @@ from vlmpipe.config.yaml_loader import apply_overrides, parse_overrides, read_ru
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
-
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def _known_source(data: DataConfig) -> DataConfig:
@@ -142,7 +140,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
     """Check a run file's content. `source` names it in the error, a RunFileError that lists every problem."""
     try:
-        return RunConfig.model_validate(dict(data))
+        return RunConfig.model_validate(with_exports(data, source))
     except ValidationError as error:
         raise RunFileError(source, from_validation_error(error, RunConfig)) from None
 
@@ -164,6 +162,8 @@ def _warnings(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cluster.max_wait_duration", text)
     if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
         yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
+    if train.float8 != "none" and not cluster.accelerator_count:
+        yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
     if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
         why = "one node already has all weights"
         if cluster.replica_count > 1:
@@ -207,9 +207,12 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
             f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
         )
-    if model.quantizes_base and train.compile:
-        text = "found true with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected false"
+    if model.quantizes_base and train.compile == "on":
+        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
         yield Problem("train.compile", text)
+    if model.quantizes_base and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
+        yield Problem("train.float8", text)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
@@ -244,18 +247,25 @@ def _rank_problems(config: RunConfig) -> Iterator[Problem]:
         expected = f"a multiple of train.tensor_parallel {train.tensor_parallel}"
         text = f"found with data.sequence_length {length}, expected {expected}: so many ranks share a sequence's tokens"
         yield Problem("train.sequence_parallel", text)
+    if length % train.context_parallel:
+        text = f"found {train.context_parallel} with data.sequence_length {length}, expected a divisor of it"
+        yield Problem("train.context_parallel", text)
+    in_node = cluster.processes % train.context_parallel == 0 or train.context_parallel % cluster.processes == 0
+    if cluster.world_size % train.context_parallel or not in_node:
+        expected = f"a divisor of the {cluster.processes} processes of a node, or whole nodes that divide all"
+        yield Problem("train.context_parallel", f"found {train.context_parallel}, expected {expected}")
     if cluster.world_size % train.model_ranks:
         found = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"
         text = f"{found}, expected ranks ({cluster.world_size}) that are a multiple of {train.model_ranks}"
         yield Problem("train.pipeline_parallel", text)
-    copies = max(1, cluster.world_size // train.model_ranks)
-    step_sequences = copies * train.micro_batch_size
+    groups = max(1, cluster.world_size // train.sequence_ranks)
+    step_sequences = groups * train.micro_batch_size
     if train.global_batch_size % step_sequences:
-        each = f", {train.model_ranks} for each copy of the model" if train.model_ranks > 1 else ""
+        each = f", {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
         yield Problem(
             "train.global_batch_size",
-            f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {copies} "
-            f"{'copies' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
+            f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {groups} "
+            f"{'groups' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
             f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -126,8 +127,13 @@ def scenario(run: PublishedRun) -> Scenario:
         "checkpoint_every_steps": 10**9,
     }
     train |= dict(run.train or {})
-    compiled = train.pop("compile", False)  # not checked: published runs compile with strategies that ours may not
-    replicas = run.nodes * run.gpus_per_node // (train.get("tensor_parallel", 1) * train.get("pipeline_parallel", 1))
+    # Not checked: published runs compile with strategies that ours may not.
+    kernels = {"compile": train.pop("compile", "off"), "float8": train.pop("float8", "none")}
+    replicas = (
+        run.nodes
+        * run.gpus_per_node
+        // math.prod(train.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "context"))
+    )
     train["global_batch_size"] = replicas * int(train.get("micro_batch_size", 1)) * run.micro_steps
     config = parse_run_config(
         {
@@ -160,7 +166,7 @@ def scenario(run: PublishedRun) -> Scenario:
         },
         run.id,
     )
-    config = config.model_copy(update={"train": config.train.model_copy(update={"compile": compiled})})
+    config = config.model_copy(update={"train": config.train.model_copy(update=kernels)})
     shape = _shape(run)
     return Scenario(config, shape, layout_of(config), Workload.assumed(config, shape), machine, gpu)
 

@@ -26,6 +26,7 @@ from trainer.errors import ConfigError, UserError
 from trainer.models.image_tokens import MAX_CONFIG_BYTES
 from trainer.storage.base import Storage
 from trainer.storage.local import LocalStorage
+from trainer.storage.model_folders import CONFIG, local_folder
 from trainer.storage.regular_files import read_regular
 from vlmpipe import planner
 
@@ -99,8 +100,8 @@ def _configurations(model: str) -> str | None:
     """A digest of the configuration files of the model section; None if they are not on this machine yet."""
     section = ModelConfig.model_validate_json(model)
     digest = hashlib.sha256()
-    for part in (section.tower, section.language_model):
-        if part.weights:
+    for part in section.sources.values():
+        if part and part.weights:
             folder = _folder(part)
             if folder is None:
                 return None
@@ -111,9 +112,9 @@ def _configurations(model: str) -> str | None:
 
 
 def _folder(part: WeightsConfig) -> Path | None:
-    local = Path(part.weights).expanduser()
-    if local.is_dir():  # without config.json the model is defined elsewhere, where a change would go unnoticed
-        return local if (local / "config.json").is_file() else None
+    local = local_folder(part.weights, part.revision, weights=False)
+    if local:  # without config.json the model is defined elsewhere, where a change would go unnoticed
+        return local if (local / CONFIG).is_file() else None
     return hub_cache_folder(part)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from trainer.config.data import DataConfig
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.image_tokens import image_form_of, stated, vision_of
+from trainer.storage.model_folders import local_folder
 
 
 def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
@@ -17,19 +16,18 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
     """
     if model.family in GRID_FAMILIES:
         return _grid_limit(model, data.sequence_length)
-    content = stated(model.tower) if model.pretrained else model.tower.config
-    tower = vision_of(content) if model.pretrained else content
-    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if model.pretrained else 1
+    content, is_tiled = stated(model.tower), model.family == "smolvlm"
+    tower = vision_of(content)
+    patch_size, scale_factor = tower.get("patch_size"), content.get("scale_factor") if is_tiled else 1
     if not isinstance(patch_size, int) or not isinstance(scale_factor, int) or min(patch_size, scale_factor) < 1:
         return ""
     own_size, token_side = tower.get("image_size", model.image_size), patch_size * scale_factor
-    is_taken = own_size == model.image_size or (
-        model.pretrained and isinstance(own_size, int) and model.image_size < own_size
-    )
+    is_taken = own_size == model.image_size or (is_tiled and isinstance(own_size, int) and model.image_size < own_size)
     if not is_taken:
-        raise ConfigError(f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}")
+        found = f"model.image_size is {model.image_size}, but the tower's image_size is {own_size}"
+        raise ConfigError(found, fix=f"set model.image_size to {own_size}")
     if model.image_size % token_side:
-        side = f"patch_size x scale_factor {token_side}" if model.pretrained else f"patch_size {token_side}"
+        side = f"patch_size x scale_factor {token_side}" if is_tiled else f"patch_size {token_side}"
         raise ConfigError(f"model.image_size {model.image_size} is not a multiple of the tower's {side}")
     if tiles := image_form_of(model).tiles:
         text = (
@@ -49,7 +47,7 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
 
 def _grid_limit(model: ModelConfig, sequence_length: int) -> str:
     """Of a model whose images differ in tokens: the largest must fit."""
-    if model.tower.weights and not Path(model.tower.weights).expanduser().is_dir():
+    if model.tower.weights and not local_folder(model.tower.weights, model.tower.revision, weights=False):
         return ""
     grids = image_form_of(model).grids
     assert grids is not None and model.max_pixels is not None

@@ -6,15 +6,16 @@ import contextlib
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.config.model import PARTS, ModelConfig, WeightsConfig
 from trainer.data.tokenize import TRAINED_PREFIX, trained_size
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.freeze import require_frozen_tower, require_something_trained
 from trainer.sizing.model_shape import ModelShape
+from trainer.storage.model_folders import bucket_address, local_folder
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached, hub_cache_folder
@@ -22,6 +23,7 @@ from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
 
 HUB_TIMEOUT_S = 2.0
+Verdict = tuple[str, str, str] | None  # the fields of a ConfigError; None for a model that can be split
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,11 @@ def architecture(config: RunConfig) -> Architecture:
     for a model that cannot be trained as configured, images that fit into no packed sequence, and a tokenizer too small
     to train.
     """
-    image_token_limit(config.model, config.data)
     if config.model.tokenizer.startswith(TRAINED_PREFIX):
         form = image_form_of(config.model)
         trained_size(config.model.tokenizer, form.mark, form.control_tokens)
-    tower, tower_from = _configuration(config.model.tower)
-    language, language_from = _configuration(config.model.language_model)
-    whole = tower if config.model.pretrained else None
-    model = config.model.model_copy(update={"tower": tower, "language_model": language, "pretrained": whole})
-    origins = dict.fromkeys((tower_from, language_from))
+    model, origins = _with_configurations(config.model)
+    image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
     require_something_trained(model, shape.trainable_parameters)
     if is_cached(config):
@@ -59,18 +57,39 @@ def architecture(config: RunConfig) -> Architecture:
 
 def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
     """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
-    if verdict := _shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence):
+    _raise(_shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence))
+
+
+def require_context_parallel(model: ModelConfig, ranks: int) -> None:
+    """As `trainer.strategies.context_parallel.require_context_parallel`, but needs no torch for a cached verdict."""
+    _raise(_shares_tokens(model.model_dump_json(), ranks))
+
+
+def _raise(verdict: Verdict) -> None:
+    if verdict:
         found, expected, fix = verdict
         raise ConfigError(found, expected=expected, fix=fix)
 
 
 @disk_cached
-def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> tuple[str, str, str] | None:
-    """The fields of a ConfigError, None for a shardable model. `model` is the model section as JSON."""
+def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> Verdict:
+    """`model` is the model section as JSON."""
     from trainer.strategies.tensor_parallel import plan
 
+    return _verdict(lambda config: plan.require_shardable(config, ranks, cached=cached, sequence=sequence), model)
+
+
+@disk_cached
+def _shares_tokens(model: str, ranks: int) -> Verdict:
+    """`model` is the model section as JSON."""
+    from trainer.strategies.context_parallel import require_context_parallel
+
+    return _verdict(lambda config: require_context_parallel(config, ranks), model)
+
+
+def _verdict(require: Callable[[ModelConfig], None], model: str) -> Verdict:
     try:
-        plan.require_shardable(ModelConfig.model_validate_json(model), ranks, cached=cached, sequence=sequence)
+        require(ModelConfig.model_validate_json(model))
     except ConfigError as error:
         return error.found, error.expected, error.fix
     return None
@@ -85,10 +104,24 @@ def _shape(model: str) -> ModelShape:
     return family_of(section).shape(section)
 
 
+def _with_configurations(model: ModelConfig) -> tuple[ModelConfig, dict[str, None]]:
+    """The section with catalogued configurations in place of known weights, and where configurations come from."""
+    found = {name: _configuration(part) for name, part in model.sources.items() if part}
+    parts: dict[str, WeightsConfig | None] = {name: part for name, (part, _) in found.items()}
+    if "pretrained" in parts:
+        parts |= dict.fromkeys(PARTS, parts["pretrained"])
+    if model.family == "llava":  # a part with a configuration of its own is not taken from a whole model
+        parts |= {name: None for name in ("pretrained", "projector") if (part := parts.get(name)) and part.config}
+    return model.model_copy(update=parts), dict.fromkeys(origin for _, origin in found.values())
+
+
 def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
     if part.config:
         return part, "the run file"
-    if Path(part.weights).expanduser().is_dir():
+    if bucket_address(part.weights):
+        local_folder(part.weights, part.revision, weights=False)
+        return part, "a bucket"
+    if local_folder(part.weights, weights=False):
         return part, "a local folder"
     _require_hub_id(part.weights)
     if hub_cache_folder(part):
@@ -109,7 +142,6 @@ def _require_hub_id(name: str) -> None:
         raise ConfigError(
             f"no folder {name!r}, and it is no name of a model on the Hugging Face hub",
             expected="a local folder with config.json, or a hub id such as Qwen/Qwen2.5-0.5B",
-            fix="copy weights from a bucket to a folder first" if name.startswith("gs://") else "",
         ) from error
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainer.config.strategies import CONTEXT_PARALLEL
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
 
@@ -15,8 +17,9 @@ SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")
 class Layout:
     """A strategy on `nodes` x `ranks_per_node` ranks.
 
-    A model replica takes `tensor_parallel` x `pipeline_parallel` ranks. Weights, gradients and optimizer state may also
-    be sharded over replicas: `weight_shards` ranks hold one set of weights, and so on; 1 means not sharded.
+    A model replica takes `tensor_parallel` x `pipeline_parallel` ranks; `context_parallel` replicas share sequences.
+    Weights, gradients and optimizer state may also be sharded over replicas: `weight_shards` ranks hold one set of
+    weights, and so on; 1 means not sharded.
     """
 
     strategy: str
@@ -25,6 +28,7 @@ class Layout:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     virtual_stages: int = 1  # on each rank of a pipeline
+    context_parallel: int = 1
     weight_shards: int = 1
     gradient_shards: int = 1
     optimizer_shards: int = 1
@@ -45,9 +49,14 @@ class Layout:
         return self.pipeline_parallel * self.virtual_stages
 
     @property
-    def data_parallel(self) -> int:
-        """Model replicas, each with its own packed sequences."""
+    def replicas(self) -> int:
+        """Model replicas, whose gradients are summed."""
         return self.world_size // self.model_ranks
+
+    @property
+    def data_parallel(self) -> int:
+        """Groups of `context_parallel` replicas, each with its own packed sequences."""
+        return self.replicas // self.context_parallel
 
 
 _ALL = ("weight_shards", "gradient_shards", "optimizer_shards")
@@ -74,8 +83,20 @@ def layout_of(config: RunConfig) -> Layout:
         tensor_parallel=config.train.tensor_parallel,
         pipeline_parallel=config.train.pipeline_parallel,
         virtual_stages=config.train.virtual_stages,
+        context_parallel=config.train.context_parallel,
         node_weights=config.train.zero_hpz,
     )
+
+
+def more_context_parallel(config: RunConfig, heads: int) -> list[dict[str, int]]:
+    """Changes to higher degrees of context parallelism that work inside a node, the lowest first. heads: of the
+    language model."""
+    train = config.train
+    if train.strategy not in CONTEXT_PARALLEL:
+        return []
+    shareable = math.gcd(config.cluster.processes, config.data.sequence_length, heads)
+    degrees = range(train.context_parallel + 1, shareable + 1)
+    return [{"train.context_parallel": degree} for degree in degrees if shareable % degree == 0]
 
 
 def make_layout(
@@ -86,14 +107,16 @@ def make_layout(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     virtual_stages: int = 1,
+    context_parallel: int = 1,
     node_weights: bool = False,
 ) -> Layout:
     """Raises KeyError for a strategy that is not in STRATEGIES; the ranks must divide by the model's."""
-    bare = Layout(strategy, nodes, ranks_per_node, tensor_parallel, pipeline_parallel, virtual_stages)
-    assert bare.world_size % bare.model_ranks == 0, bare
+    degrees = (tensor_parallel, pipeline_parallel, virtual_stages)
+    bare = Layout(strategy, nodes, ranks_per_node, *degrees, context_parallel=context_parallel)
+    assert bare.world_size % (bare.model_ranks * context_parallel) == 0, bare
     if node_weights and strategy == "zero3" and uses_hpz(nodes=nodes, node_ranks=ranks_per_node):
         bare = replace(bare, copy_shards=ranks_per_node)
     in_node = ranks_per_node // min(bare.model_ranks, ranks_per_node)
-    shards = in_node if strategy == "hsdp" else bare.data_parallel
+    shards = in_node if strategy == "hsdp" else bare.replicas
     sharded: dict[str, Any] = dict.fromkeys(STRATEGIES[strategy], shards)
     return replace(bare, **sharded)

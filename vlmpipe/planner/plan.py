@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trainer.config.compiling import CompileChoice
 from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of
@@ -49,6 +50,8 @@ class Plan:
     load: Workload | None = None
     memory: Memory | None = None
     time: Time | None = None
+    compiling: CompileChoice | None = None
+    unsupported: tuple[str, ...] = ()  # what the GPU cannot do
     features_cache: CacheAdvice | None = None
     reduction_server: Advice | None = None
     cost: Cost | None = None
@@ -65,8 +68,8 @@ class Plan:
 
     @property
     def estimate_errors(self) -> list[str]:
-        """Those that are not of a job spec: memory, and terms of the capacity fallback that are not sold."""
-        found = []
+        """Those that are not of a job spec: GPU, memory, and terms of the capacity fallback that are not sold."""
+        found = [*self.unsupported]
         for host in (self.memory.host, self.memory.start) if self.memory else ():
             if host and not host.fits:
                 found.append(
@@ -135,6 +138,7 @@ class Plan:
             "jobs": self.jobs,
             "memory": self.memory.as_dict() if self.memory else None,
             "time": _as_dict(self.time),
+            "compile": _as_dict(self.compiling),
             "features_cache": _as_dict(self.features_cache),
             "reduction_server": _as_dict(self.reduction_server),
             "cost": _as_dict(self.cost),
@@ -224,10 +228,23 @@ def _estimated(
         load=load,
         memory=estimate_memory(config, model, machine, gpu, load=load),
         time=time,
+        compiling=case.compiling,
+        unsupported=_unsupported(config, gpu),
         features_cache=cache,
         reduction_server=reduction_server.advise(config, layout, time, machine, prices) if prices else None,
         cost=cost.estimate_cost(case, time, cache, prices) if prices else None,
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _unsupported(config: RunConfig, gpu: Gpu | None) -> tuple[str, ...]:
+    """What the GPU cannot do, with the nearest setting that works."""
+    if gpu is None or gpu.has_float8 or config.train.float8 == "none":
+        return ()
+    able = ", ".join(other.accelerator_type for other in load_catalog().gpus.values() if other.has_float8)
+    return (
+        f"train.float8 {config.train.float8} does not work on {gpu.accelerator_type}, of compute capability "
+        f"{gpu.compute_capability}: use one of {able}, or train.float8=none",
     )
 
 

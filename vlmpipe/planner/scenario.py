@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.config.compiling import CompileChoice, compile_choice
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig
@@ -22,3 +23,14 @@ class Scenario:
     machine: Machine
     gpu: Gpu | None  # None: CPU only
     cached: bool = False  # features are read instead of computed
+
+    @property
+    def compiling(self) -> CompileChoice:
+        """The resolved `train.compile`."""
+        return compile_choice(
+            self.config.train,
+            on_gpu=self.gpu is not None,
+            parameters=self.shape.total_parameters,
+            sequence_length=self.config.data.sequence_length,
+            quantizes_base=self.config.model.quantizes_base,
+        )

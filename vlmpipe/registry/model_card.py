@@ -12,6 +12,9 @@ from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
 from trainer.models.layers.freeze import described
 
+PART_NAMES = {
+    "pretrained": "Model", "tower": "Vision tower", "projector": "Projector", "language_model": "Language model",
+}  # fmt: skip
 CONTROL_NAMES = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
 
 
@@ -28,7 +31,7 @@ def loading(model: ModelConfig) -> str:
 
 
 def _form(model: ModelConfig) -> str:
-    if not model.pretrained:
+    if model.family == "llava":
         return "processor"
     if model.longest_edge:
         return "tiles"
@@ -64,13 +67,14 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
 
 
 def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> dict[str, Any]:
-    parts = [config.model.pretrained] if config.model.pretrained else [config.model.tower, config.model.language_model]
+    parts = [part for part in config.model.sources.values() if part]
     metadata: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "image-text-to-text",
         "tags": ["vision-language", config.model.family, "vlmpipe"],
     }
-    base_models = [part.weights for part in parts if part.weights and not part.weights.startswith(("/", ".", "gs://"))]
+    hub_ids = [part.weights for part in parts if part.weights and not part.weights.startswith(("/", ".", "gs://"))]
+    base_models = list(dict.fromkeys(hub_ids))
     if base_models:
         metadata["base_model"] = base_models
     result = {
@@ -89,9 +93,7 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
 
 def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     train, model = config.train, config.model
-    origins = {"Vision tower": _origin(model.tower), "Language model": _origin(model.language_model)}
-    if model.pretrained:
-        origins = {"Model": _origin(model.pretrained)}
+    origins = {PART_NAMES[name]: _origin(part) for name, part in model.sources.items()}
     facts = {
         "Data": f"`{config.data.source}`",
         **origins,
@@ -133,7 +135,9 @@ def _size(model: ModelConfig) -> str:
     return f"{model.image_size} x {model.image_size} pixels"
 
 
-def _origin(part: WeightsConfig) -> str:
+def _origin(part: WeightsConfig | None) -> str:
+    if part is None:
+        return "random initial weights"
     if part.weights:
         return f"`{part.weights}`" + (f" at `{part.revision}`" if part.revision else "")
     return f"`{part.config['model_type']}`, random initial weights"

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from trainer.checkpoint.export_manifest import require_whole_export
 from trainer.config.job import DataPointers, JobConfig, run_uri_of
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
+from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import read_record, write_record
 from vlmpipe.config.gate import GateConfig
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry

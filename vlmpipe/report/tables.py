@@ -188,9 +188,12 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
         ("Median tokens per second", count(round(statistics.median(speeds))) if speeds else ""),
         ("Processes", _processes(summary)),
         ("Strategy and precision", " · ".join(str(summary[k]) for k in ("strategy", "precision") if k in summary)),
+        ("Compiled layers", str(summary.get("compile", ""))),
+        ("8-bit floats", str(summary.get("float8", ""))),
         ("Parameters", count(summary.get("parameters"))),
         ("Trained parameters", count(summary.get("trainable_parameters"))),
         ("Vision features", str(summary.get("features", ""))),
+        ("Initial weights", "; ".join(f"{k}: {v}" for k, v in (summary.get("initial_weights") or {}).items())),
     ]
     waits = [("Waiting for data", _data_wait_share(files)), ("Waiting for checkpoints", _stall_share(summary))]
     facts += [(name, f"{percent(share)} of the time") for name, share in waits if share is not None]

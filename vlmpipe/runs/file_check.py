@@ -8,8 +8,6 @@ from typing import Any
 
 from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from trainer.checkpoint.commit import committed, verify
-from trainer.checkpoint.export_manifest import FOLDER as EXPORT
-from trainer.checkpoint.export_manifest import require_whole_export
 from trainer.checkpoint.manifest import DamagedError
 from trainer.config.job import DataPointers
 from trainer.data.shards.prepared_files import Manifest
@@ -19,6 +17,8 @@ from trainer.feature_cache.reader import FeatureShards
 from trainer.feature_cache.store import DESCRIPTION
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
+from trainer.storage.export_manifest import FOLDER as EXPORT
+from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.file_sums import damaged_files
 from trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
 

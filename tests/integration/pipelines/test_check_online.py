@@ -16,6 +16,7 @@ from pipelines.check import Finding, exit_code
 from pipelines.check_online import check_online
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.fakes.hub import FakeHub, Repository, running_hub
+from tests.fakes.receiver import Receiver
 from tests.support.paths import ROOT
 from trainer.errors import ExitCode
 from vlmpipe.cli import app as cli
@@ -91,7 +92,7 @@ def refusing(hub: FakeHub) -> None:
 FAULTS: list[tuple[Callable[[FakeHub], None], int, tuple[str, ...]]] = [
     (lambda hub: hub.repositories.clear(), 66, ("no model org/tower that your token may read", "correct the id")),
     (private, 66, ("no model org/tower that your token may read", "HF_TOKEN")),
-    (gated, 77, ("gated", "accept its terms at http")),
+    (gated, 77, ("gated", "no valid token was sent", "set model.hub_token_secret or HF_TOKEN")),
     (without_revision, 66, ("has no revision v1", "/org/tower/commits/main")),
     (without_config, 66, ("has no config.json", "transformers' format")),
     (failing, 69, ("HTTP 503", "try again")),
@@ -115,6 +116,39 @@ def test_the_users_token_opens_a_private_model(hub: FakeHub, monkeypatch: pytest
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     (found,) = lookups("hub", **TOWER)
     assert found.state == "ok"
+
+
+def test_terms_that_were_not_accepted_are_told_from_a_missing_token(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated(hub)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    (found,) = lookups("hub", **TOWER)
+    assert found.code == ExitCode.NO_PERMISSION and "accept its terms at http" in found.text
+
+
+def test_the_hub_is_asked_with_the_token_of_the_jobs(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories["org/tower"] = Repository(revisions=("v1",), readers=(TOKEN,))
+    with Receiver() as receiver:
+        receiver.secrets = {"projects/p/secrets/hub/versions/latest": TOKEN}
+        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setenv("HF_TOKEN", "restored afterwards")
+        found = lookups("hub", **TOWER, model__hub_token_secret="projects/p/secrets/hub")
+        assert [one.state for one in found] == ["ok", "ok"]
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        found = lookups("hub", **TOWER, model__hub_token_secret="projects/p/secrets/forbidden")
+    assert [one.state for one in found] == ["unchecked", "ok"]
+    assert "no permission to read projects/p/secrets/forbidden, so the hub is asked with your own" in found[0].text
+    assert all(TOKEN not in one.text for one in found)
+
+
+def test_weights_in_a_bucket_are_found(gcs: FakeGcs) -> None:
+    weights = {"model__tower": "{weights: gs://my-data/clip}"}
+    (found,) = lookups("storage", **weights)
+    assert (found.state, found.code) == ("failed", ExitCode.NOT_FOUND)
+    assert "model.tower: nothing is stored under gs://my-data/clip/" in found.text
+    gcs.client().bucket("my-data").blob("clip/config.json").upload_from_string(b"{}")
+    assert [one.state for one in lookups("storage", **weights)] == ["ok"]
 
 
 def test_a_hub_that_does_not_answer_fails_after_the_timeout(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:

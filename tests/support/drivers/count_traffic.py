@@ -40,6 +40,9 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
     "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),
+    "ddp context parallel": ("ddp", {}, {"context_parallel": 2}),
+    "fsdp qwen3-vl context parallel": ("fsdp", QWEN3_VL, {"context_parallel": 2, "activation_checkpointing": "full"}),
+    "zero2 context parallel": ("zero2", {}, {"context_parallel": 2, "activation_checkpointing": "selective"}),
     "tp qwen2.5-vl": ("tp", QWEN2_5_VL | {"freeze": ()}, {}),
     "tp qwen3-vl shared tokens": ("tp", QWEN3_VL, {"sequence_parallel": True}),
 }
@@ -56,11 +59,12 @@ def count(name: str, worker: ProcessContext) -> dict[str, int]:
         torch.nn.init.normal_(parameter, std=0.02)
     module = family.training_module(config, model, cached=False).train()
     changes = {name.removeprefix("train."): value for name, value in strategy_changes(strategy_name).items()}
-    copies = worker.world_size // (changes.get("tensor_parallel", 1) * changes.get("pipeline_parallel", 1))
+    changes |= of_train
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+    copies = worker.world_size // math.prod(changes.get(name, 1) for name in degrees)
     settings = TrainConfig.model_validate(
         {
             **changes,
-            **of_train,
             "global_batch_size": MICRO_STEPS * MICRO_ROWS * copies,
             "micro_batch_size": MICRO_ROWS,
             "precision": "fp32",

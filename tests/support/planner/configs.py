@@ -71,6 +71,7 @@ RUN: dict[str, Any] = {
         "micro_batch_size": 1,
         "optimizer": {"learning_rate": 2e-5},
         "activation_checkpointing": "full",
+        "compile": "off",  # as the published runs that estimates are compared with
     },
     "evaluate": {"max_samples": 1000},
     "cluster": {

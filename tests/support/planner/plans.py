@@ -103,6 +103,7 @@ _PLAN: dict[str, Any] = {
         "exposed_all_reduce_s": 0.498,
         "assumptions": ["Matrix products reach 68% of the GPU's peak.", "Rows are those of the prepared data."],
     },
+    "compile": {"state": "on", "why": "7.1B parameters and 4,096 tokens a micro-batch: kernels are small"},
     "features_cache": {"state": "off", "why": "one epoch shows each image about once"},
     "reduction_server": {"state": "not possible", "why": "a3-megagpu-8g has a network plugin of its own"},
     "cost": {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +81,8 @@ class Case:
     def config(self, world_size: int) -> RunConfig:
         """The run file of this case."""
         strategy = strategy_changes(self.strategy) | self.changes
-        copies = world_size // (strategy.get("train.tensor_parallel", 1) * strategy.get("train.pipeline_parallel", 1))
+        degrees = ("train.tensor_parallel", "train.pipeline_parallel", "train.context_parallel")
+        copies = world_size // math.prod(strategy.get(name, 1) for name in degrees)
         base, model = TINY, LLAVA
         if self.family != "llava":
             base, model = TINY | {"model": model_section(self.family)}, OF_FAMILY[self.family]
@@ -256,6 +258,25 @@ CASES |= {
     "zero1 bf16 offload": Case("zero1", BF16 | BF16_SUMS | {"train.offload": "optimizer"}),
     "zero3 bf16 offload": Case("zero3", BF16 | {"train.offload": "optimizer+weights"}),
     "fsdp bf16 offload": Case("fsdp", BF16 | {"train.offload": "optimizer+weights"}),
+}
+CONTEXT: dict[str, Any] = {"train.context_parallel": 2}
+CASES |= {
+    "ddp context parallel": Case("ddp", CONTEXT),
+    "ddp context parallel bf16 selective": Case(
+        "ddp", CONTEXT | BF16 | {"train.activation_checkpointing": "selective"}
+    ),
+    "fsdp context parallel tower trained": Case("fsdp", CONTEXT | TOWER_TRAINED, cached=False),
+    "fsdp context parallel bf16 loss in chunks": Case(
+        "fsdp", CONTEXT | BF16 | IN_CHUNKS | CHECKPOINTING, vocabulary=LARGE_VOCABULARY
+    ),
+    "fsdp context parallel adapters": Case("fsdp", CONTEXT | ADAPTERS),
+    "zero2 context parallel bf16": Case("zero2", CONTEXT | BF16),
+    "zero3 context parallel": Case("zero3", CONTEXT),
+    "qwen2_5_vl ddp context parallel online": Case("ddp", CONTEXT | ONLINE, cached=False, family="qwen2_5_vl"),
+    "qwen3_vl fsdp context parallel bf16": Case("fsdp", CONTEXT | BF16 | ONLINE, cached=False, family="qwen3_vl"),
+    "qwen3_vl ddp context parallel tower trained": Case(
+        "ddp", CONTEXT | TOWER_TRAINED, cached=False, family="qwen3_vl"
+    ),
 }
 # What patterns choose: whole layers and halves of others, only what is last, and a tower in part.
 IN_FRONT: dict[str, Any] = {

@@ -46,8 +46,9 @@ class Preloaded:
 
     def __init__(self) -> None:
         self._here, there = socket.socketpair()
+        paths = (str(REPOSITORY), os.environ.get("PYTHONPATH"))
         command = [sys.executable, "-m", "tests.support.trainer.preloaded", str(there.fileno())]
-        environment = {**os.environ, **SINGLE_THREADED, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, **SINGLE_THREADED, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self._process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, pass_fds=[there.fileno()])
         there.close()
         self._lock = threading.Lock()

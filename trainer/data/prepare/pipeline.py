@@ -39,6 +39,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, Storage, join_uri
 from trainer.storage.file_sums import UPLOADS, FileSum, damaged_files, files_below, upload_folder
 from trainer.storage.local import LocalStorage
+from trainer.storage.model_folders import local_folder
 from trainer.storage.regular_files import read_regular
 from trainer.storage.transfer import in_parallel
 
@@ -127,8 +128,8 @@ def fingerprint(config: JobConfig) -> str:
 
 
 def _fingerprint(config: JobConfig, source: Source) -> str:
-    tokenizer = Path(config.model.tokenizer)
-    files = sorted(path for path in tokenizer.glob("*.json")) if tokenizer.is_dir() else []
+    tokenizer = local_folder(config.model.tokenizer, weights=False)
+    files = sorted(tokenizer.glob("*.json")) if tokenizer else []
     settings = {
         "format": FORMAT_VERSION,
         "source": source.fingerprint(),

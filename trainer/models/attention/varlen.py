@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.attention.kernels import VarlenArgs, exact, kernel_for
+
+if TYPE_CHECKING:
+    from trainer.models.attention.context_parallel import ContextParallel
 
 NAME, TRIAL = "vlmpipe_by_sample", "vlmpipe_trial"  # registered with transformers' kinds of attention
 META = torch.device("meta")
@@ -112,11 +115,13 @@ def attention(
     *,
     scaling: float | None = None,
     samples: CuSeqlens | None = None,
+    context: ContextParallel | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """One layer's attention, as transformers calls it.
 
-    (sequences, heads, tokens, head_dim) -> (sequences, tokens, heads, head_dim).
+    (sequences, heads, tokens, head_dim) -> (sequences, tokens, heads, head_dim). With `context`, tokens are those of
+    this rank.
     """
     if samples is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -130,8 +135,10 @@ def attention(
         query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     heads_last = [each.transpose(1, 2) for each in (query, key, value)]
+    if context:
+        heads_last = context.by_heads(*heads_last)
     output, _ = attend(*heads_last, samples.bounds, samples.device_bounds, scale)
-    return output, None
+    return context.by_tokens(output) if context else output, None
 
 
 @torch.library.custom_op("vlmpipe::attend", mutates_args=())

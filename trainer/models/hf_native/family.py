@@ -13,7 +13,7 @@ from transformers.initialization import no_init_weights
 
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.models.hf_native.pretrained import pretrained_config
-from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights
+from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from trainer.models.layers.deferred_weights import parameters_on_meta
 from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import skeleton_of
@@ -93,10 +93,7 @@ class NativeFamily(TransformersFamily):
             with no_init_weights():
                 model: nn.Module = names.kind(whole).float()
             model.tie_weights()  # skipped together with initialization
-            weights = StoredWeights(config.tower, names, len(tokenizer))
-            with torch.no_grad():
-                for name, tensor in model.state_dict().items():
-                    tensor.copy_(weights.read(name))
+            fill(model, StoredWeights(config.tower, names, len(tokenizer)))
         else:
             model = names.kind(whole).float()
             model.get_submodule(names.tower.removesuffix(".")).load_state_dict(_drawn_vision(config).state_dict())
@@ -116,7 +113,7 @@ class NativeFamily(TransformersFamily):
         with torch.device("meta"):
             names = list(_vision(config).state_dict())
         model = self.models[config.family]
-        weights = StoredWeights(config.tower, model, 0)
+        weights = StoredWeights(config.tower, model)
         state: dict[str, Tensor] = {name: weights.read(f"{model.tower}{name}") for name in names}
         with no_init_weights():
             vision = _vision(config).float()

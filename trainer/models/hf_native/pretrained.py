@@ -8,30 +8,35 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
+from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
+from transformers.utils import cached_file
 
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.regular_files import require_regular_files
+from trainer.models.hub_errors import hub_error
+from trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 
 
 def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
     """`loader.from_pretrained`, models in fp32. Raises UserError (exit 69) when the files are out of reach.
 
-    Raises DataError (65) for a folder with a file that is no regular file. Code beside the weights is never run.
+    Raises as `local_folder` does for a folder that cannot be used. Code beside the weights is never run.
     """
-    require_regular_files(Path(part.weights).expanduser())
-    if part.revision:
+    is_model = loader not in (AutoConfig, AutoImageProcessor)
+    folder = local_folder(part.weights, part.revision, weights=is_model)
+    if part.revision and folder is None:
         arguments["revision"] = part.revision
-    if loader not in (AutoConfig, AutoImageProcessor):
+    if is_model:
         arguments["dtype"] = torch.float32
     try:
-        return loader.from_pretrained(part.weights, trust_remote_code=False, **arguments)
+        return loader.from_pretrained(folder or part.weights, trust_remote_code=False, **arguments)
     except (OSError, ValueError, RuntimeError) as error:
+        if known := hub_error(error, part.weights, part.revision, CONFIG):
+            raise known from error
         raise UserError(
             f"cannot load {part.weights!r}: {str(error).splitlines()[0]}",
             expected="a hub id in reach, or a local folder with config, weights and (a tower) preprocessor_config.json",
-            fix="download it once and give the folder, or check the network and HF_TOKEN",
+            fix="correct the address, or download the model once and give its folder",
             code=ExitCode.UNAVAILABLE,
         ) from error
 
@@ -62,19 +67,31 @@ def weights_description(config: ModelConfig) -> dict[str, Any]:
     """Identifies the tower's weights, as plain JSON."""
     tower = config.tower
     if tower.weights:
-        return {"weights": tower.weights, "revision": tower.revision}
+        address = bucket_address(tower.weights)
+        return {"weights": tower.weights, "revision": tower.revision or (revision_of(address) if address else "")}
     return {"config": tower.config, "seed": config.seed}
 
 
-def load_tower(part: WeightsConfig, vision: PreTrainedConfig) -> nn.Module:
-    """A vision model, or the vision half of a dual encoder such as CLIP. Raises ConfigError for missing weights."""
-    with torch.device("meta"):
-        tower_class = type(AutoModel.from_config(vision, trust_remote_code=False))
-    tower, info = load_pretrained(tower_class, part, config=vision, output_loading_info=True)
+def load_complete(kind: Any, part: WeightsConfig, **arguments: Any) -> nn.Module:
+    """A model of transformers, with all its weights. Raises ConfigError where some are missing: they would be drawn."""
+    model, info = load_pretrained(kind, part, output_loading_info=True, **arguments)
     if missing := sorted(info["missing_keys"]):
         raise ConfigError(
-            f"model.tower.weights {part.weights!r} lacks {len(missing)} weights of {tower_class.__name__}, "
-            f"for example {missing[0]}",
-            expected="a vision model or a dual encoder such as CLIP or SigLIP",
+            f"{part.weights} lacks {len(missing)} weights of {type(model).__name__}, for example {missing[0]}",
+            expected="the whole model",
         )
-    return tower.eval()
+    return model
+
+
+def model_file(part: WeightsConfig, name: str) -> Path | None:
+    """A file of pretrained weights on this machine, downloaded first if needed. None where there is no such file."""
+    if folder := local_folder(part.weights, part.revision):
+        return folder / name if (folder / name).is_file() else None
+    path = cached_file(
+        part.weights,
+        name,
+        revision=part.revision or None,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(path) if path else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,79 +11,132 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from torch import Tensor, nn
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from trainer.config.model import WeightsConfig
-from trainer.models.hf_native.pretrained import load_pretrained
+from trainer.errors import ConfigError
+from trainer.models.base import Weights
+from trainer.models.hf_native.pretrained import load_complete, model_file, part_config
 
 HEAD = "lm_head.weight"
+PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True)
 class PretrainedModel:
     """A transformers model and the names of its weights."""
 
-    kind: Any  # transformers' class
-    embedding: str  # name of the embedding's weight
+    kind: Any  # transformers' class; None for a part that is stored in larger models only
+    embedding: str = ""  # name of the embedding's weight
     tower: str = ""  # prefix of the vision encoder's weights
-    older: Mapping[str, str] = field(default_factory=dict)  # name prefixes -> those in files of older releases
+    # Prefixes of names -> those in other files: of older releases, or of models that the part is stored in.
+    stored_as: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class StoredWeights:
     """Pretrained weights in fp32, with at least `num_tokens` rows of embedding and head.
 
     Read from safetensors files that hold a known name; a model in another form is loaded whole and held in memory for
-    as long as this object lives.
+    as long as this object lives. No weight is drawn: what is missing is a ConfigError.
     """
 
-    def __init__(self, part: WeightsConfig, model: PretrainedModel, num_tokens: int) -> None:
-        self._part, self._model, self._num_tokens = part, model, num_tokens
+    def __init__(self, part: WeightsConfig, model: PretrainedModel, num_tokens: int = 0, **loading: Any) -> None:
+        """`loading`: further arguments of `load_complete`, for a model in another form."""
+        self._part, self._model, self._num_tokens, self._loading = part, model, num_tokens, loading
 
     def read(self, name: str) -> Tensor:
         tensor = self._find(name)
-        return _with_rows(tensor, self._num_tokens) if name in (self._model.embedding, HEAD) else tensor
+        return _with_rows(tensor, self._num_tokens) if self._has_rows(name) else tensor
+
+    def require(self, part: str, shapes: Mapping[str, torch.Size]) -> None:
+        """Raise ConfigError unless all these weights are there, in these shapes. Reads headers of files only.
+
+        A model that is no part of a larger one may be in another form, of which loading it tells.
+        """
+        stored = {name: self._stored_name(name) for name in shapes}
+        missing = [name for name, known in stored.items() if not known]
+        if missing and self._model.kind and not self._is_in_larger_model:
+            return
+        if missing:
+            raise ConfigError(
+                f"{self._part.weights} lacks {len(missing)} of the {len(shapes)} weights of the {part}, for example "
+                f"{missing[0]}",
+                expected=f"safetensors files with the whole {part}{self._pickles()}",
+            )
+        wrong = []
+        for name, known in stored.items():
+            with safe_open(self._path(known), framework="pt") as file:
+                found = torch.Size(file.get_slice(known).get_shape())
+            if self._has_rows(name):
+                found = torch.Size((max(found[0], self._num_tokens), *found[1:]))
+            if found != shapes[name]:
+                wrong.append(f"{known} is {tuple(found)} instead of {tuple(shapes[name])}")
+        if wrong:
+            raise ConfigError(
+                f"{self._part.weights} holds {len(wrong)} of the {len(shapes)} weights of the {part} in other shapes, "
+                f"for example {wrong[0]}",
+                expected=f"a {part} that fits the other parts",
+            )
 
     def _find(self, name: str) -> Tensor:
-        for known in self._names(name):
-            if known in self._files:
-                with safe_open(self._files[known], framework="pt") as file:
-                    tensor = file.get_tensor(known)
-                return tensor.float() if tensor.is_floating_point() else tensor
-        if name == HEAD and any(known in self._files for known in self._names(self._model.embedding)):
-            return self._find(self._model.embedding)  # files leave out a tied head
+        if known := self._stored_name(name):
+            with safe_open(self._path(known), framework="pt") as file:
+                tensor = file.get_tensor(known)
+            return tensor.float() if tensor.is_floating_point() else tensor
         return self._whole[name]
 
-    def _names(self, name: str) -> list[str]:
-        """The names that a weight may have in files."""
-        older = self._model.older.items()
-        return [name, *(name.replace(new, old, 1) for new, old in older if name.startswith(new))]
+    def _stored_name(self, name: str) -> str:
+        """The weight's name in the files; empty where they do not have it."""
+        stored_as = self._model.stored_as.items()
+        others = [name.replace(own, other, 1) for own, all_ in stored_as if name.startswith(own) for other in all_]
+        known = next((one for one in (name, *others) if one in self._files), "")
+        if not known and name == HEAD:  # files leave out a tied head
+            return self._stored_name(self._model.embedding)
+        return known
+
+    def _has_rows(self, name: str) -> bool:
+        return bool(self._model.embedding) and name in (self._model.embedding, HEAD)
+
+    @cached_property
+    def _is_in_larger_model(self) -> bool:
+        """Whether the files are a LLaVA's, of which transformers would load a part without what is missing."""
+        return part_config(self._part).model_type == "llava"
 
     @cached_property
     def _whole(self) -> dict[str, Tensor]:
-        return dict(load_pretrained(self._model.kind, self._part).state_dict())
+        return dict(load_complete(self._model.kind, self._part, **self._loading).state_dict())
 
     @cached_property
-    def _files(self) -> dict[str, Path]:
-        """Tensor -> safetensors file; empty where the weights are stored in another form."""
-        if single := self._file(SAFE_WEIGHTS_NAME):
+    def _files(self) -> dict[str, str]:
+        """Tensor -> name of its safetensors file; empty where the weights are stored in another form."""
+        if single := model_file(self._part, SAFE_WEIGHTS_NAME):
             with safe_open(single, framework="pt") as file:
-                return dict.fromkeys(file.keys(), single)
-        if index := self._file(SAFE_WEIGHTS_INDEX_NAME):
-            weight_map = json.loads(index.read_text())["weight_map"]
-            found = {file: self._file(file) for file in set(weight_map.values())}
-            return {key: path for key, file in weight_map.items() if (path := found[file])}
+                return dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+        if index := model_file(self._part, SAFE_WEIGHTS_INDEX_NAME):
+            return dict(json.loads(index.read_text())["weight_map"])
         return {}
 
-    def _file(self, name: str) -> Path | None:
-        path = cached_file(
-            self._part.weights,
-            name,
-            revision=self._part.revision or None,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        return Path(path) if path else None
+    def _path(self, stored_name: str) -> Path:
+        file = self._files[stored_name]
+        if file not in self._paths:
+            path = model_file(self._part, file)
+            if path is None:
+                raise ConfigError(
+                    f"{self._part.weights} has no {file}, which its {SAFE_WEIGHTS_INDEX_NAME} names",
+                    fix="download the model again",
+                )
+            self._paths[file] = path
+        return self._paths[file]
+
+    @cached_property
+    def _paths(self) -> dict[str, Path]:
+        return {}
+
+    def _pickles(self) -> str:
+        """Says that there are weights that are not read."""
+        found = [name for name in PICKLES if model_file(self._part, name)]
+        return f"; {found[0]} is a pickle, which may run code when it is read, and is not read" if found else ""
 
 
 class DrawnWeights:
@@ -110,3 +163,10 @@ def _with_rows(weight: Tensor, count: int) -> Tensor:
         return weight
     mean = weight.double().mean(dim=0, keepdim=True).to(weight.dtype)
     return torch.cat([weight, mean.expand(missing, -1)])
+
+
+def fill(module: nn.Module, weights: Weights) -> None:
+    """Copy weights into a module, one at a time."""
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            tensor.copy_(weights.read(name))

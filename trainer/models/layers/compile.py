@@ -29,8 +29,9 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MAX_VARIANTS = 64  # of one layer's code before torch stops compiling it; its default of 8 is too few for towers
 
 
-def compile_layers(blocks: ShardingUnits, backend: CompileBackend) -> None:
-    """Have layers compiled when they first run. Call it before a strategy changes the module.
+def compile_layers(blocks: ShardingUnits, backend: CompileBackend, *, must: bool = True) -> None:
+    """Have layers compiled when they first run; without `must`, what cannot be compiled runs as it is, with a warning.
+    Call it before a strategy changes the module.
 
     Packed sequences have one length, so language layers are compiled for each batch size; numbers of images vary, so
     tower layers are compiled for any. Raises ConfigError where inductor has no C++ compiler.
@@ -38,8 +39,14 @@ def compile_layers(blocks: ShardingUnits, backend: CompileBackend) -> None:
     import torch._dynamo
 
     if backend == "inductor":
-        _require_compiler()
+        if not has_compiler():
+            raise ConfigError(
+                f"train.compile needs a C++ compiler, and {_compiler()} is not on the PATH",
+                expected="g++ on every machine, or CXX with the name of another compiler",
+                fix="take the trainer image, or set train.compile to off",
+            )
         os.environ.setdefault(CACHE_VARIABLE, str(cache_folder()))
+    torch._dynamo.config.suppress_errors = not must
     torch._dynamo.config.recompile_limit = max(MAX_VARIANTS, torch._dynamo.config.recompile_limit)
     torch._dynamo.config.optimize_ddp = False  # a layer is smaller than the pieces DDP would cut
     for layers, dynamic in ((blocks.language_layers, False), (blocks.tower_layers, None)):
@@ -67,11 +74,10 @@ def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(layer).forward(layer, *args, **kwargs)
 
 
-def _require_compiler() -> None:
-    name = os.environ.get("CXX", "g++")
-    if shutil.which(name) is None:
-        raise ConfigError(
-            f"train.compile needs a C++ compiler, and {name} is not on the PATH",
-            expected="g++ on every machine, or CXX with the name of another compiler",
-            fix="take the trainer image, or train without train.compile",
-        )
+def has_compiler() -> bool:
+    """Whether this machine has the C++ compiler that inductor needs."""
+    return shutil.which(_compiler()) is not None
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX", "g++")

@@ -62,5 +62,5 @@ def _save_products() -> Any:
     names = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
     attention = [getattr(aten, f"_scaled_dot_product_{name}").default for name in names]
     return create_selective_checkpoint_contexts(
-        [aten.mm.default, aten.addmm.default, aten.bmm.default, ATTEND, *attention]
+        [aten.mm.default, aten.addmm.default, aten.bmm.default, aten._scaled_mm.default, ATTEND, *attention]
     )

@@ -5,7 +5,6 @@ The model is transformers' own `LlavaForConditionalGeneration`, so an export loa
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,36 +14,35 @@ from torch import Tensor, nn
 from transformers import (
     AutoImageProcessor,
     AutoModel,
-    AutoModelForCausalLM,
     CLIPImageProcessorPil,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
-    PreTrainedConfig,
     SiglipImageProcessorPil,
 )
 from transformers.initialization import no_init_weights
-from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 from transformers.utils import logging as transformers_logging
 
 from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
 from trainer.models.fixed_image_model import SquareFamily, Wiring
 from trainer.models.hf_native.family import save_model_settings
-from trainer.models.hf_native.pretrained import load_pretrained, load_tower, part_config, weights_description
-from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
+from trainer.models.hf_native.pretrained import load_pretrained, weights_description
+from trainer.models.hf_native.weights import fill
 from trainer.models.image_tokens import CLIP, square_tokens
 from trainer.models.layers.lora import freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import count_parameters, tower_layers_of, vocabulary_of
+from trainer.models.llava.configuration import (
+    SELECT_STRATEGY,
+    counted_from_the_end,
+    projector_settings,
+    text_config,
+    vision_config,
+)
+from trainer.models.llava.initial_weights import InitialWeights, stored_projector, stored_tower
 from trainer.sizing.model_shape import ModelShape
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
-
-SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # the run file's word -> Hugging Face's
-# Prefixes of weights in the whole model.
-TOWER, PROJECTOR, LANGUAGE_MODEL = "model.vision_tower.", "model.multi_modal_projector.", "model.language_model."
-CAUSAL_LM = PretrainedModel(AutoModelForCausalLM, embedding="model.embed_tokens.weight")
 
 
 def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
@@ -62,14 +60,15 @@ class LlavaFamily(SquareFamily):
         return LlavaForConditionalGeneration
 
     def whole_config(self, config: ModelConfig) -> LlavaConfig:
-        vision, text = _vision_config(config), _text_config(config)
+        vision, text = vision_config(config), text_config(config)
         return LlavaConfig(
             vision_config=vision,
             text_config=text,
-            vision_feature_layer=_counted_from_the_end(config.feature_layer, vision),
+            vision_feature_layer=counted_from_the_end(config.feature_layer, vision),
             vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
             image_seq_length=self.feature_shape(config)[0],
             tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+            **projector_settings(config, vision, text),
         )
 
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
@@ -78,7 +77,7 @@ class LlavaFamily(SquareFamily):
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
         """(tokens, tower_hidden) of one image."""
-        vision = _vision_config(config)
+        vision = vision_config(config)
         return square_tokens(config, str(vision.model_type), int(vision.patch_size)), int(vision.hidden_size)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
@@ -94,7 +93,7 @@ class LlavaFamily(SquareFamily):
         square = {"size": {"height": config.image_size, "width": config.image_size}, "do_center_crop": False}
         if config.tower.weights:
             return load_pretrained(AutoImageProcessor, config.tower, backend="pil", **square)
-        if _vision_config(config).model_type == CLIP:
+        if vision_config(config).model_type == CLIP:
             return CLIPImageProcessorPil(**square)
         return SiglipImageProcessorPil(size=square["size"])
 
@@ -105,13 +104,13 @@ class LlavaFamily(SquareFamily):
             with no_init_weights():
                 model = LlavaForConditionalGeneration(whole).float()
             model.tie_weights()  # skipped together with initialization
-            weights = self.initial_weights(config, tokenizer)
-            for name, tensor in model.state_dict().items():
-                tensor.copy_(weights.read(name))
+            fill(model, self.initial_weights(config, tokenizer))
         else:
             torch.manual_seed(config.seed)
             model = LlavaForConditionalGeneration(whole).float()
             model.model.vision_tower.load_state_dict(self.build_tower(config).state_dict())
+            if config.projector:
+                fill(model.model.multi_modal_projector, stored_projector(config.projector, whole))
         torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
         return self.freeze(model, config, is_whole=True)
 
@@ -120,9 +119,9 @@ class LlavaFamily(SquareFamily):
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device."""
-        vision = _vision_config(config)
+        vision = vision_config(config)
         with torch.device("meta"):
-            model = self.skeleton(config, vocabulary=vocabulary_of(config, _text_config(config)))
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, text_config(config)))
         side = config.image_size // int(vision.patch_size)
         image_tokens, feature_width = self.feature_shape(config)
         unused = _behind_features(model.model.vision_tower, config)
@@ -140,16 +139,20 @@ class LlavaFamily(SquareFamily):
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
         """The tower alone, on the CPU in fp32 and in evaluation mode. Drawn weights depend on the seed only."""
-        vision = _vision_config(config)
-        if config.tower.weights:
-            return load_tower(config.tower, vision)
-        torch.manual_seed(config.seed)
-        return AutoModel.from_config(vision, trust_remote_code=False).float().eval()
+        vision = vision_config(config)
+        if not config.tower.weights:
+            torch.manual_seed(config.seed)
+            return AutoModel.from_config(vision, trust_remote_code=False).float().eval()
+        stored = stored_tower(config.tower, vision)
+        with no_init_weights():
+            tower = AutoModel.from_config(vision, trust_remote_code=False).float()
+        fill(tower, stored)
+        return tower.eval()
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write everything but the weights that plain `from_pretrained` reads."""
         save_model_settings(model, tokenizer, folder)
-        vision = _vision_config(config)
+        vision = vision_config(config)
         processor = LlavaProcessor(
             image_processor=self.image_processor(config),
             tokenizer=tokenizer,
@@ -161,77 +164,9 @@ class LlavaFamily(SquareFamily):
         processor.save_pretrained(folder)
 
 
-def _vision_config(config: ModelConfig) -> PreTrainedConfig:
-    """The tower's transformers configuration. Raises UserError for a hub id out of reach or a model without vision."""
-    whole = part_config(config.tower)
-    vision = copy.deepcopy(getattr(whole, "vision_config", whole))
-    if not hasattr(vision, "patch_size"):
-        raise ConfigError(
-            f"model.tower is {whole.model_type!r}, which is no vision tower",
-            expected="a vision model or a dual encoder such as CLIP or SigLIP",
-        )
-    vision.image_size = config.image_size
-    return vision
-
-
-def _text_config(config: ModelConfig) -> PreTrainedConfig:
-    whole = part_config(config.language_model)
-    return copy.deepcopy(getattr(whole, "text_config", whole))
-
-
-def _counted_from_the_end(layer: int, vision: PreTrainedConfig) -> int:
-    """The same hidden state as a negative number: transformers mistakes layer 0 (the embeddings) for unset."""
-    return layer if layer < 0 else layer - (int(vision.num_hidden_layers) + 1)
-
-
 def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
     """Modules of the tower after the layer whose output is used: they never get a gradient."""
     layers = tower_layers_of(tower)
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
     last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
     return [*layers[used:], *last]
-
-
-class InitialWeights:
-    """See `trainer.models.base.Weights`. Equal to those of `build`.
-
-    A pretrained language model is read tensor by tensor, and the projector beside it drawn by itself. Without one the
-    model is built once and held: each drawn weight depends on all drawn before it.
-    """
-
-    def __init__(self, family: LlavaFamily, config: ModelConfig, tokenizer: Any) -> None:
-        self._family, self._config, self._tokenizer = family, config, tokenizer
-        self._held: tuple[str, dict[str, Tensor]] = ("", {})
-        self._language = StoredWeights(config.language_model, CAUSAL_LM, len(tokenizer))
-
-    def read(self, name: str) -> Tensor:
-        if name.startswith(TOWER):
-            return self._state_of("tower")[name.removeprefix(TOWER)]
-        if not self._config.language_model.weights:
-            return self._state_of("drawn")[name]
-        if name.startswith(PROJECTOR):
-            return self._state_of("projector")[name.removeprefix(PROJECTOR)]
-        return self._language.read(name.replace(LANGUAGE_MODEL, "model.", 1))
-
-    def _state_of(self, part: str) -> dict[str, Tensor]:
-        if self._held[0] != part:
-            self._held = ("", {})  # free the other first
-            family, config = self._family, self._config
-            if part == "tower":
-                module: nn.Module = family.build_tower(config)
-            elif part == "projector":
-                module = _drawn_projector(family.config_for(config, self._tokenizer), config.seed)
-            else:
-                module = family.build(config, self._tokenizer)
-            self._held = (part, dict(module.state_dict()))
-        return self._held[1]
-
-
-def _drawn_projector(whole: LlavaConfig, seed: int) -> nn.Module:
-    """With transformers' own distribution of first weights."""
-    with torch.device("meta"), no_init_weights():
-        model = LlavaForConditionalGeneration(whole)
-    torch.manual_seed(seed)
-    projector = LlavaMultiModalProjector(whole).float()
-    projector.apply(model._init_weights)
-    return projector

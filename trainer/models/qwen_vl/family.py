@@ -45,7 +45,7 @@ class QwenVlFamily(NativeFamily):
             kind,
             f"{LANGUAGE_MODEL}embed_tokens.weight",
             tower=VISUAL,
-            older={VISUAL: "visual.", LANGUAGE_MODEL: "model."},  # names in the first releases on the hub
+            stored_as={VISUAL: ["visual."], LANGUAGE_MODEL: ["model."]},  # in the first releases on the hub
         )
         for name, kind in KINDS.items()
     }

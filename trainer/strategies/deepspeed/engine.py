@@ -57,7 +57,8 @@ class Zero:
             require_fp16_gradients(module)
         if stage == 3:
             recompute_gathered_linear(module)
-        micro_steps = config.global_batch_size // (config.micro_batch_size * worker.world_size)
+        data_parallel = worker.world_size // config.context_parallel
+        micro_steps = config.global_batch_size // (config.micro_batch_size * data_parallel)
         optimizer = build_optimizer(module, config.optimizer)
         self._disk = disk = NvmeOffload(Path(config.nvme_path)) if config.nvme_path else None
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))

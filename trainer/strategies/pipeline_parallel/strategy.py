@@ -108,9 +108,8 @@ class Pipeline(TorchStrategy):
         for runner in self._runners:
             runner.train()
             reshard(runner)
-        loss = passed_on if mine == ranks - 1 else torch.zeros((), device=self._worker.device)
-        dist.broadcast(loss, group=group, group_src=ranks - 1)
-        return loss
+        has_loss = mine == ranks - 1 and not self._groups.tensor_rank
+        return passed_on if has_loss else torch.zeros((), device=self._worker.device)
 
     def step(self, rate_factor: float) -> StepResult:
         self.loss_scale.unscale(self._gradients.parameters)

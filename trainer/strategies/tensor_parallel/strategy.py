@@ -58,7 +58,8 @@ class TensorParallel(TorchStrategy):
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
 
     def forward_loss(self, batch: PackedBatch) -> Tensor:
-        return loss_without_gradients(self._module, batch, self._worker.device, "fp32")  # FSDP's policy casts
+        loss = loss_without_gradients(self._module, batch, self._worker.device, "fp32")  # FSDP's policy casts
+        return loss if self._leads else torch.zeros_like(loss)
 
     def step(self, rate_factor: float) -> StepResult:
         most = self._config.clip_grad_norm

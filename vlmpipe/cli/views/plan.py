@@ -222,8 +222,12 @@ def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """What would pay: the feature cache and a Reduction Server; and what NCCL is expected to use between nodes."""
-    rows = [("Feature cache", plan["features_cache"]), ("Reduction Server", plan["reduction_server"])]
+    """Resolved choices and what would pay, and what NCCL is expected to use between nodes."""
+    rows = [
+        ("Compiled layers", plan.get("compile")),  # plans of earlier releases have none
+        ("Feature cache", plan["features_cache"]),
+        ("Reduction Server", plan["reduction_server"]),
+    ]
     table = grid(columns=2)
     for name, advice in rows:
         if advice:

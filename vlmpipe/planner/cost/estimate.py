@@ -102,7 +102,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         key=lambda found: math.inf if found.usd is None else found.usd,
     )
     storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(
-        shape.trainable_parameters, config.train, case.layout.data_parallel
+        shape.trainable_parameters, config.train, case.layout.replicas
     )
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0

@@ -16,14 +16,15 @@ from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.trace_results import Held, StepTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
-from vlmpipe.planner.model_architecture import require_shardable
+from vlmpipe.planner.model_architecture import require_context_parallel, require_shardable
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.workload import is_cached
 
 WEIGHT_COPIES = "weight copies"
 # trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
-# of layers are sliced at the end, the ranks that split each layer, and whether they share its tokens
-Computing = tuple[str, bool, bool, int, bool]
+# of layers are sliced at the end, the ranks that split each layer, whether they share its tokens, and the ranks that
+# share all layers' tokens
+Computing = tuple[str, bool, bool, int, bool, int]
 Bytes = Mapping[str, int]  # by category, see trainer.sizing.trace_results.Category
 
 
@@ -57,20 +58,27 @@ class Activations:
 
 
 def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
-    """(images, label tokens) of the rows that can be fullest: text that is all labels, and as many images as fit."""
+    """(images, label tokens) of the rows that can be fullest: text that is all labels, as many images as fit, and where
+    ranks share sequences, images that leave all tokens of one rank to labels."""
     sequence_length, most_images = config.data.sequence_length, config.data.max_images_per_sequence
-    if shape.images_differ:  # the last image may be smaller, so images can fill a row
-        in_images = min(sequence_length, most_images * shape.image_tokens)
-        return [(0, sequence_length), (-(-in_images // shape.image_tokens), sequence_length - in_images)]
-    most_images = min(most_images, sequence_length // shape.image_tokens)
-    return [(0, sequence_length), (most_images, sequence_length - most_images * shape.image_tokens)]
+
+    def with_images(tokens: int) -> tuple[int, int]:
+        """Of as many images as fit into so many tokens."""
+        if shape.images_differ:  # the last image may be smaller, so images can fill them
+            in_images = min(tokens, most_images * shape.image_tokens)
+            return -(-in_images // shape.image_tokens), sequence_length - in_images
+        images = min(most_images, tokens // shape.image_tokens)
+        return images, sequence_length - images * shape.image_tokens
+
+    others = sequence_length - sequence_length // config.train.context_parallel
+    return list(dict.fromkeys(with_images(tokens) for tokens in (0, others, sequence_length)))
 
 
 def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int, int]] = ()) -> Activations:
     """Of the fullest of `mixes`, (images, label tokens) of one row; by default `largest_sequences`.
 
-    Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel ranks
-    cannot split.
+    Imports torch and transformers, which takes seconds. Raises ConfigError for a model that train.tensor_parallel or
+    train.context_parallel ranks cannot split.
     """
     train, data = config.train, config.data
     require_degree(config)
@@ -131,10 +139,12 @@ def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], co
 
 
 def require_degree(config: RunConfig) -> None:
-    """Raises ConfigError for a model that train.tensor_parallel ranks cannot split."""
+    """Raises ConfigError for a model that train.tensor_parallel or train.context_parallel ranks cannot split."""
     if config.train.tensor_parallel > 1:
         ranks, sequence = config.train.tensor_parallel, config.train.sequence_parallel
         require_shardable(config.model, ranks, cached=is_cached(config), sequence=sequence)
+    if config.train.context_parallel > 1:
+        require_context_parallel(config.model, config.train.context_parallel)
 
 
 def computing_of(config: RunConfig) -> Computing:
@@ -146,7 +156,8 @@ def computing_of(config: RunConfig) -> Computing:
         compute = "bf16 weights"
     if config.train.precision == "fp32":
         compute = "fp32"
-    return compute, strategy == "zero3", in_slices, config.train.tensor_parallel, config.train.sequence_parallel
+    degrees = (config.train.tensor_parallel, config.train.sequence_parallel, config.train.context_parallel)
+    return compute, strategy == "zero3", in_slices, *degrees
 
 
 @disk_cached
@@ -165,7 +176,7 @@ def _traced(
     from trainer.tracing.fake_inputs import SequenceShape
     from trainer.tracing.step import trace_step
 
-    compute, gathered, sliced, tensor_parallel, sequence_parallel = computing
+    compute, gathered, sliced, tensor_parallel, sequence_parallel, context_parallel = computing
     num_sequences, sequence_length, images, label_tokens = rows
     return trace_step(
         ModelConfig.model_validate_json(model),
@@ -177,6 +188,7 @@ def _traced(
         sliced=sliced,
         tensor_parallel=tensor_parallel,
         sequence_parallel=sequence_parallel,
+        context_parallel=context_parallel,
         recompute=recompute,
         language_layers=layers,
     )

@@ -20,7 +20,7 @@ from vlmpipe.planner.memory.pipeline_partition import planned_stages
 from vlmpipe.planner.memory.pipeline_stage import stage_phases
 from vlmpipe.planner.memory.rank import GIB, Memory, device_parts, fullest
 from vlmpipe.planner.model_architecture import Architecture
-from vlmpipe.planner.parallel_layout import Layout, layout_of
+from vlmpipe.planner.parallel_layout import Layout, layout_of, more_context_parallel
 from vlmpipe.planner.workload import Workload, is_cached
 
 NEAREST = 3
@@ -108,7 +108,7 @@ def _nearest(
     config: RunConfig, model: Architecture, machine: Machine, gpu: Gpu | None, load: Workload | None
 ) -> Iterator[Setting]:
     """Changes that make it fit, those first that leave most as it is. None changes what the model learns."""
-    for change in _changes(config):
+    for change in _changes(config, model.shape.language.heads):
         try:
             other = parse_run_config(apply_overrides(config.to_dict(), change), "a nearby setting")
         except ConfigError:
@@ -118,7 +118,7 @@ def _nearest(
             yield Setting(change, memory.total_bytes, True)
 
 
-def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
+def _changes(config: RunConfig, heads: int) -> Iterator[dict[str, Any]]:
     train, nodes = config.train, config.cluster.replica_count
     checkpointing: dict[str, Any] = {}
     selective: dict[str, Any] = {}
@@ -147,10 +147,11 @@ def _changes(config: RunConfig) -> Iterator[dict[str, Any]]:
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)
     ]
+    shared = [checkpointing | smaller | degree for degree in more_context_parallel(config, heads)]
     seen: list[dict[str, Any]] = []
     smallest = checkpointing | smaller | frozen_too
     offloaded = [offload, fullest | {"train.offload": "optimizer+weights"}] if train.offload == "none" else []
-    for change in [*singles, *pairs, fullest, smallest, *offloaded, *more_nodes]:
+    for change in [*singles, *pairs, fullest, smallest, *shared, *offloaded, *more_nodes]:
         if change and change not in seen:
             seen.append(change)
             yield change

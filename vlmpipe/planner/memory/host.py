@@ -122,7 +122,7 @@ def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
     `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
     if layout.strategy == "ddp" and part != ERRORS:  # each rank has its own
-        return 1 / layout.data_parallel
+        return 1 / layout.replicas
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:
         return 1 / layout.ranks_per_node
     return 1

@@ -149,7 +149,7 @@ def training_phases(
     if layout.strategy.startswith("zero"):
         zero = ZeroSettings.of(deepspeed or {}, strategy=layout.strategy, offload=offload, trainable=weights.trainable)
         zero = replace(zero, persistent_elements=persistent)
-    rank = gradient_rank if layout.data_parallel > 1 else 0
+    rank = gradient_rank if layout.replicas > 1 else 0
     static += lasting_parts(shape, rank) if rank else []
     held = {"backward": activations.backward, "end": activations.backward_end}
     moving = moving_parts(shape, held, reducers=reducers) if rank else {}

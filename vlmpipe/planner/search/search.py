@@ -27,7 +27,7 @@ from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import Architecture
-from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.parallel_layout import layout_of, more_context_parallel
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.search.memory import SearchMemory
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters
@@ -195,19 +195,23 @@ def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Sugg
         if one:
             shown.add(way.kind)
             yield one
-        elif checkpointing := _more_checkpointing(way.config):
-            change = {"train.activation_checkpointing": checkpointing}
+        elif change := less_memory(way.config, search.model.shape.language.heads):
             again = _priced(search, way.cluster, way.change | change, _with(way.config, change))
             if again and goal.allows(again):
                 heapq.heappush(queue, (goal.order(again), number, again))
 
 
-def _more_checkpointing(config: RunConfig) -> str:
-    """The next stronger activation checkpointing; empty after the strongest."""
+def less_memory(config: RunConfig, heads: int) -> dict[str, Any]:
+    """The next change that takes less memory and more time: more activation checkpointing, then ranks of a node that
+    share a sequence. Empty after the last. heads: of the language model."""
     train = config.train
     if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
-        return "selective"
-    return "full" if train.activation_checkpointing != "full" else ""
+        return {"train.activation_checkpointing": "selective"}
+    if train.activation_checkpointing != "full":
+        return {"train.activation_checkpointing": "full"}
+    if train.micro_batch_size > 1:  # candidates with fewer sequences share none
+        return {}
+    return next(iter(more_context_parallel(config, heads)), {})
 
 
 def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
@@ -241,6 +245,7 @@ def _in_words(config: RunConfig) -> str:
         train.strategy,
         f"{train.tensor_parallel} ranks a layer" if train.tensor_parallel > 1 else "",
         "shared tokens" if train.sequence_parallel else "",
+        f"{train.context_parallel} ranks a sequence" if train.context_parallel > 1 else "",
         f"{train.pipeline_parallel} stages" if train.pipeline_parallel > 1 else "",
         f"{train.micro_batch_size} sequence{'' if train.micro_batch_size == 1 else 's'}",
         CHECKPOINTING_WORDS[train.activation_checkpointing],

@@ -10,6 +10,7 @@ from typing import Any
 from trainer.config.precision import GATHERED_IN_BF16, REDUCING_IN_BF16, SUMMING_IN_BF16, sums_offloaded_in_bf16
 from trainer.config.strategies import (
     COMPILING,
+    COMPUTING_IN_FLOAT8,
     GATHERING,
     OFFLOADING,
     OVERLAPPING,
@@ -69,6 +70,7 @@ def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cl
             gpu = catalog.gpus[accelerator_type]
             in_region = region in catalog.regions.get(accelerator_type, ())
             usable = gpu.bf16_tflops is not None or config.train.compute_type != "bf16"
+            usable &= gpu.has_float8 or config.train.float8 == "none"
             if in_region and usable and (gpu.flex_start or term != "flex_start"):
                 for count in counts:
                     quote = prices.machine(machine.machine_type, accelerator_type, count, region, term)
@@ -117,6 +119,8 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.tensor_parallel"] = tensor
         if pipeline != train.pipeline_parallel:
             change["train.pipeline_parallel"] = pipeline
+        if train.context_parallel > 1:
+            change["train.context_parallel"] = 1  # the search raises it where memory asks for it
         if train.virtual_stages > 1:
             change["train.virtual_stages"] = 1  # needs the least memory
         if train.offload != "none" and strategy not in OFFLOADING[train.offload]:
@@ -130,8 +134,10 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
             change["train.zero_hpz"] = False
         if train.overlap_vision_encoder and strategy not in OVERLAPPING:
             change["train.overlap_vision_encoder"] = False
-        if train.compile and strategy not in COMPILING:
-            change["train.compile"] = False
+        if train.compile == "on" and strategy not in COMPILING:
+            change["train.compile"] = "auto"
+        if train.float8 != "none" and strategy not in COMPUTING_IN_FLOAT8:
+            change["train.float8"] = "none"
         if train.sequence_parallel and (strategy not in TENSOR_PARALLEL or config.data.sequence_length % tensor):
             change["train.sequence_parallel"] = False
         if strategy not in GATHERING:

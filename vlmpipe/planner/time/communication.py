@@ -10,6 +10,7 @@ Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -23,7 +24,7 @@ from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
 from vlmpipe.planner.memory.powersgd import numbers_sent
 from vlmpipe.planner.parallel_layout import Layout
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 Scope = Literal["intra", "inter"]
 What = Literal["gradients", "weights", "activations"]
 
@@ -49,7 +50,8 @@ class Transfer:
     what: What
     collective: Collective
     scope: Scope
-    payload_bytes: float  # the whole tensor that one group of ranks works on, summed over the step
+    # The whole tensor that one group of ranks works on, of an all-to-all that of one rank; summed over the step.
+    payload_bytes: float
     bytes_per_rank: float  # sent by one GPU; between nodes, its share of the node's network card
     bytes_per_nic: float  # sent by a node's network card; 0 inside a node
     calls: float = 1.0  # collectives of the step
@@ -121,6 +123,15 @@ class _Group:
             sent = passes * (self.nodes - 1) / self.nodes * payload_bytes / self.ranks_in_node
             yield Transfer(what, collective, "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
 
+    def all_to_all(self, what: What, payload_bytes: float, calls: float) -> Iterator[Transfer]:
+        """The same of an all-to-all of `payload_bytes` on each rank, which sends each other rank an equal part."""
+        each = payload_bytes / self.size
+        if self.ranks_in_node > 1:
+            yield Transfer(what, "all_to_all", "intra", payload_bytes, each * (self.ranks_in_node - 1), 0.0, calls)
+        if self.nodes > 1:
+            sent = each * (self.size - self.ranks_in_node)
+            yield Transfer(what, "all_to_all", "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
+
 
 def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     """All traffic of one training step.
@@ -145,7 +156,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     strategy = layout.strategy
     stage = _fullest_stage(layout, shape, work)
     found = list(_between_parts(layout, shape, work, stage))
-    data = _Group(layout.data_parallel, layout.tensor_parallel, layout.ranks_per_node)
+    data = _Group(layout.replicas, layout.tensor_parallel, layout.ranks_per_node)
     fp32 = _trainable_bytes(layout, shape, lambda part: FP32_BYTES)
     reduced = fp32 * work.reduce_bytes / FP32_BYTES
     # DeepSpeed under autocast: what matrix products use travels in the compute type, an embedding's gradient does not.
@@ -204,7 +215,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
         case "fsdp" | "tp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = _Group(
-                layout.data_parallel // layout.weight_shards,
+                layout.replicas // layout.weight_shards,
                 layout.tensor_parallel * layout.weight_shards,
                 layout.ranks_per_node,
             )
@@ -260,9 +271,7 @@ def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
         in_layers = _tensor_sums(shape, work, stage) + sum(_shared_layers(shape, work, stage)) / 2
         sums = work.micro_steps * in_layers if layout.tensor_parallel > 1 else 0.0
         weights = _stage_weights(layout, shape, work, stage)
-        return sums + (FP32_BYTES * weights.trainable + work.compute_bytes * weights.sliced) * (
-            layout.data_parallel > 1
-        )
+        return sums + (FP32_BYTES * weights.trainable + work.compute_bytes * weights.sliced) * (layout.replicas > 1)
 
     cut = stages_of(shape.language.layers, layout.stages, None, image_layers=shape.image_layers)
     return max(work.stages or by_rank(cut, layout), key=sent)
@@ -323,6 +332,22 @@ def _shared_layers(shape: ModelShape, work: Work, stage: Stage) -> tuple[float, 
     return numbers * scattered, numbers * gathered
 
 
+def _exchanged(shape: ModelShape, work: Work, ranks: int) -> float:
+    """Bytes that ranks which share sequences exchange in a micro-batch, each its part
+    (trainer/models/attention/context_parallel.py).
+
+    Queries, keys and values of each layer and the output of its attention, and backward their gradients; activation
+    checkpointing exchanges those of the forward pass again. Key and value heads are repeated to a multiple of `ranks`.
+    """
+    language = shape.language
+    heads = 2 * language.heads + 2 * math.lcm(language.kv_heads, ranks)
+    passes = 2 + (work.activation_checkpointing != "none")
+    numbers = work.micro_batch_size * work.sequence_length * heads * language.head_dim * language.layers
+    left_fp32 = "language_layers" in shape.left_whole and not work.bf16_weights
+    number_bytes = FP32_BYTES if left_fp32 else work.compute_bytes
+    return passes * numbers * number_bytes / ranks
+
+
 def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
     tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
     sums = work.micro_steps * _tensor_sums(shape, work, stage)
@@ -336,6 +361,11 @@ def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
     if shape.adapters:
         whole = shape.unsharded_adapters * len(stage.layers) / layout.weight_shards
         yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
+    if layout.context_parallel > 1:
+        context = _Group(layout.context_parallel, 1, layout.ranks_per_node)
+        exchanges = 4 * (2 + (work.activation_checkpointing != "none")) * shape.language.layers * work.micro_steps
+        exchanged = work.micro_steps * _exchanged(shape, work, context.size)
+        yield from context.all_to_all("activations", exchanged, exchanges)
     stages = layout.pipeline_parallel
     if stages > 1:
         # In the compute type, to the next stage forward and to the one before backward; the first of all has none
@@ -343,7 +373,7 @@ def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
         hidden_bytes = work.micro_batch_size * work.sequence_length * shape.language.hidden * work.compute_bytes
         passes = schedule_passes(work.micro_steps, stages, layout.virtual_stages)
         payload = (2 * layout.virtual_stages - (stages == 2)) * hidden_bytes * passes
-        stage_ranks = layout.tensor_parallel * layout.data_parallel
+        stage_ranks = layout.tensor_parallel * layout.replicas
         if stage_ranks * stages <= layout.ranks_per_node:
             yield Transfer("activations", "send", "intra", payload, payload, 0.0)
         else:

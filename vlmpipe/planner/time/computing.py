@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from trainer.config.compiling import compile_choice
 from trainer.sizing.flops import SequenceFlops
 from trainer.sizing.model_shape import ModelShape, Stack
 from trainer.sizing.pipeline_partition import stages_of
@@ -27,6 +28,10 @@ BYTES_PER_NUMBER = 22.0
 COMPILED_BYTES_PER_NUMBER = 8.0
 # Of each of a label's logits, forward and backward: bf16 products, fp32 copies, softmax and gradient.
 BYTES_PER_LOGIT = 42.0
+# Rate of matrix products in 8 bits over that in bf16. The best products on an H100 are 1,403 and 795 TFLOP/s
+# (ml-engineering), and 6,667 to 8,532 tokens/s of an 8B model (torchtitan, tensorwise) ask for as much. By row: 5,760
+# and 6,424 tokens/s (torchtitan, commit 7a04053).
+FLOAT8 = {"tensorwise": 1.76, "rowwise": 1.3}
 # Kernels are launched one by one: a layer's pass cannot be shorter. Read: 58.8 ms a step for Llama 1B, 16 layers, and
 # 17.6 with CUDA graphs (ml-engineering): some 2 ms a layer for a forward pass, twice that backward, and launches alone.
 LAUNCH_S_PER_PASS = 0.65e-3
@@ -37,6 +42,7 @@ class Rates:
     """What one GPU sustains, in FLOP/s and bytes/s."""
 
     trained: float  # matrix products in the run's precision
+    in_layers: float  # those of trained language layers, in 8 bits with train.float8
     frozen: float  # those of frozen parts of the model in the training step
     fp32: float  # jobs that compute in fp32: encoding features, evaluation
     attention: float
@@ -83,16 +89,24 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
         frozen = fp32
         said.append("Frozen parts stay fp32, so they compute at the fp32 rate.")
     share = measured or gpu.matmul_share
+    compiled = compile_choice(
+        train,
+        on_gpu=True,
+        parameters=shape.total_parameters,
+        sequence_length=config.data.sequence_length,
+        quantizes_base=config.model.quantizes_base,
+    ).on
     return Rates(
         trained=products * share,
+        in_layers=products * share * (1.0 if measured else FLOAT8.get(train.float8, 1.0)),
         frozen=frozen * share,
         fp32=fp32 * share,
         # A measured share of the peak counts attention as if every token saw every other, and all time as computing.
         attention=peak * (measured / 2 or gpu.attention_share),
         memory=math.inf if measured else gpu.memory_gbytes_per_s * 1e9,
         peak=peak,
-        bytes_per_number=COMPILED_BYTES_PER_NUMBER if train.compile else BYTES_PER_NUMBER,
-        launch_s=0.0 if train.compile or measured else LAUNCH_S_PER_PASS,
+        bytes_per_number=COMPILED_BYTES_PER_NUMBER if compiled else BYTES_PER_NUMBER,
+        launch_s=0.0 if compiled or measured else LAUNCH_S_PER_PASS,
     ), said
 
 
@@ -125,20 +139,23 @@ def compute_seconds(
     """One rank's time for one packed sequence of a micro-batch; in a pipeline, that of the slowest stage.
 
     Tensor parallelism shards all but the projector, one of each adapter's matrices, and what is done to hidden states
-    between the sharded parts, unless ranks share their tokens.
+    between the sharded parts, unless ranks share their tokens. Context parallelism shards all but the tower and the
+    projector.
     """
     ranks = layout.tensor_parallel
-    language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
+    left_whole = "language_layers" in shape.left_whole
+    layers_rate, head_rate = (rates.frozen, rates.frozen) if left_whole else (rates.in_layers, rates.trained)
     tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
     projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
     whole = flops.tower.total / tower_rate / ranks + flops.projector.total / projector_rate
     whole += moved.tower / rates.memory / ranks
-    layers = flops.language_layers.total / language_rate / ranks
+    layers = flops.language_layers.total / layers_rate / ranks
     layers += flops.attention.total / 2 / rates.attention / ranks  # causal: half of the pairs are computed
     layers += shape.of_tensor_rank("adapters", flops.adapters.total, ranks) / rates.trained
     between = moved.layers / ranks if config.train.sequence_parallel else moved.layers
     layers += (between + moved.sharded_layers / ranks) / rates.memory
-    head = (flops.head.total / language_rate + moved.head / rates.memory) / ranks
+    head = (flops.head.total / head_rate + moved.head / rates.memory) / ranks
+    layers, head = layers / layout.context_parallel, head / layout.context_parallel
     one_layer = max(
         layers / shape.language.layers, rates.launch_s * _passes(config, flops) / config.train.micro_batch_size
     )

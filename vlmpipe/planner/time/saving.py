@@ -29,7 +29,7 @@ class SaveTime:
 def save_time(case: Scenario) -> SaveTime:
     """Time of one checkpoint of the training job, or what the run file says was measured."""
     config, layout = case.config, case.layout
-    saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train, layout.data_parallel)
+    saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train, layout.replicas)
     writes_s = saved_bytes / layout.nodes / SAVE_BYTES_PER_S
     if config.plan.checkpoint_save_s:
         return SaveTime(config.plan.checkpoint_save_s, 0.0)

@@ -15,6 +15,7 @@ from vlmpipe.planner.time.calibration import Calibration, calibration_of
 from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.interval import Interval, interval_of
+from vlmpipe.planner.time.kernels import kernel_sentences
 from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
 from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication, slowed_seconds
 from vlmpipe.planner.time.saving import SaveTime, save_sentences, save_time
@@ -69,7 +70,7 @@ class Time:
 def estimate_time(case: Scenario) -> Time:
     """Time of a step and of the training job. Under PowerSGD a step is a compressed one, unless there is none."""
     time, train = _time_of_steps(case), case.config.train
-    if not train.gradient_rank or case.layout.data_parallel == 1:
+    if not train.gradient_rank or case.layout.replicas == 1:
         return time
     plain = case.config.model_copy(update={"train": train.model_copy(update={"gradient_compression": "none"})})
     return _after_first_steps(time, _time_of_steps(replace(case, config=plain)), train.powersgd.start_step)
@@ -159,6 +160,7 @@ def _time_of_steps(case: Scenario) -> Time:
         assumptions=(
             *assumptions,
             *([calibration.origin] if calibration.origin else []),
+            *kernel_sentences(case),
             *_sentences(config, layout, load),
             *save_sentences(case, save),
             *update_sentences(case),
@@ -211,6 +213,11 @@ def _sentences(config: RunConfig, layout: Layout, load: Workload) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.quantizes_base:
         said.append("Not counted: dequantizing 4-bit weights in each pass. Steps take longer than planned.")
+    if layout.context_parallel > 1:
+        said.append(
+            f"Each of the {layout.context_parallel} ranks that share sequences runs the vision encoder, where it runs, "
+            "and the projector for all of their images. Labels are taken as spread evenly over a sequence."
+        )
     if load.images_per_sequence:
         said.append(
             f"Computing with images is taken to last {IMAGE_SHARE:.0%} longer than text of the same arithmetic, as in "

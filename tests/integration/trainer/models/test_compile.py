@@ -20,7 +20,7 @@ def test_fused_kernels_train_as_eager_operations_do_on_every_rank(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
     common = {"train.strategy": strategy, "train.activation_checkpointing": "full", "train.max_steps": 3}
-    compiled = {**common, "train.compile": True, "train.compile_backend": "inductor"}
+    compiled = {**common, "train.compile": "on", "train.compile_backend": "inductor"}
     eager, fused = (make_run(tmp_path, *run, features="off") for run in (("eager", common), ("fused", compiled)))
     configs = [f"{job.run.run_uri}/run.json" for job in (eager, fused)]
     run_ranks("tests.support.drivers.train_many", ["--configs", *configs], processes=2, timeout_s=600)

@@ -50,12 +50,17 @@ RESUMED = chosen(STRATEGIES, lambda name: name in ("fsdp", "zero2", "zero3"))
 SELECTIVE = [name for name, takes_it in THOROUGH.items() if takes_it]
 # Rows and features reach every engine by the same loader.
 READING = chosen(THOROUGH, lambda name: name == "fsdp")
-# How they are compiled: all that train.compile takes, the last one in the long form only.
+# How they are compiled: all strategies that train.compile takes.
 COMPILED: dict[str, dict[str, Any]] = chosen(
     {
         "ddp": {},
         "fsdp": {"train.activation_checkpointing": "full"},
         "hsdp": {"train.activation_checkpointing": "selective"},
+        "tp": {"train.sequence_parallel": True},
+        "pp": {},
+        "tp+pp+dp": {"train.activation_checkpointing": "full"},
+        "zero1": {},
+        "zero2": {"train.activation_checkpointing": "full"},
     },
     lambda name: name == "fsdp",
 )
@@ -166,7 +171,7 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
             **AVERAGED,
             **HELD_OUT,
             **COMPILED[strategy],
-            "train.compile": True,
+            "train.compile": "on",
             "train.max_steps": STOP_STEP,
         }
         # Of itself it is inductor, whose kernels take minutes to make: see

@@ -31,7 +31,7 @@ WORK = Work(
 )
 SENT_AS = {"reduce_scatter": "all_reduce"}  # on CPUs it is carried out so
 STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "zero2", "zero3", "tp", "pp"))
-MORE = chosen(OTHERS, lambda name: name == "ddp powersgd" or name.startswith("fsdp"))
+MORE = chosen(OTHERS, lambda name: name == "ddp powersgd" or name.startswith(("fsdp", "ddp context")))
 SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the model; of tp+pp+dp four, and one copy
 NODES = {"zero3 node weights": 2, "zero3 after them": 2}  # the others are on one
 
@@ -68,16 +68,17 @@ def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dic
         *_ranks(name),
         tensor_parallel=tensor,
         pipeline_parallel=stages,
+        context_parallel=of_work.pop("context_parallel", 1),
         node_weights=of_work.pop("zero_hpz", False),
     )
     transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_work))
     assert transfers
-    expected = {"all_reduce": 0.0, "all_gather": 0.0, "send": 0.0}
+    expected = {"all_reduce": 0.0, "all_gather": 0.0, "all_to_all": 0.0, "send": 0.0}
     for transfer in transfers:
         if transfer.scope == "inter":  # the same collective once more
             continue
         # A collective's input on each rank: all of the tensor that is reduced, or its own part of what is gathered.
-        group = layout.ranks_per_node if transfer.of_node else layout.data_parallel
+        group = layout.ranks_per_node if transfer.of_node else layout.replicas
         parts = group if transfer.collective == "all_gather" else 1
         expected[SENT_AS.get(transfer.collective, transfer.collective)] += transfer.payload_bytes / FP32_BYTES / parts
     found = {kind: counted[name].get(kind, 0) for kind in expected}

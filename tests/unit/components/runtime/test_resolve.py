@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from components.runtime.resolve import PARAMETER_FIELDS, Resolved, compiled_settings, parameter_defaults, resolve
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
+from trainer.storage import open_storage
+from trainer.storage.model_folders import revision_of
+from trainer.weights_digest import model_sha256
 from vlmpipe.config.run_config import RunConfig, load_run_file
 
 
@@ -184,3 +188,28 @@ def test_a_red_plan_can_be_let_through(tmp_path: Path) -> None:
 def test_auto_becomes_what_the_plan_finds_to_pay(config: RunConfig, epochs: int, state: str) -> None:
     answer = resolved(config, overrides=json.dumps({"features.cache": "auto"}), epochs=epochs)
     assert JobConfig.load(f"{answer.run_uri}/run.json").features.cache == state
+
+
+def test_weights_in_a_bucket_are_pinned_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run that resumes on other bytes has another model section than its checkpoints."""
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    address, root = "gs://models/tower", f"output.root_uri={tmp_path}"
+    with FakeGcs(buckets=["models"]) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        drawn = load_run_file(ROOT / "configs/digits.yaml", [root])
+        content = {**drawn.model.tower.config, "image_size": drawn.model.image_size}
+        open_storage(address).write("config.json", json.dumps(content).encode())
+        config = load_run_file(ROOT / "configs/digits.yaml", [root, f"model.tower={{weights: {address}}}"])
+        digests = []
+        for _ in range(2):
+            run = resolved(config)
+            job = JobConfig.load(f"{run.run_uri}/run.json")
+            assert job.model.tower.revision == run.config.model.tower.revision == revision_of(address)
+            assert job.model.tower.weights == address
+            digests.append(model_sha256(job))
+            assert resolved(run.config).config.model == run.config.model, "a revision that is given is kept"
+            open_storage(address).write("config.json", json.dumps(content, indent=1).encode())
+        assert digests[0] != digests[1]
+        with pytest.raises(ConfigError, match="has changed: it is at revision"):
+            pinned = f"model.tower={{weights: {address}, revision: abc}}"
+            resolved(load_run_file(ROOT / "configs/digits.yaml", [root, pinned]))

@@ -63,3 +63,33 @@ def test_what_has_no_meaning_for_llava_is_refused() -> None:
 def test_images_that_a_whole_model_cannot_take_are_refused() -> None:
     found = problems_of(model=WHOLE_MODEL | {"max_pixels": 50_000}, data__max_image_aspect=300)
     assert "expected at most 200" in found["data.max_image_aspect"]
+
+
+WHOLE = {"weights": "org/llava"}
+
+
+def test_a_whole_llava_is_where_its_parts_are_from_and_is_written_as_it_was_given() -> None:
+    given = {"pretrained": WHOLE, "tokenizer": "train:300", "image_size": 32}
+    config = small(model=given)
+    assert config.model.tower == config.model.projector == config.model.language_model == config.model.pretrained
+    assert config.to_dict()["model"].keys() & {"tower", "projector", "language_model"} == set()
+    assert parse_run_config(config.to_dict(), "again") == config
+    assert config.model.origins() == {"pretrained": "org/llava"}
+    mixed = small(model={**SMALL["model"], "projector": {"weights": "gs://b/llava", "revision": "12"}})
+    assert list(mixed.model.origins().values())[1] == "gs://b/llava at 12"
+    assert small().model.origins()["projector"] == "drawn from seed 0"
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({"pretrained": WHOLE}, "pretrained is where all parts come from, so tower and language_model cannot be given"),
+        ({"projector": {"config": {"model_type": "llava"}}}, "projector of family llava takes weights only"),
+        ({"projector": {"weights": ""}}, "exactly one of weights"),
+        ({"hub_token_secret": "hf_abcdefgh"}, "projects"),
+    ],
+)
+def test_parts_of_llava_that_contradict_each_other_are_refused(model: dict[str, Any], sentence: str) -> None:
+    assert sentence in "; ".join(problems_of(model={**SMALL["model"], **model}).values())
+    new = {"pretrained": {"config": {"model_type": "llava"}}, "tokenizer": "train:300", "image_size": 32}
+    assert "pretrained of family llava takes weights only" in problems_of(model=new)["model"]

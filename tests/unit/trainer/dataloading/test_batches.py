@@ -14,6 +14,7 @@ from trainer.data.loader import PackedSequence
 from trainer.data.sampler import GlobalBatch
 from trainer.data.tokenize import IGNORED
 from trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
+from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.errors import DataError
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Images
@@ -71,8 +72,7 @@ def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cp
         micro_batch_size=2,
         first_step=first_step,
         end_step=end_step,
-        rank=0,
-        world_size=1,
+        replica=DataParallelRank(index=0, count=1, leads=True, takes_images=True),
         device=torch.device(device),
     )
 
@@ -81,6 +81,16 @@ def test_a_label_is_predicted_from_the_token_before_it() -> None:
     batch = collate([row([IGNORED] * 4 + [4, 5, IGNORED, 7]), row([IGNORED, 1] + [IGNORED] * 6)], no_images)
     assert batch.label_index.tolist() == [3, 4, 6, ROW_TOKENS]
     assert batch.label_ids.tolist() == [4, 5, 7, 1]
+
+
+def test_parts_of_a_batch_have_each_label_once() -> None:
+    rows = [row([IGNORED] * 4 + [4, 5, IGNORED, 7]), row([IGNORED, 1] + [IGNORED] * 6)]
+    whole, size = collate(rows, no_images), 2 * ROW_TOKENS // 4
+    parts = [collate(rows, no_images, part=part, parts=4) for part in range(4)]
+    found = torch.cat([batch.label_index + part * size for part, batch in enumerate(parts)])
+    assert found.tolist() == whole.label_index.tolist()
+    assert torch.cat([batch.label_ids for batch in parts]).tolist() == whole.label_ids.tolist()
+    assert all(torch.equal(batch.input_ids, whole.input_ids) for batch in parts)
 
 
 def test_steps_come_in_order_and_in_micro_batches() -> None:

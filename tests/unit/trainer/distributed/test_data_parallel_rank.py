@@ -56,6 +56,17 @@ def test_neighbouring_ranks_split_layers_together(tensor: int, stages: int, wide
     assert all(len(indices) == 1 for indices in groups.values())
 
 
+@given(context=powers, groups=powers, nodes=powers)
+def test_neighbours_share_sequences_and_each_has_a_part(context: int, groups: int, nodes: int) -> None:
+    config = TrainConfig.model_construct(context_parallel=context)
+    per_node, world = context * groups, context * groups * nodes
+    workers = [ProcessContext(rank, world, rank % per_node, per_node, torch.device("cpu")) for rank in range(world)]
+    found = [replica_of(config, worker) for worker in workers]
+    assert [(one.index, one.part) for one in found] == [divmod(rank, context) for rank in range(world)]
+    assert {(one.count, one.parts) for one in found} == {(groups * nodes, context)}
+    assert sum(one.leads for one in found) == groups * nodes and all(one.takes_images for one in found)
+
+
 @pytest.mark.parametrize(("tensor", "nodes", "per_node"), [(2, 1, 3), (4, 2, 2), (2, 2, 1)])
 def test_tensor_parallelism_stays_inside_a_node(tensor: int, nodes: int, per_node: int) -> None:
     with pytest.raises(ConfigError, match="tensor parallelism inside a node"):

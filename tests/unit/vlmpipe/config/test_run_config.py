@@ -120,7 +120,8 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             },
             "train",
         ),
-        ({"train__compile": True, "train__strategy": "zero2"}, "train"),
+        ({"train__compile": "on", "train__strategy": "zero3"}, "train"),
+        ({"train__float8": "rowwise", "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "bf16", "train__strategy": "fsdp"}, "train"),
         ({"train__gradient_compression": "powersgd", "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "powersgd", "train__precision": "fp16"}, "train"),
@@ -143,6 +144,16 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
             "train.tensor_parallel",
         ),
         ({"train__sequence_parallel": True}, "train"),
+        ({"train__context_parallel": 2, "train__strategy": "tp", "train__tensor_parallel": 2}, "train"),
+        ({"train__context_parallel": 2}, "train.context_parallel"),  # of one rank
+        (  # which would lie on parts of two nodes
+            {"train__context_parallel": 2, "cluster__replica_count": 2, "cluster__processes_per_replica": 3},
+            "train.context_parallel",
+        ),
+        (
+            {"train__context_parallel": 2, "cluster__replica_count": 2, "data__sequence_length": 255},
+            "train.context_parallel",
+        ),
         (
             {
                 "train__strategy": "tp",
@@ -157,7 +168,8 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"cluster__accelerator_type": "NVIDIA_L4"}, "cluster"),
         ({"cluster__scheduling_strategy": "flex_start"}, "cluster.scheduling_strategy"),
         ({"model__lora": {"quantize_base": "nf4"}, "train__strategy": "zero2"}, "model.lora.quantize_base"),
-        ({"model__lora": {"quantize_base": "nf4"}, "train__compile": True}, "train.compile"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__compile": "on"}, "train.compile"),
+        ({"model__lora": {"quantize_base": "nf4"}, "train__float8": "tensorwise"}, "train.float8"),
         ({"train__optimizer": {"learning_rate": 1e-3, "name": "adamw_8bit"}, "train__strategy": "zero2"}, "train"),
         ({"gcp__network": "n", "gcp__psc_interface_config": {"network_attachment": "a"}}, "gcp"),
     ],
@@ -248,6 +260,7 @@ def test_local_data_is_refused_on_vertex() -> None:
         ),
         ({"train__strategy": "zero3", "train__zero_hpz": True}, "train.zero_hpz"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
+        ({"train__float8": "rowwise"}, "train.float8"),
     ],
 )
 def test_a_setting_without_effect_or_with_a_pitfall_is_a_warning(overrides: dict[str, Any], field: str) -> None:

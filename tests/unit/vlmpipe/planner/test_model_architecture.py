@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
 from vlmpipe import api
 
 BROKEN = {
@@ -17,10 +22,18 @@ BROKEN = {
     "layers below none": "model.language_model.config.num_hidden_layers=-1",
     "heads that do not divide": "model.tower.config.num_attention_heads=7",
     "a folder that is not there": "model.language_model={weights: /no/such/folder}",
-    "a bucket": "model.language_model={weights: 'gs://bucket/weights'}",
+    "a bucket without a model": "model.language_model={weights: 'gs://bucket/weights'}",
     "no possible hub id": "model.language_model={weights: 'a/b/c d'}",
     "adapters for layers that are not there": "model.lora={targets: [no_such_layer]}",
 }
+
+
+@pytest.fixture(autouse=True)
+def bucket(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    with FakeGcs(buckets=["bucket"]) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        yield open_storage("gs://bucket/llava")
 
 
 @pytest.mark.parametrize("override", BROKEN.values(), ids=BROKEN.keys())
@@ -36,6 +49,15 @@ def test_every_command_refuses_an_impossible_model_before_anything_starts(overri
         api.submit(config, dry_run=True)
     assert started.value.text() == planned.value.text() == submitted.value.text()
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_cannot_share_sequences_are_refused_with_the_degrees_that_can() -> None:
+    ranks = ("cluster.processes_per_replica=3", "data.sequence_length=384", "train.global_batch_size=16")
+    config = api.load(ROOT / "configs/digits.yaml", "train.context_parallel=3", *ranks)
+    failed = [finding for finding in api.check(config) if finding.state == "failed"]
+    assert [(one.subject, one.code) for one in failed] == [("parameters", 64)]
+    assert "train.context_parallel 3 does not divide the language model's 4 attention heads" in failed[0].text
+    assert "one of 1, 2, 4" in failed[0].text
 
 
 def test_an_unknown_region_is_a_warning() -> None:
@@ -56,3 +78,20 @@ def test_epochs_are_bounded() -> None:
 def test_a_valid_models_parameters_are_counted() -> None:
     found = next(one for one in api.check(api.load(ROOT / "configs/digits.yaml")) if one.subject == "parameters")
     assert found.state == "ok" and "are trained" in found.text
+
+
+def test_a_whole_llava_in_a_bucket_is_planned_from_its_configuration(bucket: Storage) -> None:
+    """As the same parts from the run file are; `check` refuses settings that contradict it with the value to set."""
+    plain = api.load(ROOT / "configs/digits.yaml")
+    tower, text = plain.model.tower.config, plain.model.language_model.config
+    whole = {"model_type": "llava", "vision_config": {**tower, "image_size": plain.model.image_size}}
+    whole |= {"text_config": {**text, "vocab_size": 280}, "vision_feature_layer": 0}
+    bucket.write("config.json", json.dumps(whole | {"vision_feature_select_strategy": "full"}).encode())
+    parts = ("tower", "projector", "language_model")
+    drawn = [f"model.{name}={{weights: 'gs://bucket/llava'}}" for name in parts]
+    config = api.load(ROOT / "configs/digits.yaml", *drawn)
+    assert api.plan(config).model.shape == api.plan(plain).model.shape
+    for changed, fix in (("image_size=128", "image_size to 64"), ("feature_layer=-1", "feature_layer to 0")):
+        other = api.load(ROOT / "configs/digits.yaml", *drawn, f"model.{changed}")
+        failed = "; ".join(one.text for one in api.check(other) if one.state == "failed")
+        assert f"model.{changed.replace('=', ' is ')}" in failed and f"set model.{fix}" in failed

@@ -84,6 +84,19 @@ def test_an_impossible_machine_is_red_and_an_unknown_one_leaves_the_rest_open() 
     assert unknown.memory is None and "z9-giant-8g" in " ".join(unknown.notes)
 
 
+def test_float8_on_a_gpu_without_it_is_red_and_says_which_have_it() -> None:
+    plan = planned("train.strategy=fsdp", "train.float8=tensorwise", "cluster.reduction_server=null")
+    (error,) = plan.errors
+    assert "NVIDIA_A100_80GB, of compute capability 8.0: use one of NVIDIA_L4" in error
+    assert error.endswith("or train.float8=none")
+
+
+def test_a_plan_says_what_train_compile_came_to(plan: Plan) -> None:
+    assert plan.as_dict()["compile"]["state"] == "on", "at most 4,096 tokens in a micro-batch"
+    assert planned("train.compile=off").as_dict()["compile"]["state"] == "off"
+    assert "zero3" in planned("train.strategy=zero3", "cluster.reduction_server=null").as_dict()["compile"]["why"]
+
+
 def test_without_a_number_of_samples_the_price_is_open_and_a_note_says_what_to_give() -> None:
     plan = planned("plan.samples=0")
     assert plan.state == "amber" and plan.doubts == ["the amount of data is unknown"]

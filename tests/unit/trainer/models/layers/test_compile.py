@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -122,6 +123,24 @@ def test_a_tower_that_runs_online_is_compiled_for_any_number_of_images() -> None
     assert found.losses == pytest.approx(eager.losses, rel=1e-6)
     assert found.norm == pytest.approx(eager.norm, rel=1e-6)
     assert found.graphs > 2
+
+
+@pytest.mark.parametrize("must", [True, False])
+def test_what_cannot_be_compiled_ends_a_run_only_if_it_must(must: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    def fails(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, **options | {"backend": fails}))
+    layer = torch.nn.Linear(2, 2)
+    compile_layers(SimpleNamespace(language_layers=[layer], tower_layers=[]), "aot_eager", must=must)  # type: ignore[arg-type]
+    if must:
+        with pytest.raises(BackendCompilerFailed, match="no kernel"):
+            layer(torch.ones(1, 2))
+    else:
+        assert torch.equal(layer(torch.ones(1, 2)), torch.nn.Linear.forward(layer, torch.ones(1, 2)))
 
 
 def test_each_environment_has_its_own_kernel_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_capacity_fallback_is_priced_by_option_and_confirmed_by_the_dearest() ->
 
 def test_an_impossible_capacity_option_makes_the_plan_red_and_a_limit_needs_prices() -> None:
     def planned(cost: Cost) -> Plan:
-        return Plan("a", (), {}, None, None, None, None, None, None, cost, ())
+        return Plan("a", (), {}, cost=cost)
 
     cost, _ = estimated(node=machine(spot=False), cluster__capacity_fallback=FALLBACK)
     assert planned(cost).errors == [

@@ -16,7 +16,8 @@ from vlmpipe.cli.views.suggestions import print_suggestions
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.model_architecture import Architecture, architecture
-from vlmpipe.planner.search.search import Goal, Suggestion
+from vlmpipe.planner.parallel_layout import more_context_parallel
+from vlmpipe.planner.search.search import Goal, Suggestion, less_memory
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates
 
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
@@ -93,6 +94,7 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
         {"train.strategy": "zero1", "train.offload": "optimizer", "train.nvme_path": "/mnt/disk"},
         {"train.overlap_vision_encoder": True, "features.cache": "off"},
         {"train.strategy": "fsdp", "train.reshard_after_forward": "never", "train.prefetch_layers": 2},
+        {"train.strategy": "ddp", "train.context_parallel": 2, "cluster.processes_per_replica": 2},
         {
             **SHARED_TOKENS,
             "cluster.processes_per_replica": 2,
@@ -114,6 +116,36 @@ def test_every_candidate_is_a_valid_run_file(start: dict[str, Any]) -> None:
     assert {("pp", 1, 2), ("pp", 1, 4), ("ddp", 1, 1), ("hsdp", 1, 1)} <= found
     both = {(tensor, stages) for strategy, tensor, stages in found if strategy == "tp+pp+dp"}
     assert both and {tensor for tensor, _ in both} <= {place.gpus_per_node for place in PLACES}
+
+
+@pytest.mark.parametrize(
+    ("changes", "degrees"),
+    [
+        ({}, [2, 4]),  # of eight GPUs and twelve heads
+        ({"train.context_parallel": 2}, [4]),
+        ({"data.sequence_length": 254}, [2]),
+        ({"train.strategy": "tp", "train.tensor_parallel": 2}, []),
+    ],
+)
+def test_degrees_of_context_parallelism_divide_gpus_heads_and_tokens(
+    changes: dict[str, Any], degrees: list[int]
+) -> None:
+    base = {"train.strategy": "fsdp", "cluster.processes_per_replica": 8}
+    config = parse_run_config(merged(run_file().to_dict(), base | changes), "test")
+    assert more_context_parallel(config, 12) == [{"train.context_parallel": degree} for degree in degrees]
+
+
+def test_a_search_shares_sequences_last() -> None:
+    train: dict[str, Any] = {"train.strategy": "fsdp", "train.micro_batch_size": 1, "cluster.processes_per_replica": 4}
+    tried = []
+    while True:
+        config = parse_run_config(merged(run_file().to_dict(), train), "test")
+        change = less_memory(config, 12)
+        if not change:
+            break
+        tried.append(change)
+        train |= change
+    assert [next(iter(change.values())) for change in tried] == ["selective", "full", 2, 4]
 
 
 def test_the_printed_command_includes_the_given_overrides(capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,6 +225,34 @@ def test_sequence_parallelism_sends_as_much_as_its_all_reduces(ranks: int, check
     assert shared - plain == pytest.approx((ranks - 1) / ranks * numbers * more * 4)
 
 
+def test_ranks_that_share_sequences_exchange_their_part_of_heads() -> None:
+    """On one node each rank sends all but its own part; on two, half of what it has over the network."""
+    work = replace(WORK, activation_checkpointing="full")
+    one, two = (
+        {
+            t.scope: t
+            for t in traffic(make_layout("fsdp", nodes, 8 // nodes, context_parallel=8), LLAVA_7B, work)
+            if t.collective == "all_to_all"
+        }
+        for nodes in (1, 2)
+    )
+    # Queries, keys, values and outputs of 32 layers, forward, again and backward, in bf16.
+    exchanged = 3 * 4 * 32 * 4096 * 2 * work.sequence_length * work.micro_batch_size * work.micro_steps / 8
+    assert one["intra"].payload_bytes == two["intra"].payload_bytes == exchanged
+    assert one["intra"].bytes_per_rank == pytest.approx(exchanged * 7 / 8) and "inter" not in one
+    assert two["intra"].bytes_per_rank == pytest.approx(exchanged * 3 / 8)
+    assert two["inter"].bytes_per_nic == pytest.approx(4 * exchanged * 4 / 8)
+
+
+def test_sharing_sequences_leaves_the_traffic_of_gradients() -> None:
+    """But for the micro-batches, of which each rank has more."""
+    plain, shared = (
+        [t for t in traffic(make_layout("fsdp", 1, 8, context_parallel=n), LLAVA_7B, WORK) if t.what != "activations"]
+        for n in (1, 4)
+    )
+    assert plain == shared
+
+
 @given(st.sampled_from(["pp", "tp+pp+dp"]), st.integers(1, 8))
 def test_stages_gather_and_reduce_once_a_step(strategy: str, micro_steps: int) -> None:
     """However many micro-batches it has."""

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.planner.configs import A100_80, LLAVA_7B, T4, machine, run_config
+from tests.support.planner.configs import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.model_shape import Matrices, ModelShape
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import layout_of, make_layout
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.time.step_time import OVERLAPPED, SAVING, Time, estimate_time, sequence_flops
@@ -381,3 +382,36 @@ def test_a_checkpoint_holds_the_errors_of_all_ranks() -> None:
     counts = LAYERS.trainable_parameters, layout.data_parallel
     with_errors, without = (checkpoint_bytes(counts[0], each.train, counts[1]) for each in (config, plain))
     assert with_errors - without == 4 * layout.world_size * LAYERS.trainable_parameters
+
+
+def test_llama_8b_with_262144_tokens_trains_at_about_torchtitans_rate() -> None:
+    """torchtitan: 548 tokens/s/GPU on 8 H100 that share sequences of 262,144 tokens (by a ring, not by heads)."""
+    changes: dict[str, Any] = {
+        "train__strategy": "fsdp",
+        "train__global_batch_size": 1,
+        "train__micro_batch_size": 1,
+        "train__activation_checkpointing": "full",
+        "train__checkpoint_every_steps": 10_000,
+        "train__context_parallel": 8,
+        "data__sequence_length": 262_144,
+        "plan__sample_tokens": 262_144,
+        "plan__sample_images": 0,
+    }
+    time = timed(run_config(**changes), TEXT_8B, H100, nic_gbps=800)
+    print(f"8B, 262,144 tokens, 8 ranks a sequence: {time.tokens_per_s_per_gpu:,.0f} tokens/s/GPU")
+    assert time.tokens_per_s_per_gpu == pytest.approx(548, rel=0.25)
+    assert 0 < part(time, "all-to-all of activations") < 0.02 * part(time, "computing")
+
+
+def test_ranks_that_share_sequences_divide_the_language_model_and_not_the_vision_encoder() -> None:
+    config = run_config(plan__efficiency=0.5)
+    load = Workload.assumed(config, LLAVA_7B)
+    flops = sequence_flops(config, LLAVA_7B, load, cached=False)
+    rates, _ = reached(config, LLAVA_7B, layout_of(config), A100_80, cached=False)
+    moved = moved_bytes(config, LLAVA_7B, load, flops, rates, cached=False)
+    one, four = (
+        compute_seconds(flops, moved, config, LLAVA_7B, make_layout("fsdp", 1, 8, context_parallel=ranks), rates)
+        for ranks in (1, 4)
+    )
+    whole = (flops.tower.total + flops.projector.total) / rates.trained
+    assert four == pytest.approx(whole + (one - whole) / 4)

@@ -1,0 +1,74 @@
+"""What ranks of a context group compute of a micro-batch, and which models they can share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.trainer.flop_cases import model_config
+from tests.support.trainer.native_sequences import config_of
+from trainer.errors import ConfigError
+from trainer.models.attention.context_parallel import ContextParallel
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.registry import family_of
+from trainer.strategies.context_parallel import inputs_of_rank, require_context_parallel
+
+ROWS, TOKENS, HIDDEN = 2, 8, 4
+
+
+def inputs() -> dict[str, Any]:
+    return {
+        "inputs_embeds": torch.randn(ROWS, TOKENS, HIDDEN),
+        "position_ids": torch.arange(4 * ROWS * TOKENS).view(4, ROWS, TOKENS),
+        "samples": CuSeqlens.of([[5, 3], [8]], TOKENS),
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_parts_are_all_tokens_once_in_order(ranks: int) -> None:
+    given = inputs()
+    parts = [inputs_of_rank(given, ContextParallel(ranks, number)) for number in range(ranks)]
+    for name in ("inputs_embeds", "position_ids"):
+        dims = (0, 1) if name == "inputs_embeds" else (1, 2)
+        assert torch.equal(
+            torch.cat([part[name].flatten(*dims) for part in parts], dims[0]), given[name].flatten(*dims)
+        )
+    assert all(part["inputs_embeds"].shape[:2] == part["position_ids"].shape[1:] for part in parts)
+    own = parts[0]["inputs_embeds"]
+    assert own.untyped_storage().nbytes() == own.nbytes, "the embeddings of all tokens would live on"
+
+
+def test_levels_of_images_are_added_at_the_tokens_of_each_rank() -> None:
+    """At borders of parts too, and where a rank has none of them."""
+    places, level = torch.tensor([0, 3, 4, 7, 8]), torch.randn(5, HIDDEN)
+    given = inputs() | {"visual_pos_masks": places, "deepstack_visual_embeds": [level]}
+    expected = torch.zeros(ROWS * TOKENS, HIDDEN).index_put((places,), level, accumulate=True)
+    added = []
+    for number in range(4):
+        part = inputs_of_rank(given, ContextParallel(4, number))
+        own = torch.zeros(ROWS * TOKENS // 4, HIDDEN)
+        (values,) = part["deepstack_visual_embeds"]
+        added.append(own.index_put((part["visual_pos_masks"],), values, accumulate=True))
+    assert torch.equal(torch.cat(added), expected)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
+def test_degrees_that_divide_the_heads_are_accepted(family: str) -> None:
+    """Four heads, and two of keys and values."""
+    for ranks in (2, 4):
+        require_context_parallel(config_of(family), ranks)
+    with pytest.raises(ConfigError, match="does not divide the language model's 4 attention heads") as caught:
+        require_context_parallel(config_of(family), 3)
+    assert "one of 1, 2, 4" in caught.value.text()
+
+
+def test_attention_that_cannot_be_shared_is_refused() -> None:
+    config = model_config()
+    assert family_of(config) and config.language_model.config
+    dropout = config.language_model.config | {"attention_dropout": 0.1}
+    changed = config.model_copy(update={"language_model": config.language_model.model_copy(update={"config": dropout})})
+    require_context_parallel(config, 2)
+    with pytest.raises(ConfigError, match=r"train\.context_parallel 2: Qwen2Model has attention that is not plainly"):
+        require_context_parallel(changed, 2)

@@ -1,0 +1,184 @@
+"""Folders with models on this machine, as transformers reads them: a user's own, or a copy of one in a bucket.
+
+A bucket's folder is identified by its revision, a digest of the names and generations of its files. Each revision has
+a folder of its own in this machine's cache, so files there never change. The first process that needs a file downloads
+it, and checks its CRC32C against the bucket's; the others wait for it. Locks are the kernel's and end with their
+process:
+
+- `<name>.stage`, exclusive: one process downloads.
+- `<name>.use`, shared for the life of each process that reads the folder, exclusive to delete it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainer.errors import ConfigError, DataError, os_errors
+from trainer.storage import open_storage
+from trainer.storage.base import BUCKETS_MOUNT, TEMPORARY_PREFIX, ObjectInfo, Storage, cache_folder
+from trainer.storage.export_manifest import MARKER, require_described
+from trainer.storage.regular_files import open_lock, require_regular_files
+from trainer.storage.transfer import in_parallel
+
+CACHE_FOLDER = ".models"
+CONFIG, WEIGHTS, INDEX = "config.json", ".safetensors", ".safetensors.index.json"
+SETTINGS = (".json", ".txt", ".model", ".jinja")  # endings of configurations and tokenizers
+KEPT = 3  # copies that no process uses, of which the machine keeps those used last
+REVISION_DIGITS = 16
+_in_use: dict[Path, int] = {}  # folders that this process reads -> descriptor of the lock
+
+
+def bucket_address(name: str) -> str:
+    """gs://bucket/folder for a folder in a bucket, also where it is named by its mount; empty for others."""
+    mount = f"{BUCKETS_MOUNT}/"
+    address = f"gs://{name.removeprefix(mount)}" if name.startswith(mount) else name
+    return address.rstrip("/") if address.startswith("gs://") else ""
+
+
+def local_folder(name: str, revision: str = "", *, weights: bool = True) -> Path | None:
+    """The folder of a model or tokenizer on this machine; None for what is no folder, such as a hub id.
+
+    Raises ConfigError for a bucket's folder without a model, or not of this `revision`; DataError for a file that is no
+    regular file, and for an export that is damaged.
+
+    Args:
+        weights: also those, with an export's checksums; otherwise configuration and tokenizer only.
+    """
+    if address := bucket_address(name):
+        return _staged(address, revision, weights=weights)
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return None
+    require_regular_files(folder)
+    if weights and (folder / MARKER).is_file():
+        _check_once(folder.absolute())
+    return folder
+
+
+def revision_of(address: str) -> str:
+    """The revision of a bucket's folder now."""
+    return _revision(_files(open_storage(address)))
+
+
+def _staged(address: str, revision: str, *, weights: bool) -> Path:
+    place = hashlib.sha256(address.encode()).hexdigest()[:REVISION_DIGITS]
+    root = cache_folder() / CACHE_FOLDER
+    listing = root / f"{place}-{revision}" / f"{TEMPORARY_PREFIX}files"
+    with contextlib.suppress(FileNotFoundError):  # a known revision is not looked up again
+        if revision and _use(listing.parent) and not _lacking(listing.parent, _listed(listing), weights=weights):
+            return listing.parent
+    store = open_storage(address)
+    files = _files(store)
+    found = _revision(files)
+    if revision not in ("", found):
+        raise ConfigError(
+            f"{address} has changed: it is at revision {found}",
+            expected=f"revision {revision}, which the run file names or the run began with",
+            fix="restore the folder's files, or start a new run with the new ones",
+        )
+    folder = root / f"{place}-{found}"
+    with os_errors(f"writing {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        _use(folder)
+        os.utime(folder)  # the time of last use
+        with _locked(root / f"{folder.name}.stage"):
+            if _lacking(folder, files, weights=weights):
+                _delete_unused(root)
+                _download(store, files, folder, weights=weights)
+    return folder
+
+
+def _files(store: Storage) -> list[ObjectInfo]:
+    """The model's files in the order in which they are needed. Subfolders belong to other formats."""
+    files = [info for info in store.list() if "/" not in info.name and info.name.endswith((*SETTINGS, WEIGHTS))]
+    if not any(info.name.endswith("config.json") for info in files):
+        raise ConfigError(
+            f"there is no model in {store.root_uri}",
+            expected=f"a folder with {CONFIG} and safetensors files, or with a tokenizer",
+            fix="correct the address, or copy a model there as save_pretrained writes it",
+        )
+    return sorted(files, key=lambda info: (info.name != CONFIG, info.name.endswith(WEIGHTS), info.name))
+
+
+def _revision(files: Sequence[ObjectInfo]) -> str:
+    named = json.dumps([[info.name, info.version] for info in files])
+    return hashlib.sha256(named.encode()).hexdigest()[:REVISION_DIGITS]
+
+
+def _lacking(folder: Path, files: Sequence[ObjectInfo], *, weights: bool) -> list[ObjectInfo]:
+    """Files that are not in the folder yet. Only whole ones get their names."""
+    wanted = [info for info in files if weights or not info.name.endswith(WEIGHTS)]
+    return [info for info in wanted if not (folder / info.name).is_file()]
+
+
+def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, *, weights: bool) -> None:
+    """Configuration first, so that what cannot be read costs no download of weights."""
+    if weights and any(info.name == MARKER for info in files):
+        require_described(store, list(files))
+
+    def fetch(info: ObjectInfo) -> None:
+        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=folder)
+        os.close(handle)
+        try:
+            store.download(info.name, Path(temporary))  # checks the CRC32C
+            os.replace(temporary, folder / info.name)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+    for _ in in_parallel(fetch, _lacking(folder, files, weights=weights)):
+        pass
+    if _revision(_files(store)) != _revision(files):
+        shutil.rmtree(folder)
+        raise DataError(f"{store.root_uri} changed while it was copied", fix="start again when nobody writes there")
+    listing = json.dumps([[info.name, info.size_bytes, info.version] for info in files])
+    (folder / f"{TEMPORARY_PREFIX}files").write_text(listing)
+
+
+def _listed(listing: Path) -> list[ObjectInfo]:
+    return [ObjectInfo(*each) for each in json.loads(listing.read_text())]
+
+
+def _use(folder: Path) -> bool:
+    """Keep the folder from being deleted while this process lives."""
+    if folder not in _in_use:
+        lock = open_lock(folder.with_name(f"{folder.name}.use"))
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        _in_use[folder] = lock
+    return True
+
+
+def _delete_unused(root: Path) -> None:
+    """Make room: delete all but the copies used last."""
+    folders = sorted((path for path in root.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
+    for folder in [path for path in folders if path not in _in_use][KEPT:]:
+        with contextlib.suppress(BlockingIOError), _locked(root / f"{folder.name}.use", fcntl.LOCK_NB):
+            shutil.rmtree(folder)
+
+
+def _check_once(folder: Path) -> None:
+    """Check an export against its description, once on this machine while its files are not written."""
+    files = open_storage(str(folder)).list()
+    state = json.dumps([str(folder), *([info.name, info.size_bytes, info.version] for info in files)])
+    root = cache_folder() / CACHE_FOLDER
+    checked = root / f"{hashlib.sha256(state.encode()).hexdigest()}.checked"
+    with os_errors(f"writing {root}"):
+        root.mkdir(exist_ok=True)
+        with _locked(root / "checks.stage"):
+            if not checked.exists():
+                require_described(open_storage(str(folder)), files)
+                checked.touch()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, also: int = 0) -> Iterator[None]:
+    with os.fdopen(open_lock(path), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | also)
+        yield

@@ -1,0 +1,80 @@
+"""Context parallelism (`train.context_parallel`): ranks of a group train on the same packed sequences and share their
+tokens.
+
+Each rank places images into the embeddings of all tokens, and goes on with its own: the tower and these embeddings are
+whole on each rank, the language model, its activations, head and loss are not. Attention exchanges tokens for heads
+(`trainer.models.attention.context_parallel`). A rank's gradients are those of its own tokens' loss, so the sum over all
+ranks that strategies take anyway is the whole gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from trainer.config.model import ModelConfig
+from trainer.distributed.process import ProcessContext
+from trainer.errors import ConfigError
+from trainer.models.attention.context_parallel import ContextParallel
+from trainer.models.attention.varlen import takes_samples
+from trainer.models.registry import family_of
+
+
+def require_context_parallel(config: ModelConfig, ranks: int) -> None:
+    """Raise ConfigError for a model whose attention `ranks` ranks cannot share. Builds it on the meta device only."""
+    family = family_of(config)
+    shape = family.shape(config)
+    heads = shape.language.heads
+    if heads % ranks:
+        able = [str(degree) for degree in range(1, heads + 1) if heads % degree == 0]
+        raise ConfigError(
+            f"train.context_parallel {ranks} does not divide the language model's {heads} attention heads",
+            expected=f"one of {', '.join(able)}",
+        )
+    with torch.device("meta"):
+        model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=1)
+    language_model: Any = family.training_module(config, model, cached=True).language_model
+    if not takes_samples(language_model.config):
+        raise ConfigError(
+            f"train.context_parallel {ranks}: {type(language_model).__name__} has attention that is not plainly causal "
+            "in each layer, or has dropout",
+            expected="a language model whose tokens attend to all tokens before them in their sample",
+            fix="set train.context_parallel to 1; train.sequence_parallel with train.strategy tp saves memory too",
+        )
+
+
+def share_sequences(module: nn.Module, ranks: int, worker: ProcessContext) -> None:
+    """Have a training module share its sequences between `ranks` neighbouring ranks. Collective."""
+    shape = (worker.world_size // ranks, ranks)
+    mesh = init_device_mesh(worker.device.type, shape, mesh_dim_names=("data", "context"))
+    split_tokens(module, ContextParallel(ranks, mesh.get_local_rank("context"), mesh.get_group("context").group_name))
+
+
+def split_tokens(module: Any, context: ContextParallel) -> None:
+    """Have the language model of a training module compute and return the tokens of one rank."""
+    module.language_model.register_forward_pre_hook(
+        lambda _module, args, inputs: (args, inputs | inputs_of_rank(inputs, context)), with_kwargs=True
+    )
+
+
+def inputs_of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str, Any]:
+    """A language model's inputs that differ for the tokens of one rank."""
+    assert "samples" in inputs, "attention needs the bounds of samples: positions of one rank's tokens do not show them"
+    hidden, positions = inputs["inputs_embeds"], inputs["position_ids"]
+    rows, tokens, width = hidden.shape
+    mine = rows * tokens // context.ranks
+    start = context.number * mine
+    # A copy, or the first layer would keep all tokens in memory.
+    own = hidden.reshape(-1, width)[start : start + mine].clone().view(rows, -1, width)
+    own_positions = positions.flatten(-2)[..., start : start + mine].unflatten(-1, (rows, -1))
+    found = {"inputs_embeds": own, "position_ids": own_positions, "context": context}
+    if "deepstack_visual_embeds" in inputs:
+        # The host does not know how many of them are this rank's: those of other tokens become zeros at one of its own.
+        places = inputs["visual_pos_masks"] - start
+        is_mine = ((places >= 0) & (places < mine)).unsqueeze(1)
+        found["visual_pos_masks"] = places.clamp(0, mine - 1)
+        found["deepstack_visual_embeds"] = [level * is_mine for level in inputs["deepstack_visual_embeds"]]
+    return found

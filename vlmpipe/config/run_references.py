@@ -1,0 +1,66 @@
+"""`run:RUN_ID` in a run file's model section: the export of an earlier run."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.job import RUN_ID, run_uri_of
+from trainer.config.model import PARTS
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
+from trainer.storage.export_manifest import FOLDER, MARKER
+from vlmpipe.config.output import OutputConfig
+from vlmpipe.config.validation_errors import Problem, RunFileError
+
+PREFIX = "run:"
+
+
+def with_exports(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The run file's content with the address of an export in place of each run. Raises RunFileError for unknown runs.
+
+    A run is looked for in output.root_uri, and then in gcp.pipeline_root. Whether a run in a bucket is there,
+    `check --online` and the first step of a pipeline say.
+    """
+    content = copy.deepcopy(dict(data))
+    model = _section(content, "model")
+    fields = {f"model.{name}.weights": (_section(model, name), "weights") for name in ("pretrained", *PARTS)}
+    problems = []
+    for path, (section, name) in {**fields, "model.tokenizer": (model, "tokenizer")}.items():
+        value = section.get(name)
+        if isinstance(value, str) and value.startswith(PREFIX):
+            section[name], problem = _export(content, value.removeprefix(PREFIX))
+            problems += [Problem(path, f"found {value}, {problem}")] if problem else []
+    if problems:
+        raise RunFileError(source, problems)
+    return content
+
+
+def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _export(content: dict[str, Any], run_id: str) -> tuple[str, str]:
+    """The address of a run's export, and what is wrong with it."""
+    if not RUN_ID.fullmatch(run_id):
+        return "", "expected run:RUN_ID with the id of a run"
+    root = str(_section(content, "output").get("root_uri") or OutputConfig().root_uri)
+    pipeline_root = str(_section(content, "gcp").get("pipeline_root") or "")
+    if root.startswith("gs://"):
+        return join_uri(run_uri_of(root, run_id, ""), FOLDER), ""
+    root = open_storage(root).root_uri  # absolute: a job may run in another folder
+    export = join_uri(run_uri_of(root, run_id, ""), FOLDER)
+    if Path(export, MARKER).is_file():
+        return export, ""
+    if pipeline_root.startswith("gs://"):
+        return join_uri(run_uri_of(pipeline_root, run_id, ""), FOLDER), ""
+    if Path(export).parent.is_dir():
+        return "", f"but that run has no export in {export}; expected a run that was trained to its end"
+    runs = Path(export).parent.parent
+    close = difflib.get_close_matches(run_id, [path.name for path in runs.glob("*")], 1)
+    hint = f": did you mean run:{close[0]}?" if close else ""
+    return "", f"but there is no such run in {runs}; expected the id of a run{hint}"
