@@ -7,6 +7,18 @@ from pydantic import Field
 from trainer.config.base import Section
 
 
+class PlannedMachine(Section):
+    """What is known of cluster.machine_type beside the planner's catalogue; null takes the catalogue's value."""
+
+    nic_gbps: float | None = Field(
+        None, gt=0, description="Network for traffic between machines, in Gbit/s each direction, whole machine."
+    )
+    memory_gib: float | None = Field(None, gt=0, description="The machine's own memory, in GiB.")
+    usd_per_hour: float | None = Field(
+        None, ge=0, description="Price of a machine with its GPUs, in US dollars an hour, however capacity is obtained."
+    )
+
+
 class PlanConfig(Section):
     """What the plan assumes for unknown values, and the cost above which it needs confirmation. Changes no result."""
 
@@ -47,6 +59,9 @@ class PlanConfig(Section):
     )
     disk_gbytes_per_s: float = Field(
         1.0, gt=0, description="Assumed rate of the disk under train.nvme_path, read and written, in GB/s a machine."
+    )
+    machine: PlannedMachine = Field(
+        default_factory=PlannedMachine, description="Machines that the catalogue does not know, or knows otherwise."
     )
     calibrate_from: str = Field(
         "",

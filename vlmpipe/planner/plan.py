@@ -13,7 +13,7 @@ from trainer.models.image_tokens import image_form_of
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from vlmpipe.catalog import nccl
-from vlmpipe.catalog.machines import Gpu, Machine, load_catalog
+from vlmpipe.catalog.machines import Catalog, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.job_spec.build import JOBS, job_spec, job_violations
@@ -167,7 +167,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     if config.register_.registry.startswith("vertex://"):
         notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
     catalog = load_catalog()
-    machine = catalog.machines.get(config.cluster.machine_type)
+    machine = described_machine(config, catalog)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
     bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes))
     try:
@@ -178,10 +178,32 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
     if machine is None:
-        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
+        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}; "
+        note += "give plan.machine.nic_gbps and plan.machine.memory_gib."
         return dataclasses.replace(bare, model=model, notes=(*notes, note))
     bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
     return _estimated(bare, config, model, machine, gpu, paths, priced=priced)
+
+
+def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
+    """The machine of the catalogue with what the run file says of it (plan.machine); None for one of which neither
+    knows network and memory."""
+    known, said = catalog.machines.get(config.cluster.machine_type), config.plan.machine
+    changed = {"nic_gbps": said.nic_gbps, "memory_gib": said.memory_gib}
+    given = {name: value for name, value in changed.items() if value is not None}
+    if known:
+        return dataclasses.replace(known, **given)
+    if len(given) < len(changed):
+        return None
+    return Machine(
+        machine_type=config.cluster.machine_type,
+        vcpus=1,
+        memory_gib=given["memory_gib"],
+        nic_gbps=given["nic_gbps"],
+        boot_disk_types=(),
+        source="the run file",
+        date="",
+    )
 
 
 def require_runnable(config: RunConfig) -> None:

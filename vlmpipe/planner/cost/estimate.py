@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trainer.sizing.checkpoint_size import checkpoint_bytes
@@ -198,6 +198,8 @@ def _usd_per_hour(
     cluster, region = config.cluster, config.gcp.location
     node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
     disk = prices.boot_disk(cluster.boot_disk_type, region)
+    if (own := config.plan.machine.usd_per_hour) is not None:
+        node = replace(node, usd_per_hour=own, missing=(), old=False)
     missing, old = (*node.missing, *disk.missing), node.old or disk.old
     reducers_usd: float | None = 0.0
     if reducers and (pool := cluster.reduction_server):

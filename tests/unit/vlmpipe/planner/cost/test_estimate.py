@@ -54,6 +54,12 @@ def test_the_run_is_the_sum_of_its_jobs() -> None:
     assert all(step.hours and step.hours > 0 for step in cost.steps)
 
 
+def test_a_price_in_the_run_file_is_that_of_a_machine_on_every_term() -> None:
+    cost, _ = estimated(plan__machine={"usd_per_hour": 10.0})
+    (hourly,) = {step.usd_per_hour for term in cost.by_term.values() for step in term.steps}
+    assert hourly == pytest.approx(10 + 100 * 0.17 / HOURS_PER_MONTH)
+
+
 def test_a_job_that_does_not_run_costs_nothing() -> None:
     assert [step.job for step in estimated(features__cache="off")[0].steps] == ["train", "evaluate"]
 
