@@ -35,7 +35,7 @@ def test_shipped_run_files_are_valid_and_complete_for_vertex(path: Path) -> None
 
 
 def test_the_spot_run_file_has_reducers_for_the_bandwidth_of_its_nodes() -> None:
-    cluster = load_run_file(ROOT / "configs" / "llava-7b-zero2-spot.yaml").cluster
+    cluster = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml").cluster
     node_gbps, reducer_gbps = 100, 32
     assert cluster.reduction_server
     assert cluster.reduction_server.replica_count == -(-cluster.replica_count * node_gbps // reducer_gbps)

@@ -17,7 +17,7 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import Memory
 from vlmpipe.planner.model_architecture import architecture
 
-RUN_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
+RUN_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
 
 

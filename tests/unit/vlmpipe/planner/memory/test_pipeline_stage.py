@@ -55,7 +55,8 @@ EIGHT_NODES = {
 def config_of(**changes: Any) -> RunConfig:
     fields = {**LLAMA_70B, **EIGHT_NODES, **{name.replace("__", "."): value for name, value in changes.items()}}
     return load_run_file(
-        ROOT / "configs/llava-7b-zero2-spot.yaml", [f"{name}={json.dumps(value)}" for name, value in fields.items()]
+        ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml",
+        [f"{name}={json.dumps(value)}" for name, value in fields.items()],
     )
 
 
