@@ -18,6 +18,7 @@ from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import completion, init
+from vlmpipe.cli import data as data_commands
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
@@ -41,6 +42,7 @@ app = typer.Typer(
 
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
+app.add_typer(data_commands.app, name="data")
 app.add_typer(schedule_commands.app, name="schedule")
 app.command()(init.init)
 app.command(name="compile")(compile_commands.compile_)

@@ -158,7 +158,7 @@ class LlavaFamily(SquareFamily):
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write everything but the weights that plain `from_pretrained` reads."""
-        save_model_settings(model, tokenizer, folder)
+        save_model_settings(model, tokenizer, folder, config.language_model)
         vision = vision_config(config)
         processor = LlavaProcessor(
             image_processor=self.image_processor(config),

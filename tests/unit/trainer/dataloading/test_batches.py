@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedSequence
 from trainer.data.sampler import GlobalBatch
-from trainer.data.tokenize import IGNORED
 from trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.errors import DataError
