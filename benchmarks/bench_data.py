@@ -11,6 +11,7 @@ SUITE = Suite(
     [
         Part("packing", "data.packing", 90, "best-fit packing beside padding and greedy packing"),
         Part("reading", "data.reading", 180, "an epoch from tar shards, beside webdataset; with and without decoding"),
+        Part("tokens", "data.tokens", 60, "tokens and labels in a chat template, beside tokenizing alone"),
         Part("images", "data.images", 90, "cached features beside decoding; decoding beside Pillow by hand"),
         Part("preparation", "data.preparation", 240, "CPU time of a sample; two processes beside one"),
         Part("scale", "data.preparation", 3600, "a million records beside 20,000: time and memory", default=False),

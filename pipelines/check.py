@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trainer.config.data import OWN_FORMAT
 from trainer.config.job import RunPaths
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -19,6 +20,7 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.runs.local.run import require_writable
 
@@ -82,6 +84,11 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
     try:
+        yield from _chat_template(config)
+    except UserError as error:
+        yield Finding("chat template", "failed", error.text(), int(error.code))
+        return
+    try:
         text = image_token_limit(model, config.data)
     except ConfigError as error:
         yield Finding("image tokens", "failed", error.text(), ExitCode.CONFIG)
@@ -89,6 +96,15 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     if text:
         yield Finding("image tokens", "ok", text)
     yield from _plan(config)
+
+
+def _chat_template(config: RunConfig) -> Iterator[Finding]:
+    """What the chat template allows, if its files are on this machine."""
+    name, proof = config.data.chat_format(config.model), prove_chat_template(config.model, config.data)
+    if proof:
+        yield Finding("chat template", "ok", f"{name}: {proof.described()}")
+    elif name != OWN_FORMAT:
+        yield Finding("chat template", "unchecked", f"{name} of {config.model.tokenizer} is proved with the data")
 
 
 def _plan(config: RunConfig) -> Iterator[Finding]:

@@ -10,18 +10,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.checkpoint.resume import versions
 from trainer.config.compiling import CompileChoice, compile_choice
 from trainer.config.job import DataPointers, JobConfig, defers_weights
 from trainer.config.train import TrainConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.tokenize import load_tokenizer
 from trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from trainer.dataloading.readers import Readers, open_readers, warnings
 from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
@@ -31,7 +30,7 @@ from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.bf16 import use_tf32
 from trainer.models.layers.compile import compile_layers, has_compiler
 from trainer.models.layers.deferred_weights import DeferredWeights
@@ -79,11 +78,10 @@ class TrainingData:
 
     pointers: DataPointers
     cached: bool  # whether the vision encoder's output is read instead of computed
-    tokenizer: PreTrainedTokenizerFast
+    chat: Chat
     index: Index
     train: SplitIndex
     sampler: PackedBatchSampler
-    form: ImageForm
     total_steps: int
 
 
@@ -150,11 +148,10 @@ def open_data(job: JobConfig) -> TrainingData:
     return TrainingData(
         pointers=pointers,
         cached=pointers.features != "off",
-        tokenizer=load_tokenizer(open_prepared(pointers.prepared_uri)),
+        chat=Chat.load(open_prepared(pointers.prepared_uri), form),
         index=index,
         train=train,
         sampler=sampler,
-        form=form,
         total_steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
     )
 
@@ -180,10 +177,10 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
     deferred: Weights | None = None
     if defers_weights(job.model, job.train):
-        model = family.blueprint(job.model, data.tokenizer, buffers=True)
-        deferred = family.initial_weights(job.model, data.tokenizer)
+        model = family.blueprint(job.model, data.chat.tokenizer, buffers=True)
+        deferred = family.initial_weights(job.model, data.chat.tokenizer)
     else:
-        model = family.build(job.model, data.tokenizer)
+        model = family.build(job.model, data.chat.tokenizer)
     tower = family.tower(model)
     if data.cached:
         require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
@@ -222,9 +219,7 @@ def build_loader(
         for warning in (*warnings(ahead), *_settings_warnings(job.train, data.total_steps)):
             print(f"train: {warning}", flush=True)
     images = replica.takes_images and not data.cached
-    loader = PackedLoader(
-        data.train, data.sampler, data.tokenizer, readers.samples, images=images, ahead=ahead, form=data.form
-    )
+    loader = PackedLoader(data.train, data.sampler, data.chat, readers.samples, images=images, ahead=ahead)
     return readers, loader
 
 
@@ -278,9 +273,7 @@ def build_validation(
     """The validation loss of the evaluation split; None where the run does not validate."""
     images = replica.takes_images and not data.cached
     split = data.index.split("eval")
-    return validation_of(
-        job, split, data.tokenizer, readers.samples, image_source, replica, images=images, form=data.form
-    )
+    return validation_of(job, split, data.chat, readers.samples, image_source, replica, images=images)
 
 
 def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]:

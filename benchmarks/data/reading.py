@@ -15,7 +15,6 @@ from benchmarks.support.workloads import Workload, data_workloads
 from trainer.data.packing import Int64Array
 from trainer.data.sample import Turn
 from trainer.data.shards.tar import FOLDER
-from trainer.data.tokenize import encode_sample
 from trainer.models.image_processor import PixelPreparer
 
 Content = tuple[Sequence[str], Sequence[bytes]]  # of a sequence: sample ids, and their encoded images, one each
@@ -65,19 +64,19 @@ def loaded(load: Workload) -> Iterator[Content]:
 
 def streamed(load: Workload) -> Iterator[Content]:
     """One epoch from webdataset's own reader: the same parsing and tokenizing, packed as a stream can be."""
-    job, tokenizer = load.online, load.tokenizer
+    job, chat = load.online, load.chat
     counts, length = [load.image_tokens], job.data.sequence_length
     shards = sorted(str(path) for path in Path(job.pointers().prepared_uri, FOLDER).glob("train-*.tar"))
     ids: list[str] = []
     images: list[bytes] = []
-    packed, start = _empty(length, tokenizer.pad_token_id), 0
+    packed, start = _empty(length, chat.tokenizer.pad_token_id), 0
     for sample in webdataset.WebDataset(shards, shardshuffle=False):
         record = json.loads(sample["json"])
-        encoded = encode_sample([Turn(**turn) for turn in record["turns"]], counts, tokenizer)
+        encoded = chat.encode([Turn(**turn) for turn in record["turns"]], counts)
         size = len(encoded.input_ids)
         if start + size > length:
             yield ids, images
-            ids, images, packed, start = [], [], _empty(length, tokenizer.pad_token_id), 0
+            ids, images, packed, start = [], [], _empty(length, chat.tokenizer.pad_token_id), 0
         packed[:, start : start + size] = encoded.input_ids, encoded.labels, range(size)
         start += size
         ids.append(record["id"])

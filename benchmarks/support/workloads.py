@@ -7,21 +7,20 @@ import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.support.suite import Bench
 from trainer.config.job import DataPointers, JobConfig, RunPaths
+from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader
 from trainer.data.prepare.pipeline import prepare
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import load_tokenizer
 from trainer.feature_cache.encode import build
 from trainer.feature_cache.store import features_uri
-from trainer.models.image_tokens import image_tokens_of
+from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from vlmpipe.config.run_config import load_run_file
@@ -41,8 +40,8 @@ class Workload:
     online: JobConfig
 
     @cached_property
-    def tokenizer(self) -> Any:
-        return load_tokenizer(open_storage(self.online.pointers().prepared_uri))
+    def chat(self) -> Chat:
+        return Chat.load(open_storage(self.online.pointers().prepared_uri), image_form_of(self.online.model))
 
     @cached_property
     def num_steps(self) -> int:
@@ -67,8 +66,10 @@ class Workload:
 
     def loader(self, *, images: bool = True) -> PackedLoader:
         """Packed sequences, with their encoded images where `images`; a new one verifies the shards anew."""
-        reader = ShardReader.open(open_storage(self.online.pointers().prepared_uri))
-        return PackedLoader(self.split(), self.sequence(), self.tokenizer, reader, images=images)
+        return PackedLoader(self.split(), self.sequence(), self.chat, self.reader(), images=images)
+
+    def reader(self) -> ShardReader:
+        return ShardReader.open(open_storage(self.online.pointers().prepared_uri))
 
 
 def job_of(run_file: str, root: Path, run_id: str, overrides: tuple[str, ...] = ()) -> JobConfig:

@@ -59,7 +59,7 @@ class StepClock(TrainerCallback):
 def hugging_face_trainer(load: Workload, length: Length, scratch: Path) -> Trained:
     """`transformers.Trainer` on the same LlavaForConditionalGeneration, optimizer, sequences and collated images."""
     job = load.online
-    model = family_of(job.model).build(job.model, load.tokenizer)
+    model = family_of(job.model).build(job.model, load.chat.tokenizer)
     # The Trainer turns use_cache off for the whole model only (5.23). With the language model's own left on, a cache is
     # passed along, packed samples are no longer kept apart, and the losses differ from the first step.
     model.config.text_config.use_cache = False

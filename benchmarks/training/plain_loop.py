@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 def plain_loop(load: Workload, length: Length) -> Trained:
     """Training with cached features. Units: useful tokens."""
     job, family = load.cached, family_of(load.cached.model)
-    module = family.training_module(job.model, family.build(job.model, load.tokenizer), cached=True).train()
+    module = family.training_module(job.model, family.build(job.model, load.chat.tokenizer), cached=True).train()
     Recompute.of(job.train).apply(family, module)
     optimizer = build_optimizer(module, job.train.optimizer)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -1,4 +1,4 @@
-"""Parts `strategies` and `features`: strategies beside ddp, and training features beside none, in real processes."""
+"""Parts `strategies`, `features` and `precision`: each beside its baseline, in real processes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ NOTES = {
     "price of the feature on a processor; what it is for (memory, traffic, waiting less for another stage) is not in "
     "it. Compressed gradients are another training: their losses are those without up to the first compressed update, "
     f"and with bf16 within {ROUNDED:g} after it.",
+    "precision": "Precision: what the settings cost on this processor, by its instructions for bf16 and 4-bit numbers; "
+    "a GPU has others. What they are for is memory and traffic (part state).",
 }
 
 
@@ -33,6 +35,11 @@ def strategies(bench: Bench) -> None:
 def features(bench: Bench) -> None:
     """EMA, checkpointing, compression and others, each beside the same run without it."""
     beside_their_baselines(bench, "features")
+
+
+def precision(bench: Bench) -> None:
+    """State in bf16, 8-bit moments and 4-bit frozen weights, each beside the setting before it."""
+    beside_their_baselines(bench, "precision")
 
 
 def beside_their_baselines(bench: Bench, part: str) -> None:
@@ -65,7 +72,7 @@ def require_losses(report: Report, what: str, run: TimedRun, losses: list[float]
     says."""
     equal = len(baseline) if run.equal is None else run.equal
     assert equal <= len(baseline), "too few steps: what compresses has not begun"
-    apart = most_apart(losses[:equal], baseline[:equal])
+    apart = most_apart(losses[:equal], baseline[:equal]) if equal else 0.0
     law = f"losses with unchanged gradients equal those of the baseline (relative {EQUAL:g})"
     report.require(apart <= EQUAL, law, found=f"{what}: {apart:.1e} apart")
     if run.rounded:

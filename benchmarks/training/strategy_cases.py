@@ -16,6 +16,7 @@ QUICK_ROWS = SequenceShape(rows=2, tokens=64, images=2, label_tokens=48)
 VOCABULARY, LARGE_VOCABULARY = 300, 8000
 EQUAL = 1e-5  # relative: fp32 sums in another order
 ROUNDED = 5e-3  # gradients of bf16, as in tests/integration/trainer/strategies/test_equalities.py
+QUANTIZED = 5e-2  # another base: of a model drawn at random, whose loss is near that of a guess
 START_STEP = 2  # of PowerSGD: the fewest that it takes
 
 LANGUAGE = "model.language_model.config"
@@ -88,7 +89,16 @@ def _powersgd() -> TimedRun:
     return TimedRun("ddp", changes, equal=START_STEP + 1)  # the first update of low rank shows in the loss behind it
 
 
+def _precisions(strategy: str) -> dict[str, TimedRun]:
+    return {
+        "autocast": TimedRun(strategy, {"train.precision": "bf16-autocast"}),
+        "bf16 state": TimedRun(strategy, {"train.precision": "bf16"}, equal=0, rounded=ROUNDED),
+    }
+
+
 AVERAGED = {"train.ema_decay": 0.999}
+BF16: dict[str, Any] = {"train.precision": "bf16"}
+ADAPTERS: dict[str, Any] = {"rank": 8}
 GROUPS = {
     "two processes": Group("strategies", 2, _plain("ddp", "fsdp", "zero1", "zero2", "zero3", "pp")),
     "four processes": Group("strategies", 4, _plain("ddp", "hsdp", "tp", "tp+pp+dp")),
@@ -117,6 +127,26 @@ GROUPS = {
         "features",
         2,
         {"none": TimedRun("tp"), "sequence parallelism": TimedRun("tp", {"train.sequence_parallel": True})},
+    ),
+    "ddp, precision": Group("precision", 2, _precisions("ddp")),
+    "zero2, precision": Group("precision", 2, _precisions("zero2")),
+    "8-bit moments": Group(
+        "precision",
+        2,
+        {
+            "AdamW": TimedRun("fsdp", BF16),
+            "adamw_8bit": TimedRun("fsdp", BF16 | {"train.optimizer.name": "adamw_8bit"}, equal=1, rounded=ROUNDED),
+        },
+    ),
+    "adapters": Group(
+        "precision",
+        2,
+        {
+            "frozen in bf16": TimedRun("ddp", BF16 | {"model.lora": ADAPTERS}),
+            "frozen in nf4": TimedRun(
+                "ddp", BF16 | {"model.lora": ADAPTERS | {"quantize_base": "nf4"}}, equal=0, rounded=QUANTIZED
+            ),
+        },
     ),
     "pp": Group("features", 2, {"none": TimedRun("pp"), "interleaved": TimedRun("pp", {"train.virtual_stages": 2})}),
 }

@@ -7,8 +7,10 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from trainer.config.base import Fraction, Positive, Section, StorageUri
+from trainer.config.model import ModelConfig
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
+NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template; every other one is a file's address
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 
@@ -25,6 +27,16 @@ class DataConfig(Section):
     )
     caption_question: str = Field(
         "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
+    )
+    chat_template: StorageUri = Field(
+        "",
+        description="How conversations are written: native, the template of model.tokenizer; vlmpipe, a short format "
+        "for models trained from scratch; or a file with a Jinja template, local or gs://. Empty is native where "
+        "model.pretrained has weights and the tokenizer is not trained, and vlmpipe elsewhere.",
+    )
+    answer_end: str = Field(
+        "",
+        description="Token put behind answers where the chat template writes none that ends them, such as </s>.",
     )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
     validation_fraction: Fraction = Field(
@@ -85,6 +97,12 @@ class DataConfig(Section):
     overlong_policy: Literal["reject", "truncate"] = Field(
         "reject", description="What happens to a sample longer than sequence_length: truncate drops its last turns."
     )
+
+    def chat_format(self, model: ModelConfig) -> str:
+        """`native`, `vlmpipe` or the address of a template."""
+        whole = model.pretrained
+        is_chat_model = whole is not None and bool(whole.weights) and not model.tokenizer.startswith("train:")
+        return self.chat_template or (NATIVE if is_chat_model else OWN_FORMAT)
 
     @field_validator("split_by")
     @classmethod

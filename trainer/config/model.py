@@ -22,7 +22,8 @@ PARTS: tuple[ModelPart, ...] = get_args(ModelPart)
 Pattern = Annotated[str, Field(min_length=1)]
 
 
-IMAGE_TOKEN = "<image>"
+IMAGE_TOKEN = "<image>"  # an image's mark in data, and the image token of most tokenizers
+IMAGE_PAD = "<|image_pad|>"  # image token of the Qwen-VL models' tokenizers
 
 
 class WeightsConfig(Section):
@@ -218,6 +219,11 @@ class ModelConfig(Section):
         if self.lora and "language_model" in self.freeze:
             raise ValueError("lora freezes the language model already: take language_model out of freeze, or lora away")
         return self
+
+    @property
+    def image_token(self) -> str:
+        """Image token of the family's published tokenizers."""
+        return IMAGE_PAD if self.family in GRID_FAMILIES else IMAGE_TOKEN
 
     @property
     def sources(self) -> dict[str, WeightsConfig | None]:

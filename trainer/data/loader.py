@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.config.model import IMAGE_TOKEN
+from trainer.data.chat.encode import IGNORED, Chat, Encoded
 from trainer.data.packing import Int64Array
 from trainer.data.prefetch import ShardPrefetcher
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import IGNORED, Encoded, encode_sample
 from trainer.errors import DataError
-from trainer.models.image_tokens import SQUARES, ImageForm
 from trainer.sizing.image_grids import AXES
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +45,15 @@ class PackedLoader:
         self,
         split: SplitIndex,
         sampler: PackedBatchSampler,
-        tokenizer: PreTrainedTokenizerFast,
+        chat: Chat,
         reader: ShardReader,
         *,
         images: bool = False,
         ahead: Sequence[ShardPrefetcher] = (),
-        form: ImageForm = SQUARES,
     ) -> None:
         """`images`: also read the encoded images. `ahead`: prefetchers of remote shards."""
-        self.sampler, self._split, self._tokenizer, self._reader = sampler, split, tokenizer, reader
-        self._images, self._ahead, self._form = images, ahead, form
-        self._image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        self.sampler, self._split, self._chat, self._reader = sampler, split, chat, reader
+        self._images, self._ahead, self._form = images, ahead, chat.form
 
     def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         """This rank's sequences of an optimizer step: numbers rank, rank + world_size, ... of the global batch.
@@ -83,7 +75,7 @@ class PackedLoader:
     def pack_sequence(self, samples: list[int]) -> PackedSequence:
         """The sequence that holds these samples, by their numbers in the split; for none, an empty sequence."""
         length = self.sampler.data.sequence_length
-        input_ids = np.full(length, self._tokenizer.pad_token_id, np.int64)
+        input_ids = np.full(length, self._chat.tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
         sha256, counts, images, lengths = [], [], [], []
@@ -119,13 +111,12 @@ class PackedLoader:
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
         if self._form.grids is None:
             return np.arange(len(encoded.input_ids))
-        is_image = np.array(encoded.input_ids) == self._image_token
+        is_image = np.array(encoded.input_ids) == self._chat.image_token_id
         return self._form.grids.positions(is_image, self._split.image_sizes(number))
 
     def _encode(self, number: int, token_counts: Sequence[int]) -> Encoded:
         turns = self._reader.turns(self._split.sample_location(number))
-        marks = self._form.marks(self._split.image_sizes(number))
-        encoded = encode_sample(turns, token_counts, self._tokenizer, marks)
+        encoded = self._chat.encode(turns, token_counts, self._split.image_sizes(number))
         expected = int(self._split.tokens[number])
         if len(encoded.input_ids) != expected:
             raise DataError(

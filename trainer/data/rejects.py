@@ -35,7 +35,8 @@ class RejectCode(StrEnum):
     ID_DUPLICATE = "id.duplicate"  # the same id with the same content came before
     SAMPLE_DUPLICATE = "sample.duplicate"  # the same images with the same text came before (data.duplicates=drop)
     CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
-    CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a mark is in an answer
+    CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a system text has one
+    CONV_TEMPLATE = "conv.template"  # the chat template does not allow or changes the conversation
     CONV_TOO_LONG = "conv.too_long"  # more tokens than data.sequence_length
     CONV_TOO_MANY_IMAGES = "conv.too_many_images"  # more images than data.max_images_per_sequence
     TEXT_EMPTY = "text.empty"  # no turns, or an empty question or answer

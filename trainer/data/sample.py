@@ -33,11 +33,17 @@ IMAGE_SUFFIXES = frozenset().union(*EXTENSIONS.values())
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer. The question marks where image k goes by its k-th `<image>`."""
+    """One question and its answer. The k-th `<image>` in a sample's texts marks where its image k goes."""
 
     question: str
     answer: str
     slice: str = DEFAULT_SLICE
+    system: str = ""  # before the question
+    thinking: str = ""  # before the answer
+
+    def texts(self) -> tuple[str, ...]:
+        """All texts; without those that most samples lack, where they are empty."""
+        return (self.question, self.answer, *((self.system, self.thinking) if self.system or self.thinking else ()))
 
 
 def shuffled_turns(questions: Iterable[tuple[str, str, str]], key: str) -> tuple[Turn, ...]:
@@ -95,7 +101,7 @@ class Sample:
 
     def content_digest(self) -> str:
         """Equal for two samples with the same turns and images. Hexadecimal."""
-        return stable_digest(*((t.question, t.answer, t.slice) for t in self.turns), *(i.name for i in self.images))
+        return stable_digest(*((*t.texts(), t.slice) for t in self.turns), *(i.name for i in self.images))
 
 
 def split_of(identity: str, validation_fraction: float) -> Split:

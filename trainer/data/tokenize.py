@@ -1,21 +1,16 @@
-"""Turns conversations into tokens: the tokenizer, the format, labels, prompts and the chat template.
+"""Tokenizers: trained on a run's texts, or pretrained; and the chat template of models trained from scratch.
 
-The format resembles LLaVA's:
+Its format resembles LLaVA's:
 
     <s>USER: <image>
     what digit is this? ASSISTANT: 7</s>USER: is it even? ASSISTANT: no</s>
-
-A sample is tokenized as one text, so that the chat template gives the same tokens with any tokenizer; labels are found
-by character position.
 """
 
 from __future__ import annotations
 
 import re
 import tempfile
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +18,8 @@ from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.hub_errors import hub_error
+from trainer.models.image_tokens import SQUARES, ImageForm
+from trainer.models.published import image_token_in
 from trainer.storage.base import Storage
 from trainer.storage.model_folders import local_folder
 
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FOLDER = "tokenizer"  # in prepared data
-IGNORED = -100  # label of a token that does not count in the loss
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIALS = (PAD, BOS, EOS, IMAGE_TOKEN)
@@ -40,11 +36,12 @@ FEW = 4  # tokens named in an error
 CONTROL_TOKEN = re.compile("<[^<>]+>")
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
-# In a content list, an image is its mark and a line end, as in training.
+# In a content list, an image is its mark and a line end, as in training. A system text begins the question behind it.
 CHAT_TEMPLATE = (
     "{{- bos_token or '' -}}"
     "{%- for message in messages -%}"
-    "{{- ' ASSISTANT: ' if message['role'] == 'assistant' else 'USER: ' -}}"
+    "{%- set continued = loop.previtem is defined and loop.previtem['role'] == 'system' -%}"
+    "{{- ' ASSISTANT: ' if message['role'] == 'assistant' else '\\n' if continued else 'USER: ' -}}"
     "{%- if message['content'] is string -%}{{- message['content'] -}}"
     "{%- else -%}"
     "{%- for part in message['content'] -%}"
@@ -57,117 +54,32 @@ CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Tokens of one sample, and as many labels: -100 except on answers and their end tokens."""
-
-    input_ids: list[int]
-    labels: list[int]
-
-    @property
-    def label_tokens(self) -> int:
-        return len(self.labels) - self.labels.count(IGNORED)
-
-
-def encode_sample(
-    turns: Sequence[Turn],
-    image_token_counts: Sequence[int],
-    tokenizer: PreTrainedTokenizerFast,
-    image_marks: Sequence[str] | None = None,
-) -> Encoded:
-    """Tokens and labels of a conversation; the k-th `<image>` becomes `image_token_counts[k]` image tokens.
-
-    image_marks: the family's text for each image, with one `<image>` or more, each of which becomes an equal share of
-    the image's tokens. None: `<image>` alone.
-    """
-    marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
-    left = iter(marks)
-    text, end = tokenizer.bos_token or "", tokenizer.eos_token  # slow attributes of transformers' tokenizers
-    answers = []  # character ranges that count in the loss
-    for turn in turns:
-        text += f"{QUESTION_PREFIX}{_written(turn.question, left)}{ANSWER_PREFIX}"
-        start = len(text)
-        text += f" {turn.answer}{end}"
-        answers.append((start, len(text)))
-    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-    ids, starts = encoding.ids, [start for start, _ in encoding.offsets]
-    labels = [IGNORED] * len(ids)
-    for start, stop in answers:
-        first, last = bisect_left(starts, start), bisect_left(starts, stop)
-        labels[first:last] = ids[first:last]
-    return _with_images(ids, labels, image_token_counts, marks, tokenizer)
-
-
-def prompt(
-    question: str,
-    image_token_counts: Sequence[int],
-    tokenizer: PreTrainedTokenizerFast,
-    image_marks: Sequence[str] | None = None,
-) -> list[int]:
-    """Tokens that ask one question about a sample's images.
-
-    Images go where the question marks them, or before it when it does not mark all of them (a later turn).
-    """
-    marks = [IMAGE_TOKEN] * len(image_token_counts) if image_marks is None else image_marks
-    if question.count(IMAGE_TOKEN) != len(image_token_counts):
-        bare = question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
-        question = f"{IMAGE_TOKEN}\n" * len(image_token_counts) + bare
-    text = f"{tokenizer.bos_token or ''}{QUESTION_PREFIX}{_written(question, iter(marks))}{ANSWER_PREFIX}"
-    ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-    return _with_images(ids, [IGNORED] * len(ids), image_token_counts, marks, tokenizer).input_ids
-
-
-def _written(question: str, marks: Iterator[str]) -> str:
-    """The question with each `<image>` replaced by the next mark."""
-    first, *behind = question.split(IMAGE_TOKEN)
-    return first + "".join(f"{next(marks)}{text}" for text in behind)
-
-
-def _with_images(
-    ids: list[int], labels: list[int], counts: Sequence[int], marks: Sequence[str], tokenizer: PreTrainedTokenizerFast
-) -> Encoded:
-    """Repeat the image tokens of the k-th mark to `counts[k]` in all."""
-    image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
-    places = [position for position, token in enumerate(ids) if token == image_token]
-    parts = [mark.count(IMAGE_TOKEN) for mark in marks]
-    shares = [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
-    assert len(places) == len(shares), f"{len(places)} image tokens, {len(shares)} in the marks of the images"
-    for position, count in zip(reversed(places), reversed(shares), strict=True):
-        ids[position : position + 1] = [image_token] * count
-        labels[position : position + 1] = [IGNORED] * count
-    return Encoded(ids, labels)
-
-
-def make_tokenizer(
-    name: str,
-    texts: Iterable[str],
-    image_mark: str = IMAGE_TOKEN,
-    *,
-    control_tokens: Iterable[str] = (),
-    has_mark: bool = False,
-) -> PreTrainedTokenizerFast:
-    """The tokenizer that `model.tokenizer` names, with the tokens and the chat template of the format.
+def make_tokenizer(name: str, texts: Iterable[str], form: ImageForm = SQUARES) -> PreTrainedTokenizerFast:
+    """The tokenizer that `model.tokenizer` names, with the tokens and the chat template of the format above.
 
     Raises ConfigError for a bad N and for missing tokens, UserError (exit 69) when a hub id or folder cannot be loaded.
 
     Args:
         texts: training texts, consumed only for `train:N`.
-        image_mark: the family's text for an image: `<image>`, perhaps between tokens of its own.
-        control_tokens: further tokens of the family.
-        has_mark: a pretrained tokenizer must already have all these tokens.
     """
-    around = _around(image_mark, control_tokens)
     if name.startswith(TRAINED_PREFIX):
-        tokenizer = _train(trained_size(name, image_mark, control_tokens), texts, around)
+        tokenizer = _train(trained_size(name, form), texts, control_tokens(form))
     else:
-        tokenizer = _pretrained(name, around, has_mark=has_mark)
-    tokenizer.chat_template = CHAT_TEMPLATE.replace(IMAGE_TOKEN, image_mark)
+        tokenizer = _completed(name, form)
+    tokenizer.chat_template = own_template(tokenizer, form)
     return tokenizer
 
 
-def trained_size(name: str, image_mark: str = IMAGE_TOKEN, control_tokens: Iterable[str] = ()) -> int:
+def own_template(tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> str:
+    """The format above with the tokenizer's image token."""
+    # SmolVLM's processor puts the tokens around an image in place of its token.
+    mark = form.mark if form.grids else IMAGE_TOKEN
+    return CHAT_TEMPLATE.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, image_token_in(tokenizer, form.token)))
+
+
+def trained_size(name: str, form: ImageForm = SQUARES) -> int:
     """N of `train:N`. Raises ConfigError for one that leaves no room for bytes and control tokens."""
-    num_specials = len(SPECIALS) + len(_around(image_mark, control_tokens))
+    num_specials = len(SPECIALS) + len(control_tokens(form))
     smallest, size = BYTES_ALPHABET + num_specials, name.removeprefix(TRAINED_PREFIX)
     if not size.isdecimal() or int(size) < smallest:
         raise ConfigError(
@@ -177,16 +89,17 @@ def trained_size(name: str, image_mark: str = IMAGE_TOKEN, control_tokens: Itera
     return int(size)
 
 
-def _around(image_mark: str, control_tokens: Iterable[str]) -> list[str]:
+def control_tokens(form: ImageForm) -> list[str]:
     """Control tokens of images beside the image token itself."""
-    tokens = dict.fromkeys((*CONTROL_TOKEN.findall(image_mark), *control_tokens))
+    tokens = dict.fromkeys((*CONTROL_TOKEN.findall(form.mark), *form.control_tokens))
     return [token for token in tokens if token != IMAGE_TOKEN]
 
 
 def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
     """Training texts of a tokenizer: questions and answers, split as pre-tokenization would split them."""
     for turn in turns:
-        yield f"{QUESTION_PREFIX}{turn.question.replace(IMAGE_TOKEN, '')}{ANSWER_PREFIX}"
+        system = f"{turn.system}\n" if turn.system else ""
+        yield f"{QUESTION_PREFIX}{system}{turn.question.replace(IMAGE_TOKEN, '')}{ANSWER_PREFIX}"
         yield f" {turn.answer}"
 
 
@@ -225,7 +138,8 @@ def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedToke
     )
 
 
-def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
+def pretrained_tokenizer(name: str) -> Any:
+    """A published tokenizer, as it is. Raises ConfigError for a slow one, UserError (69) for one out of reach."""
     from transformers import AutoTokenizer
 
     folder = local_folder(name, weights=False)
@@ -245,14 +159,26 @@ def _pretrained(name: str, around: list[str], *, has_mark: bool) -> Any:
             f"model.tokenizer {name!r} has no fast tokenizer",
             expected="a tokenizer.json: labels are found by the character positions that only fast tokenizers give",
         )
-    lacking = [token for token in (IMAGE_TOKEN, *around) if token not in tokenizer.get_vocab()]
-    if has_mark and lacking:
+    return tokenizer
+
+
+def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:
+    """Raise ConfigError where the tokenizer lacks one of them."""
+    if lacking := [token for token in tokens if tokenizer.backend_tokenizer.token_to_id(token) is None]:
         more = f" and {len(lacking) - FEW} more" if len(lacking) > FEW else ""
         raise ConfigError(
             f"model.tokenizer {name!r} lacks {', '.join(lacking[:FEW])}{more}, which the model sees an image by",
             expected="a tokenizer with these tokens, such as that of model.pretrained",
         )
+
+
+def _completed(name: str, form: ImageForm) -> Any:
+    """A published tokenizer with the tokens of images, of padding and of the end of an answer."""
+    tokenizer = pretrained_tokenizer(name)
+    needed = (image_token_in(tokenizer, form.token), *control_tokens(form))
+    if form.is_in_tokenizer:
+        require_tokens(name, tokenizer, needed)
     missing = {"pad_token": PAD, "eos_token": EOS}
     tokenizer.add_special_tokens({kind: token for kind, token in missing.items() if getattr(tokenizer, kind) is None})
-    tokenizer.add_special_tokens({"extra_special_tokens": [IMAGE_TOKEN, *around]}, replace_extra_special_tokens=False)
+    tokenizer.add_special_tokens({"extra_special_tokens": list(needed)}, replace_extra_special_tokens=False)
     return tokenizer

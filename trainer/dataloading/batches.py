@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedLoader, PackedSequence
-from trainer.data.tokenize import IGNORED
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.attention.cu_seqlens import CuSeqlens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from trainer.distributed.cluster_env import read_cluster
 from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, run_main
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+MAPPED_FROM_BYTES, KEPT_BYTES = 32 << 20, 1 << 30  # the first is glibc's limit
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ def start_worker() -> ProcessContext:
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
     # Objects and checkpoint plans travel on the CPU even on a GPU machine.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     alone: dict[str, Any] = {}
@@ -68,6 +73,16 @@ def start_worker() -> ProcessContext:
     cluster = read_cluster(os.environ)
     reducers = cluster.num_reducers if cluster else 0
     return ProcessContext(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
+
+
+def keep_freed_memory() -> None:
+    """Have glibc reuse the memory of freed tensors. By default it returns much of it, and the kernel spends 5 % of a
+    step's CPU time on filling pages with zeros again.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if set_option:
+        set_option(M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
+        set_option(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 class StopRequest:

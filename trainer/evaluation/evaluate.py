@@ -23,12 +23,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.job import JobConfig
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader
+from trainer.data.sample import Turn
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import load_tokenizer, prompt
 from trainer.dataloading.batches import cached_images, collate, online_images
 from trainer.dataloading.readers import open_readers
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
@@ -59,7 +61,7 @@ class Subject:
 
     family: Family
     model: nn.Module
-    tokenizer: Any
+    chat: Chat
     prepared: Storage
     split: SplitIndex
     shards: ShardReader
@@ -148,7 +150,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     return Subject(
         family=family,
         model=model,
-        tokenizer=load_tokenizer(prepared),
+        chat=Chat.load(prepared, image_form_of(job.model)),
         prepared=prepared,
         split=split,
         shards=readers.samples,
@@ -157,15 +159,22 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
 
 
 def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
-    """Every turn of the held-out samples, or of `max_samples` evenly spaced ones, as a question."""
+    """Every turn of the held-out samples, or of `max_samples` evenly spaced ones, as a question.
+
+    But for samples with images in answers: the model answers in text.
+    """
     count = len(subject.split)
     chosen = min(count, max_samples or count)
     questions = []
     for sample in (number * count // chosen for number in range(chosen)):
-        for turn, asked in enumerate(subject.shards.turns(subject.split.sample_location(sample))):
-            questions.append(
-                Question(sample, subject.split.ids[sample], turn, asked.slice, asked.question, asked.answer)
-            )
+        turns = subject.shards.turns(subject.split.sample_location(sample))
+        if any(IMAGE_TOKEN in turn.answer for turn in turns):
+            continue
+        identity, system = subject.split.ids[sample], turns[0].system
+        questions += [
+            Question(sample, identity, number, turn.slice, turn.question, turn.answer, system)
+            for number, turn in enumerate(turns)
+        ]
     return questions
 
 
@@ -173,11 +182,12 @@ def answer(
     job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: ProcessContext
 ) -> list[Prediction]:
     """The model's answers to questions, with the images of a control ("": the question's own)."""
-    prompts, samples, form = [], [], image_form_of(job.model)
+    prompts, samples, form = [], [], subject.chat.form
     for question in questions:
         counts = subject.split.image_token_counts(question.sample)
-        marks = form.marks(subject.split.image_sizes(question.sample))
-        prompts.append(prompt(question.question, counts, subject.tokenizer, marks))
+        sizes = subject.split.image_sizes(question.sample)
+        asked = Turn(question.question, "", system=question.system)
+        prompts.append(subject.chat.prompt(asked, counts, sizes))
         is_shuffled = control == "shuffled_image"
         samples.append(other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
     features = image_features(job, subject, samples, worker)
@@ -191,7 +201,7 @@ def answer(
         projected = subject.family.project(subject.model, features)
     texts = generate_answers(
         subject.model,
-        subject.tokenizer,
+        subject.chat,
         prompts,
         lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids),
         worker.device,
@@ -223,13 +233,12 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
 
 def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> float:
     """Mean loss over all label tokens of the packed held-out split. Collective."""
-    form = image_form_of(job.model)
     sequence = PackedBatchSampler(
         subject.split,
         job.data,
         seed=0,
         global_batch_size=LOSS_ROWS_PER_RANK * worker.world_size,
-        tile_tokens=form.tile_tokens,
+        tile_tokens=subject.chat.form.tile_tokens,
     )
     cached = subject.features is not None
     source = (
@@ -239,7 +248,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     )
     module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
-    loader = PackedLoader(subject.split, sequence, subject.tokenizer, subject.shards, images=not cached, form=form)
+    loader = PackedLoader(subject.split, sequence, subject.chat, subject.shards, images=not cached)
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
             rows = loader.sequences_for_step(step, worker.rank, worker.world_size)

@@ -8,22 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.data.chat.encode import Chat
+
+END_OF_THINKING = "</think>"
+
 
 @torch.inference_mode()
 def generate_answers(
     model: nn.Module,
-    tokenizer: Any,
+    chat: Chat,
     prompts: Sequence[list[int]],
     inputs: Callable[[Tensor], dict[str, Any]],
     device: torch.device,
     *,
     max_new_tokens: int,
 ) -> list[str]:
-    """Continue each prompt greedily to its end token.
+    """Continue each prompt greedily to an end token.
 
     `inputs` turns the prompts' tokens into the model's arguments (a family's `generation_inputs`). Prompts are padded
     on the left, so that all answers start at the same position.
     """
+    tokenizer = chat.tokenizer
     longest = max(len(ids) for ids in prompts)
     input_ids = torch.full((len(prompts), longest), tokenizer.pad_token_id)
     attention_mask = torch.zeros_like(input_ids)
@@ -38,8 +43,10 @@ def generate_answers(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=chat.end_token_ids,
     )
     if "input_ids" in given:
         generated = generated[:, longest:]  # remove the prompts, which precede the answers
-    return [text.strip() for text in tokenizer.batch_decode(generated, skip_special_tokens=True)]
+    # Behind thinking, where the template has it.
+    texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
+    return [text.rpartition(END_OF_THINKING)[2].strip() for text in texts]

@@ -35,6 +35,7 @@ class Question:
     slice: str
     question: str
     answer: str
+    system: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.job import JobConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import SplitIndex
@@ -21,11 +22,8 @@ from trainer.data.shards.tar import ShardReader
 from trainer.dataloading.batches import ImageSource, PackedBatch, collate
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.errors import ConfigError
-from trainer.models.image_tokens import ImageForm
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
     from trainer.distributed.process import ProcessContext
     from trainer.strategies.base import Strategy
 
@@ -65,13 +63,12 @@ class Validation:
 def validation_of(
     job: JobConfig,
     split: SplitIndex,
-    tokenizer: PreTrainedTokenizerFast,
+    chat: Chat,
     reader: ShardReader,
     image_source: ImageSource,
     replica: DataParallelRank,
     *,
     images: bool,
-    form: ImageForm,
 ) -> Validation | None:
     """None when the run does not validate. Raises ConfigError when it has nothing to validate on."""
     settings = job.train
@@ -85,7 +82,7 @@ def validation_of(
         )
     step_sequences = settings.micro_batch_size * replica.count
     sequence = PackedBatchSampler(
-        split, job.data, seed=0, global_batch_size=step_sequences, tile_tokens=form.tile_tokens
+        split, job.data, seed=0, global_batch_size=step_sequences, tile_tokens=chat.form.tile_tokens
     )
     plan = sequence.plan(0)
     count = min(len(plan), settings.validation_sequences)
@@ -93,7 +90,7 @@ def validation_of(
             for start in range(0, count, step_sequences) for place in range(settings.micro_batch_size)]  # fmt: skip
     members = [plan.row(row).tolist() if row < count else [] for row in mine]
     return Validation(
-        PackedLoader(split, sequence, tokenizer, reader, images=images, form=form),
+        PackedLoader(split, sequence, chat, reader, images=images),
         image_source,
         replica,
         members,

@@ -35,6 +35,7 @@ class ImageForm:
     grids: ImageGrids | None = None  # None: all images are resized to one square
     is_in_tokenizer: bool = False  # the tokenizer must already have the marks' tokens
     tiles: ImageTiles | None = None  # None: images are not cut into tiles
+    token: str = IMAGE_TOKEN  # image token of the family's published tokenizers
 
     @property
     def tile_tokens(self) -> int:
@@ -58,6 +59,10 @@ class ImageForm:
         """Text of each image in a prompt. sizes: (width, height) in pixels."""
         return [self.tiles.mark(*size) for size in sizes] if self.tiles else [self.mark] * len(sizes)
 
+    def replacements(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
+        """What the family's processor puts in place of each image's token, which a chat template has written."""
+        return [IMAGE_TOKEN] * len(sizes) if self.grids else self.marks(sizes)
+
 
 SQUARES = ImageForm()
 
@@ -80,7 +85,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
     assert config.max_pixels is not None, "checked by ModelConfig"
     least_pixels = min(MIN_TOKENS * (patch * merge) ** 2, config.max_pixels)
     grids = ImageGrids(patch, merge, config.min_pixels or least_pixels, config.max_pixels)
-    return ImageForm(f"{VISION_START}{IMAGE_TOKEN}{VISION_END}", grids)
+    return ImageForm(f"{VISION_START}{IMAGE_TOKEN}{VISION_END}", grids, token=config.image_token)
 
 
 def image_rule(config: ModelConfig) -> Any:

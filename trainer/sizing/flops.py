@@ -86,7 +86,7 @@ def flops_per_sequence(
     activation_checkpointing: `full` repeats the language layers, except the last product of each, which no gradient
         needs; `selective` repeats no product.
     loss_chunks: equal chunks of labels; all but one go through the head twice.
-    feature_layer: of the run file; layers of a trained tower after it get no gradient.
+    feature_layer: of the run file; layers of a tower after it do not run.
     sample_pairs: sum of the squares of the samples' lengths; None for a single sample.
 
     The backward pass ends at the first trained layer. If patterns choose some of its weights, all its products count,
@@ -146,9 +146,9 @@ def model_flops_per_sequence(
     return sample.times(samples).total
 
 
-def tower_flops_per_image(shape: ModelShape) -> float:
+def tower_flops_per_image(shape: ModelShape, feature_layer: int = -1) -> float:
     """Forward FLOPs of the tower for one image."""
-    return _tower(shape, feature_layer=-1).forward
+    return _tower(shape, feature_layer).forward
 
 
 def _trained_share(shape: ModelShape) -> float:
@@ -189,11 +189,12 @@ def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     stack, tokens = shape.tower, shape.tower_tokens
     in_weights, attention = stack.layers * tokens * 2 * stack.matrices, _tower_attention(shape)
     patches = 2 * tokens * shape.patch_pixels * stack.hidden  # one too many with a class token: below 0.1 %
-    forward = patches + in_weights + attention + _pooling_head(shape)
+    used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
+    in_used_layers = (in_weights + attention) * used_layers / stack.layers
+    forward = patches + in_used_layers
     if "tower" in shape.frozen:
         return PartFlops(int(forward))
-    used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
-    backward = patches + 2 * (in_weights + attention) * used_layers / stack.layers  # pixels need no gradient
+    backward = patches + 2 * in_used_layers  # pixels need no gradient
     if shape.chosen:
         chosen, per_parameter = shape.chosen.tower, 2 * tokens
         outside = shape.chosen.parameters["tower"] - sum(chosen.parameters)  # assumed before the layers
@@ -217,22 +218,6 @@ def _tower_attention(shape: ModelShape) -> float:
         seen *= sum(piece**2 for piece in pieces) / side
     in_windows = (stack.layers - windows.full_layers) * _attention_flops(stack, tokens * seen)
     return windows.full_layers * _attention_flops(stack, tokens**2) + in_windows
-
-
-def _pooling_head(shape: ModelShape) -> int:
-    """SigLIP towers end in attention from one learned query, which runs in each forward pass although it is not used.
-
-    Detected by the parameters outside of layers, patches and positions.
-    """
-    stack, tokens = shape.tower, shape.tower_tokens
-    if shape.images_differ or shape.projector_layers == 1:
-        return 0  # towers of native models have none
-    left = shape.parameters["tower"] - stack.layers * stack.layer_parameters
-    left -= (shape.patch_pixels + tokens) * stack.hidden
-    if left < 4 * stack.hidden**2:
-        return 0
-    projections = 2 * stack.hidden**2 * (2 * tokens + 2)
-    return projections + 4 * tokens * stack.hidden + 4 * stack.hidden * stack.intermediate
 
 
 def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:

@@ -18,6 +18,7 @@ from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import completion, init
+from vlmpipe.cli import data as data_commands
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
@@ -41,6 +42,7 @@ app = typer.Typer(
 
 cache = typer.Typer(help="The cache of vision features.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
+app.add_typer(data_commands.app, name="data")
 app.add_typer(schedule_commands.app, name="schedule")
 app.command()(init.init)
 app.command(name="compile")(compile_commands.compile_)
@@ -166,15 +168,19 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
     from vlmpipe.cli.views.suggestions import print_suggestions
     from vlmpipe.planner.plan import plan_basis
     from vlmpipe.planner.search.search import Goal, suggest
+    from vlmpipe.planner.sequence_fill import length_advice
 
     wanted = Goal.parse(goal)
     with doing(f"comparing machines and strategies for {config}"):
         model, load, prices = plan_basis(settings)
         found = suggest(settings, model, load, prices, wanted)
     if as_json:
-        print_json({"goal": goal, "suggestions": [vars(one) for one in found]})
+        fills = [vars(one) for one in load.fills]
+        print_json({"goal": goal, "suggestions": [vars(one) for one in found], "sequence_lengths": fills})
     else:
         print_suggestions(found, wanted, settings, config, overrides)
+        if advice := length_advice(load.fills, settings):
+            print_lines([advice])
 
 
 @app.command()

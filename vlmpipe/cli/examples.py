@@ -37,6 +37,7 @@ EXAMPLES = {
     "diagnose": ("digits-20260301-120000", "digits-20260301-120000 --project my-project --location us-central1"),
     "schema": ("--markdown", "--output docs/reference"),
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
+    "data inspect": ("configs/digits.yaml", "my-run.yaml --first 100 --count 10 --json"),
     "schedule plan": ("my-run.yaml", "my-run.yaml 'schedule.cron=0 6 * * 1' --json"),
     "schedule apply": ("my-run.yaml", "my-run.yaml --yes"),
     "schedule list": ("my-run.yaml", "my-run.yaml --json"),

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
-from trainer.config.data import DataConfig
+from trainer.config.data import OWN_FORMAT, DataConfig
 from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.strategies import QUANTIZING
@@ -152,6 +152,8 @@ def warnings(config: RunConfig) -> list[Problem]:
 
 def _warnings(config: RunConfig) -> Iterator[Problem]:
     cluster, data, train = config.cluster, config.data, config.train
+    if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:
+        yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
     if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
         yield Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures")
     if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:

@@ -36,6 +36,7 @@ KUBEFLOW: tuple[Form, ...] = (
 CLOUD_DATA: tuple[Form, ...] = (
     ("data.source", r"builtin:|gs://", "a gs:// path: a job does not see this machine's files"),
     ("data.image_folder", r"$|gs://", "a gs:// path"),
+    ("data.chat_template", r"($|native$|vlmpipe$)|gs://", "native, vlmpipe or a gs:// path"),
 )
 # Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
 NOT_ON_KUBEFLOW = {

@@ -26,6 +26,7 @@ from vlmpipe.planner.memory.zero_config import unpriced
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.sequence_fill import fill_by_length, length_advice
 from vlmpipe.planner.time import feature_cache, reduction_server
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.reduction_server import Advice
@@ -239,6 +240,8 @@ def _estimated(
     case = Scenario(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
     time = estimate_time(case)
     notes = [*bare.notes, *([note] if note else [])]
+    if advice := length_advice(load.fills, config):
+        notes.append(advice)
     for what in (machine, gpu):
         if what is not None and what.unconfirmed:
             named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
@@ -306,6 +309,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         label_tokens=int(split.label_tokens.sum()),
         sequences=len(sampler.plan(0)),
         steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
+        fills=fill_by_length(config, split, tile_tokens),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.sequence_fill import LengthFill
 
 # Best-fit packing in windows of 64 to 1024 samples: 95.5 to 99.3 % useful on lengths like a VLM's, and a goal of 97 %.
 ASSUMED_FILL = 0.98
@@ -32,6 +33,7 @@ class Workload:
     epochs: int
     origin: str  # a sentence: where the figures come from
     image_tokens: int | None = None  # mean of an image; None if all have the number in the model's shape
+    fills: tuple[LengthFill, ...] = ()  # by sequence length, of prepared data
 
     @property
     def useful_tokens_per_sequence(self) -> float:
@@ -66,6 +68,7 @@ class Workload:
         label_tokens: int,
         sequences: int,
         steps: int,
+        fills: tuple[LengthFill, ...] = (),
     ) -> Workload:
         """From the prepared data's index: sums over the training split (`pairs`: of squared sample lengths), packed
         sequences of its first epoch (`sequences`), steps of the run."""
@@ -83,6 +86,7 @@ class Workload:
             epochs=config.train.epochs,
             origin=f"Packed sequences are those of the prepared data: {samples:,} samples in {sequences:,} sequences.",
             image_tokens=max(1, round(image_tokens / images)) if images else None,
+            fills=fills,
         )
 
     @classmethod

@@ -23,10 +23,10 @@ def base_of(root: Path, family: str) -> Content:
     }  # fmt: skip
 
 
-def train(jobs: Iterable[tuple[int, JobConfig]]) -> None:
-    """Runs by the number of processes that they need."""
+def train(jobs: Iterable[tuple[int, JobConfig]], *, timeout_s: float = 240) -> None:
+    """Runs by the number of processes that they need, all of one number within `timeout_s`."""
     by_processes: dict[int, list[JobConfig]] = defaultdict(list)
     for processes, job in jobs:
         by_processes[processes].append(job)
     for processes, several in by_processes.items():
-        train_runs(several, processes=processes)
+        train_runs(several, processes=processes, timeout_s=timeout_s)

@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.support.trainer.tiny_native import TILES, model_section
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.sample import Turn
-from trainer.data.tokenize import encode_sample, make_tokenizer
+from trainer.data.tokenize import make_tokenizer
 from trainer.models.image_inputs import Images
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 
@@ -45,8 +46,7 @@ def as_plain_transformers_takes(made: Images, input_ids: torch.Tensor, image_tok
 def sample_ids(config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
     count, tokenizer = image_tokens_of(config), tokenizer_of(name_of(config))
     turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", " it is 7")]
-    marks = image_form_of(config).marks(sizes)
-    return encode_sample(turns, [count(*size) for size in sizes], tokenizer, marks).input_ids
+    return Chat(tokenizer, image_form_of(config)).encode(turns, [count(*size) for size in sizes], sizes).input_ids
 
 
 def positions_of(config: ModelConfig, tokens: list[int], sizes: list[tuple[int, int]]) -> np.ndarray:
@@ -67,5 +67,4 @@ def name_of(config: ModelConfig) -> str:
 
 
 def trained_tokenizer(name: str, texts: list[str], config: ModelConfig) -> PreTrainedTokenizerFast:
-    form = image_form_of(config)
-    return make_tokenizer(name, texts, form.mark, control_tokens=form.control_tokens)
+    return make_tokenizer(name, texts, image_form_of(config))

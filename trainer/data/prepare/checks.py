@@ -6,7 +6,7 @@ import hashlib
 import io
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -119,20 +119,21 @@ def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:
     return image.convert("RGB"), Repair.MODE_CONVERTED
 
 
-def check_turns(turns: tuple[Turn, ...], num_images: int, special_tokens: Iterable[str]) -> None:
-    """Texts are not empty and have no control tokens; questions have as many `<image>` marks as there are images."""
+def check_turns(turns: tuple[Turn, ...], num_images: int, control_tokens: Sequence[str]) -> None:
+    """Texts are not empty and have no control tokens, and as many `<image>` marks as there are images."""
     if not turns:
         raise RejectedError(RejectCode.TEXT_EMPTY, "the conversation has no turns")
     for number, turn in enumerate(turns, 1):
         if not turn.question.strip() or not turn.answer.strip():
             part = "answer" if turn.question.strip() else "question"
             raise RejectedError(RejectCode.TEXT_EMPTY, f"turn {number} has an empty {part}")
-        if IMAGE_TOKEN in turn.answer:
-            raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"turn {number} has {IMAGE_TOKEN} in its answer")
-        for token in special_tokens:
-            if token != IMAGE_TOKEN and (token in turn.question or token in turn.answer):
+        for token in control_tokens:
+            if any(token in text for text in turn.texts()):
                 raise RejectedError(RejectCode.TEXT_SPECIAL_TOKEN, f"turn {number} spells the control token {token!r}")
-    marks = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)
+        if IMAGE_TOKEN in turn.system or IMAGE_TOKEN in turn.thinking:
+            part = "system text" if IMAGE_TOKEN in turn.system else "thinking"
+            raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"turn {number} has {IMAGE_TOKEN} in its {part}")
+    marks = sum((turn.question + turn.answer).count(IMAGE_TOKEN) for turn in turns)
     if marks != num_images:
         message = f"{marks} {IMAGE_TOKEN} marks for {num_images} images"
         raise RejectedError(RejectCode.CONV_IMAGE_COUNT, message)

@@ -15,9 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
+from trainer.data.chat.encode import Chat
+from trainer.data.chat.make import format_identity, make_chat
 from trainer.data.prepare.chunks.chunk import build_chunk
 from trainer.data.prepare.chunks.merge import Part, Shard, merge
 from trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
@@ -31,7 +32,7 @@ from trainer.data.sample import Sample, Turn
 from trainer.data.shards.prepared_files import DONE, Manifest
 from trainer.data.sources import Source, open_source
 from trainer.data.tokenize import FOLDER as TOKENIZER
-from trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, load_tokenizer, make_tokenizer, training_texts
+from trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, training_texts
 from trainer.errors import DataError, os_errors
 from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
@@ -43,7 +44,7 @@ from trainer.storage.model_folders import local_folder
 from trainer.storage.regular_files import read_regular
 from trainer.storage.transfer import in_parallel
 
-FORMAT_VERSION = 5  # raise it when the same input gives other bytes
+FORMAT_VERSION = 6  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "workers", "tasks"}
@@ -129,12 +130,13 @@ def fingerprint(config: JobConfig) -> str:
 
 def _fingerprint(config: JobConfig, source: Source) -> str:
     tokenizer = local_folder(config.model.tokenizer, weights=False)
-    files = sorted(tokenizer.glob("*.json")) if tokenizer else []
+    files = sorted([*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja")]) if tokenizer else []
     settings = {
         "format": FORMAT_VERSION,
         "source": source.fingerprint(),
         "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT),
         "tokenizer": config.model.tokenizer,
+        "chat_template": format_identity(config.model, config.data),
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
         "image_tokens": image_rule(config.model),
     }
@@ -182,7 +184,7 @@ def _planned(
     folder.mkdir(exist_ok=True)
     if not find_plan(config, identity, folder):
         records = make_plan(config, source, folder, progress)
-        _tokenizer(config, source, folder, records, progress).save_pretrained(folder / TOKENIZER)
+        _chat(config, source, folder, records, progress).save(folder / TOKENIZER)
         if records <= SMALLEST * config.data.chunk_samples:  # never cut
             return next(read_plan(folder))
         store_plan(config, identity, folder)
@@ -197,7 +199,7 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Ch
     def report(read: int, rejected: int) -> None:
         progress.update(read, planned.records, unit="samples", message=f"{rejected} rejected")
 
-    validator = SampleValidator(config, load_tokenizer(LocalStorage(folder)))
+    validator = SampleValidator(config, Chat.load(LocalStorage(folder), image_form_of(config.model)))
     entries = planned.entries(iter(source), config.data.source)
     build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
     tile_tokens = image_form_of(config.model).tile_tokens
@@ -208,9 +210,8 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Ch
     return _Built(counts, [], ChunkCounts())
 
 
-def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, progress: Progress) -> Any:
-    """The tokenizer that the run file names, or a new one trained on the texts of the training split."""
-    form = image_form_of(config.model)
+def _chat(config: JobConfig, source: Source, plan: Path, records: int, progress: Progress) -> Chat:
+    """The run's chat. A tokenizer is trained on the texts of the training split where the run file asks for one."""
 
     def turns() -> Iterator[Turn]:
         splits = chain.from_iterable(chunk.splits() for chunk in read_plan(plan))
@@ -223,13 +224,7 @@ def _tokenizer(config: JobConfig, source: Source, plan: Path, records: int, prog
                 if taken == TOKENIZER_SAMPLES:
                     return
 
-    return make_tokenizer(
-        config.model.tokenizer,
-        training_texts(turns()),
-        form.mark,
-        control_tokens=form.control_tokens,
-        has_mark=form.is_in_tokenizer,
-    )
+    return make_chat(config.model, config.data, training_texts(turns()))
 
 
 def _keep_rejects(config: JobConfig, folder: Path) -> None:

@@ -45,7 +45,7 @@ class Counts:
 
 def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
     """Equal for samples with the same texts and image bytes, whatever their ids. Hexadecimal."""
-    return short_digest([(turn.question, turn.answer) for turn in turns], image_sha256).hex()
+    return short_digest([turn.texts() for turn in turns], image_sha256).hex()
 
 
 def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:

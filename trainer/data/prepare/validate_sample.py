@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN
+from trainer.data.chat.encode import Chat, Encoded
 from trainer.data.prepare.checks import CheckedImage, check_image, check_turns
 from trainer.data.prepare.deduplicate import Met, SeenIds
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.sample import Sample, Split, Turn
-from trainer.data.tokenize import Encoded, encode_sample
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from trainer.models.image_tokens import image_tokens_of
 
 LONGEST_ID_CHARS = 256
 
@@ -93,11 +89,10 @@ def _unsafe(identity: str) -> str:
 class SampleValidator:
     """All checks of one sample. Called in several threads at once."""
 
-    def __init__(self, config: JobConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._data, self._tokenizer = config.data, tokenizer
+    def __init__(self, config: JobConfig, chat: Chat) -> None:
+        self._data, self._chat = config.data, chat
         self._image_tokens = image_tokens_of(config.model)
-        self._form = image_form_of(config.model)
-        self._special_tokens = tuple(tokenizer.all_special_tokens)
+        self._control_tokens = chat.control_tokens
 
     def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
         if isinstance(entry, Reject):
@@ -109,7 +104,7 @@ class SampleValidator:
 
     def _accept(self, entry: Entry) -> Accepted:
         sample, repairs = entry.sample, list(entry.repairs)
-        check_turns(sample.turns, len(sample.images), self._special_tokens)
+        check_turns(sample.turns, len(sample.images), self._control_tokens)
         self._require_few(len(sample.images), f"{len(sample.images)} images")
         images = []
         for reference in sample.images:
@@ -117,11 +112,12 @@ class SampleValidator:
             images.append(image)
             repairs += image.repairs
         sizes = [(image.width, image.height) for image in images]
-        counts, marks = [self._image_tokens(*size) for size in sizes], self._form.marks(sizes)
-        tiles = self._form.num_tiles(counts)
+        counts = [self._image_tokens(*size) for size in sizes]
+        tiles = self._chat.form.num_tiles(counts)
         self._require_few(tiles, f"{len(images)} images in {tiles} tiles")
         turns = sample.turns
-        encoded = encode_sample(turns, counts, self._tokenizer, marks)
+        self._chat.verify(self._chat.messages(turns))
+        encoded = self._chat.encode(turns, counts, sizes)
         while len(encoded.input_ids) > self._data.sequence_length:
             if self._data.overlong_policy == "reject" or len(turns) == 1:
                 message = (
@@ -129,9 +125,10 @@ class SampleValidator:
                 )
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
             turns = turns[:-1]
-            kept = sum(turn.question.count(IMAGE_TOKEN) for turn in turns)
-            images, counts, marks = images[:kept], counts[:kept], marks[:kept]
-            encoded = encode_sample(turns, counts, self._tokenizer, marks)
+            kept = sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
+            images, counts, sizes = images[:kept], counts[:kept], sizes[:kept]
+            self._chat.verify(self._chat.messages(turns))
+            encoded = self._chat.encode(turns, counts, sizes)
             repairs.append(Repair.TURNS_DROPPED)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)

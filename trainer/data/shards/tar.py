@@ -18,6 +18,7 @@ from trainer.data.shards.verified_files import FOLDER, DataShards, ShardFiles, S
 from trainer.errors import os_errors
 from trainer.storage.base import Storage, crc32c_of_file
 
+REQUIRED = ("question", "answer", "slice")  # of a turn; its other fields are written where they are not empty
 KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
@@ -48,7 +49,7 @@ def shard_name(split: str, number: int) -> str:
 
 def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
     """The `<key>.json` member."""
-    spoken = [{"question": turn.question, "answer": turn.answer, "slice": turn.slice} for turn in turns]
+    spoken = [{name: text for name, text in asdict(turn).items() if text or name in REQUIRED} for turn in turns]
     return json.dumps({"id": identity, "turns": spoken}, ensure_ascii=False).encode()
 
 

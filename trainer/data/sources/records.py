@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from trainer.config.data import BY_IMAGE, BY_RECORD
@@ -12,8 +13,8 @@ from trainer.data.sample import DEFAULT_SLICE, Split, Turn
 
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
-
-Texts = list[tuple[str, str]]  # question and answer
+THINKING = ("thinking", "reasoning_content")  # of an answer
+IMAGE_PARTS = ("image", "image_url")
 
 
 def turns_of(
@@ -27,11 +28,14 @@ def turns_of(
     key = next((key for key in keys if record.get(key) is not None), None)
     if key is None:
         raise RejectedError(RejectCode.RECORD_FORM, f"nothing under {' or '.join(map(repr, keys))}")
-    texts = SHAPES[key](record[key], record, caption_question)
-    if key in UNMARKED and texts and not any(IMAGE_TOKEN in question for question, _ in texts):
-        texts[0] = (f"{IMAGE_TOKEN}\n" * num_images + texts[0][0], texts[0][1])
-    names = _slices(record, key, len(texts))
-    return tuple(Turn(q.strip(), a.strip(), name) for (q, a), name in zip(texts, names, strict=True))
+    turns = SHAPES[key](record[key], record, caption_question)
+    if key in UNMARKED and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
+        turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
+    names = _slices(record, key, len(turns))
+    return tuple(
+        Turn(turn.question.strip(), turn.answer.strip(), name, turn.system.strip(), turn.thinking.strip())
+        for turn, name in zip(turns, names, strict=True)
+    )
 
 
 def identity_of(record: Mapping[str, Any], default: str = "") -> str:
@@ -82,21 +86,24 @@ def _slices(record: Mapping[str, Any], key: str, turns: int) -> list[str]:
     return [text(name) for name in names]
 
 
-def _alternating(messages: Any, role_key: str, text_key: str) -> Texts:
-    """Alternating questions and answers. A leading system message becomes the start of the first question."""
-    roles, texts = [], []
+def _alternating(messages: Any, role_key: str, text_key: str) -> list[Turn]:
+    """Alternating questions and answers, perhaps after a system message."""
+    roles, texts, thinking = [], [], []
     for message in _objects(messages):
         roles.append(message.get(role_key))
-        texts.append(_content(message.get(text_key)).strip())
+        texts.append(_content(message.get(text_key)))
+        thinking.append(text(next((message[key] for key in THINKING if message.get(key) is not None), "")))
+    system = ""
     if roles and roles[0] == "system":
-        roles.pop(0)
-        system = texts.pop(0)
-        texts[:1] = [f"{system}\n{texts[0]}" if system else texts[0]] if texts else []
+        system, *texts = texts
+        del roles[0], thinking[0]
     asked, answered = roles[::2], roles[1::2]
     known = all(role in QUESTION_ROLES for role in asked) and all(role in ANSWER_ROLES for role in answered)
     if len(asked) != len(answered) or not known:
         raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
-    return list(zip(texts[::2], texts[1::2], strict=True))
+    thoughts = zip(texts[::2], texts[1::2], thinking[1::2], strict=True)
+    turns = [Turn(question, answer, thinking=thought) for question, answer, thought in thoughts]
+    return [replace(turns[0], system=system), *turns[1:]] if turns else []
 
 
 def _content(content: Any) -> str:
@@ -104,13 +111,13 @@ def _content(content: Any) -> str:
     if not isinstance(content, list):
         return text(content)
     parts = (
-        IMAGE_TOKEN + "\n" if part.get("type") == "image" else text(part.get("text")) for part in _objects(content)
+        IMAGE_TOKEN + "\n" if part.get("type") in IMAGE_PARTS else text(part.get("text")) for part in _objects(content)
     )
     return "".join(parts)
 
 
-def _pairs(turns: Any, question: str, answer: str) -> Texts:
-    return [(text(turn.get(question)), text(turn.get(answer))) for turn in _objects(turns)]
+def _pairs(turns: Any, question: str, answer: str) -> list[Turn]:
+    return [Turn(text(turn.get(question)), text(turn.get(answer))) for turn in _objects(turns)]
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
@@ -120,13 +127,13 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 # Key of a conversation -> its texts, from the value, the record and data.caption_question.
-SHAPES: dict[str, Callable[[Any, Mapping[str, Any], str], Texts]] = {
+SHAPES: dict[str, Callable[[Any, Mapping[str, Any], str], list[Turn]]] = {
     "conversations": lambda messages, *_: _alternating(messages, "from", "value"),
     "messages": lambda messages, *_: _alternating(messages, "role", "content"),
     "texts": lambda turns, *_: _pairs(turns, "user", "assistant"),
     "turns": lambda turns, *_: _pairs(turns, "question", "answer"),
-    "question": lambda question, record, _: [(text(question), text(record.get("answer")))],
-    "caption": lambda caption, _, asked: [(asked, text(caption))],
-    "text": lambda caption, _, asked: [(asked, text(caption))],
+    "question": lambda question, record, _: [Turn(text(question), text(record.get("answer")))],
+    "caption": lambda caption, _, asked: [Turn(asked, text(caption))],
+    "text": lambda caption, _, asked: [Turn(asked, text(caption))],
 }
 UNMARKED = ("texts", "question", "caption", "text")

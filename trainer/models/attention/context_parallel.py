@@ -50,8 +50,9 @@ def all_to_all(parts: Tensor, group: str) -> Tensor:
 
     To torch it is one operation, which compiled layers and traces handle.
     """
+    name: Any = group  # a type of its own in torch 2.13
     received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(received, parts.contiguous(), group=_resolve_process_group(group))
+    dist.all_to_all_single(received, parts.contiguous(), group=_resolve_process_group(name))
     return received
 
 

@@ -17,35 +17,33 @@ PADDING_PIECE = 128  # tokens; padding that attended to all padding would cost a
 class CuSeqlens:
     """Bounds of the samples in one forward pass. No tuple: module wrappers move the tensors that they find in those."""
 
-    # (a multiple of 16,) int32: first tokens of samples in the flattened sequences, then the end, repeated so that few
-    # sizes occur and compiled code has few variants.
-    bounds: Tensor  # always on the host
-    device_bounds: Tensor  # the same, on the sequences' device
+    # Both int32 and filled up to a multiple of 16 entries, so that few sizes occur and compiled code has few variants.
+    bounds: Tensor  # (samples, 2) first token and end of each in the flattened sequences; always on the host
+    device_bounds: Tensor  # (pieces,) first tokens of samples and pieces of padding, then the end, for varlen kernels
     packed: bool  # some sequence holds more than one sample, or padding
 
     @classmethod
     def of(cls, lengths: Sequence[Sequence[int]], sequence_length: int) -> CuSeqlens:
         """lengths: of the samples in each sequence of `sequence_length` tokens; the rest of a sequence is padding."""
-        pieces = [piece for own in lengths for piece in (*own, *_padding(sequence_length - sum(own)))]
-        starts = [0, *itertools.accumulate(pieces)]
-        starts += [starts[-1]] * (-len(starts) % BOUNDS_BY)
+        samples, starts = [], []
+        for number, own in enumerate(lengths):
+            first = number * sequence_length
+            ends = list(itertools.accumulate(own, initial=first))
+            samples += itertools.pairwise(ends)
+            starts += [*ends[:-1], *range(ends[-1], first + sequence_length, PADDING_PIECE)]
+        starts += [len(lengths) * sequence_length] * (BOUNDS_BY - len(starts) % BOUNDS_BY)
+        samples += [(0, 0)] * (len(starts) - len(samples))
         packed = any(list(own) != [sequence_length] for own in lengths)
-        bounds = torch.tensor(starts, dtype=torch.int32)
-        return cls(bounds, bounds, packed)
+        return cls(torch.tensor(samples, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32), packed)
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> CuSeqlens:
-        return replace(self, device_bounds=self.bounds.to(device, non_blocking=non_blocking))
+        return replace(self, device_bounds=self.device_bounds.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> CuSeqlens:
-        return replace(self, bounds=self.bounds.pin_memory())
+        return replace(self, device_bounds=self.device_bounds.pin_memory())
 
 
 def equal_lengths(tokens: int, samples: int) -> list[int]:
     """Lengths of `samples` samples that share the tokens as equally as possible."""
     longer = tokens % samples
     return [tokens // samples + (number < longer) for number in range(samples)]
-
-
-def _padding(tokens: int) -> list[int]:
-    whole, rest = divmod(tokens, PADDING_PIECE)
-    return [PADDING_PIECE] * whole + [rest] * (rest > 0)

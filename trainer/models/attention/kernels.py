@@ -7,16 +7,16 @@ whose heads serves equally many consecutive query heads. Results are new and con
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
+from trainer.models.attention.sample_groups import clear, groups_of
 
 aten = torch.ops.aten
 MAX_SCORES = 1 << 24  # held at a time, several times over, without a fused kernel: 64 MiB each in fp32
@@ -129,62 +129,65 @@ def _flash_backward(
 
 
 def _flash_bounds(args: VarlenArgs) -> tuple[Tensor, Tensor, int, int]:
-    longest = int(args.bounds.diff().max())  # on the host
+    longest = max(int(args.bounds.diff().max()), PADDING_PIECE)  # on the host
     return args.device_bounds, args.device_bounds, longest, longest
 
 
 def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., Tensors]) -> Kernel:
-    """From functions of one sample: (1, heads, tokens, head_dim) each, key and value with as many heads as the query.
+    """From functions of equally long samples: (samples, heads, tokens, head_dim) each, key and value with as many heads
+    as the query.
 
-    forward: (query, key, value, scale) -> (output, log-sum-exp (1, heads, tokens)). backward: (gradient, query, key,
-    value, output, log-sum-exp, scale) -> gradients of query, key and value.
+    forward: (query, key, value, scale) -> (output, log-sum-exp (samples, heads, tokens)). backward: (gradient, query,
+    key, value, output, log-sum-exp, scale) -> gradients of query, key and value. Padding gets zeros.
     """
 
     def all_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
-        tokens, heads = query.shape[1:3]
+        heads = query.shape[2]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        lse = torch.empty(heads, query.shape[0] * tokens, dtype=exact(query.dtype), device=query.device)
-        for slots in _samples(args.bounds):
-            inputs = _view(query, slots), *(_repeated(_view(each, slots), heads) for each in (key, value))
-            sample_output, sample_lse = forward(*inputs, scale=args.scale)
-            _view(output, slots).copy_(sample_output)
-            lse[:, slots].unsqueeze(0).copy_(sample_lse)
+        lse = torch.empty(heads, query.shape[:2].numel(), dtype=exact(query.dtype), device=query.device)
+        inputs = [_heads_first(each) for each in (query, key, value)]
+        groups, padding = groups_of(args.bounds, query)
+        clear(padding, _heads_first(output), lse)
+        for group in groups:
+            own, *seen = (group.read(each) for each in inputs)
+            found = forward(own, *(_repeated(each, heads) for each in seen), scale=args.scale)
+            group.write(found[0], _heads_first(output))
+            group.write(found[1], lse)
         return output, lse
 
     def all_backward(
         gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, args: VarlenArgs
     ) -> tuple[Tensor, Tensor, Tensor]:
-        heads = query.shape[2]
+        heads, kv_heads = query.shape[2], key.shape[2]
         d_query, d_key, d_value = (
             torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value)
         )
-        for slots in _samples(args.bounds):
-            d_output, own, computed = (_view(each, slots) for each in (gradient, query, output))
-            seen = [_repeated(_view(each, slots), heads) for each in (key, value)]
-            found = backward(d_output, own, *seen, computed, lse[:, slots].unsqueeze(0), scale=args.scale)
-            _view(d_query, slots).copy_(found[0])
-            for total, each in ((d_key, found[1]), (d_value, found[2])):
-                _view(total, slots).copy_(each.unflatten(1, (total.shape[2], -1)).sum(2))
+        totals = [_heads_first(each) for each in (d_query, d_key, d_value)]
+        groups, padding = groups_of(args.bounds, query)
+        clear(padding, *totals)
+        d_outputs, *inputs = (_heads_first(each) for each in (gradient, query, key, value, output))
+        for group in groups:
+            own, *seen, computed = (group.read(each) for each in inputs)
+            seen = [_repeated(each, heads) for each in seen]
+            d_output = group.read(d_outputs, repeat=False)
+            found = backward(d_output, own, *seen, computed, group.read(lse), scale=args.scale)
+            for total, each in zip(totals, found, strict=True):
+                is_shared = len(total) < heads
+                group.write(each.unflatten(1, (kv_heads, -1)).sum(2) if is_shared else each, total)
         return d_query, d_key, d_value
 
     return Kernel(all_forward, all_backward)
 
 
-def _samples(bounds: Tensor) -> Iterator[slice]:
-    """Each sample's tokens in the flattened sequences."""
-    return (slice(start, stop) for start, stop in itertools.pairwise(bounds.tolist()) if start < stop)
+def _heads_first(sequences: Tensor) -> Tensor:
+    """(sequences, tokens, heads, head_dim) -> (heads, all tokens, head_dim), in the same memory where it can be."""
+    return sequences.flatten(0, 1).transpose(0, 1)
 
 
-def _view(sequences: Tensor, slots: slice) -> Tensor:
-    """(sequences, tokens, heads, head_dim) -> (1, heads, tokens of the sample, head_dim), in the same memory."""
-    number, start = divmod(slots.start, sequences.shape[1])
-    return sequences[number, start : start + slots.stop - slots.start].transpose(0, 1).unsqueeze(0)
-
-
-def _repeated(sample: Tensor, heads: int) -> Tensor:
-    """(1, kv_heads, tokens, head_dim) -> (1, heads, tokens, head_dim)."""
-    shared_by = heads // sample.shape[1]
-    return sample if shared_by == 1 else sample.repeat_interleave(shared_by, dim=1)
+def _repeated(samples: Tensor, heads: int) -> Tensor:
+    """(samples, kv_heads, tokens, head_dim) -> (samples, heads, tokens, head_dim)."""
+    shared_by = heads // samples.shape[1]
+    return samples if shared_by == 1 else samples.repeat_interleave(shared_by, dim=1)
 
 
 def exact(dtype: torch.dtype) -> torch.dtype:

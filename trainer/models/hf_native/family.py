@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.initialization import no_init_weights
+from transformers.utils import VIDEO_PROCESSOR_NAME
 
-from trainer.config.model import IMAGE_TOKEN, ModelConfig
+from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.models.hf_native.pretrained import pretrained_config
 from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from trainer.models.layers.deferred_weights import parameters_on_meta
 from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from trainer.models.layers.parameter_counts import skeleton_of
+from trainer.models.published import image_token_in, model_file, stop_token_ids
 
 
 class TransformersFamily:
@@ -37,7 +40,7 @@ class TransformersFamily:
         text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
         text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
         text.bos_token_id = tokenizer.bos_token_id
-        whole.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
+        whole.image_token_id = tokenizer.convert_tokens_to_ids(image_token_in(tokenizer, config.image_token))
         return whole
 
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
@@ -122,18 +125,24 @@ class NativeFamily(TransformersFamily):
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write everything but the weights that plain `from_pretrained` reads."""
-        save_model_settings(model, tokenizer, folder)
+        save_model_settings(model, tokenizer, folder, config.tower)
         tokenizer.save_pretrained(folder)
         self.image_processor(config).save_pretrained(folder)
+        if config.tower.weights and (videos := model_file(config.tower, VIDEO_PROCESSOR_NAME, weights=False)):
+            shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
 
     def image_processor(self, config: ModelConfig) -> Any:
         raise NotImplementedError
 
 
-def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path) -> None:
-    """Write the configurations of model and generation, with the tokenizer's control tokens."""
+def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
+    """Write the configurations of model and of generation, with the tokenizer's control tokens.
+
+    Generation also stops where the published model does.
+    """
+    ends = list(dict.fromkeys((tokenizer.eos_token_id, *stop_token_ids(published))))
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
     model.config.save_pretrained(folder)

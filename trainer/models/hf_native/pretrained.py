@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
-from transformers.utils import cached_file
 
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -81,17 +79,3 @@ def load_complete(kind: Any, part: WeightsConfig, **arguments: Any) -> nn.Module
             expected="the whole model",
         )
     return model
-
-
-def model_file(part: WeightsConfig, name: str) -> Path | None:
-    """A file of pretrained weights on this machine, downloaded first if needed. None where there is no such file."""
-    if folder := local_folder(part.weights, part.revision):
-        return folder / name if (folder / name).is_file() else None
-    path = cached_file(
-        part.weights,
-        name,
-        revision=part.revision or None,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return Path(path) if path else None

@@ -17,7 +17,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.base import Weights
-from trainer.models.hf_native.pretrained import load_complete, model_file, part_config
+from trainer.models.hf_native.pretrained import load_complete, part_config
+from trainer.models.published import model_file
 
 HEAD = "lm_head.weight"
 PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -41,9 +42,16 @@ class StoredWeights:
     as long as this object lives. No weight is drawn: what is missing is a ConfigError.
     """
 
-    def __init__(self, part: WeightsConfig, model: PretrainedModel, num_tokens: int = 0, **loading: Any) -> None:
-        """`loading`: further arguments of `load_complete`, for a model in another form."""
+    def __init__(
+        self, part: WeightsConfig, model: PretrainedModel, num_tokens: int = 0, *, is_tied: bool = True, **loading: Any
+    ) -> None:
+        """
+        Args:
+            is_tied: a head that is not stored is the embedding.
+            loading: further arguments of `load_complete`, for a model in another form.
+        """
         self._part, self._model, self._num_tokens, self._loading = part, model, num_tokens, loading
+        self._is_tied = is_tied
 
     def read(self, name: str) -> Tensor:
         tensor = self._find(name)
@@ -91,7 +99,7 @@ class StoredWeights:
         stored_as = self._model.stored_as.items()
         others = [name.replace(own, other, 1) for own, all_ in stored_as if name.startswith(own) for other in all_]
         known = next((one for one in (name, *others) if one in self._files), "")
-        if not known and name == HEAD:  # files leave out a tied head
+        if not known and name == HEAD and self._is_tied:
             return self._stored_name(self._model.embedding)
         return known
 

@@ -114,6 +114,11 @@ class LlavaFamily(SquareFamily):
         torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
         return self.freeze(model, config, is_whole=True)
 
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        if not cached:
+            _skip_behind_features(model.model.vision_tower, config)
+        return super().training_module(config, model, cached=cached)
+
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> InitialWeights:
         return InitialWeights(self, without_adapters(config), tokenizer)
 
@@ -140,18 +145,20 @@ class LlavaFamily(SquareFamily):
     def build_tower(self, config: ModelConfig) -> nn.Module:
         """The tower alone, on the CPU in fp32 and in evaluation mode. Drawn weights depend on the seed only."""
         vision = vision_config(config)
-        if not config.tower.weights:
+        if config.tower.weights:
+            stored = stored_tower(config.tower, vision)
+            with no_init_weights():
+                tower = AutoModel.from_config(vision, trust_remote_code=False).float()
+            fill(tower, stored)
+        else:
             torch.manual_seed(config.seed)
-            return AutoModel.from_config(vision, trust_remote_code=False).float().eval()
-        stored = stored_tower(config.tower, vision)
-        with no_init_weights():
             tower = AutoModel.from_config(vision, trust_remote_code=False).float()
-        fill(tower, stored)
+        _skip_behind_features(tower, config)
         return tower.eval()
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         """Write everything but the weights that plain `from_pretrained` reads."""
-        save_model_settings(model, tokenizer, folder)
+        save_model_settings(model, tokenizer, folder, config.language_model)
         vision = vision_config(config)
         processor = LlavaProcessor(
             image_processor=self.image_processor(config),
@@ -170,3 +177,16 @@ def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
     last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
     return [*layers[used:], *last]
+
+
+def _skip_behind_features(tower: nn.Module, config: ModelConfig) -> None:
+    """Have modules whose output nobody uses pass on their input. They keep their weights, for checks and exports."""
+    layers = tower_layers_of(tower)
+    one_for_several = len(layers) < int(tower.config.num_hidden_layers)  # in traces: it may be used, too
+    for module in _behind_features(tower, config):
+        if not (one_for_several and module in layers):
+            module.forward = _pass_on
+
+
+def _pass_on(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+    return hidden

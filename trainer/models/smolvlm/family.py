@@ -8,11 +8,14 @@ the connector's input, so that a frozen tower leaves the connector to training.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, PreTrainedConfig, SmolVLMForConditionalGeneration, SmolVLMImageProcessorPil
+from transformers.utils import PROCESSOR_NAME
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
@@ -106,6 +109,12 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
             patch_pixels=int(vision.num_channels) * int(vision.patch_size) ** 2,
             projector_layers=1,
         )
+
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        super().save_settings(config, model, tokenizer, folder)
+        side = config.image_size // int(model.config.vision_config.patch_size) // int(model.config.scale_factor)
+        settings = {"processor_class": "SmolVLMProcessor", "image_seq_len": side**2}
+        (folder / PROCESSOR_NAME).write_text(json.dumps(settings, indent=2) + "\n")
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
         return self.build_vision(config)

@@ -89,6 +89,10 @@ class Work:
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
+    def recomputes(self) -> bool:
+        return self.activation_checkpointing != "none"
+
+    @property
     def gathered_bytes(self) -> int:
         """Of one weight that ZeRO-3 gathers: under qwZ 8 bits, in the forward and in the backward pass. Their scales,
         4 bytes for each block of some thousand weights, are left out."""
@@ -287,18 +291,16 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     (trainer/strategies/tensor_parallel/plan.py).
 
     A layer sums what attention and feed-forward part give, and backward the gradients of their inputs (Shoeybi et al.
-    2019, arXiv 1909.08053), but for `_shared_layers`; checkpointing sums again what attention gives, for after the
-    feed-forward part's last product nothing is needed. The embedding is summed forward, the head's inputs backward, and
-    three numbers of each label for the loss. What FSDP leaves whole it does not cast either: without bf16 weights
-    it computes in fp32.
+    2019, arXiv 1909.08053), but for `_shared_layers`; of checkpointing see `_sums_again`. The embedding is summed
+    forward, the head's inputs backward, and three numbers of each label for the loss. What FSDP leaves whole it does
+    not cast either: without bf16 weights it computes in fp32.
     """
 
     def bytes_of(part: Part) -> int:
         return FP32_BYTES if part in shape.left_whole and not work.bf16_weights else work.compute_bytes
 
     tokens, labels = work.micro_batch_size * work.sequence_length, work.micro_batch_size * work.sequence_label_tokens
-    again = work.activation_checkpointing == "full"
-    layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * work.compute_bytes
+    layer_bytes = (2 + _sums_again(shape, work)) * bytes_of("language_layers") + 2 * work.compute_bytes
     language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
     embedding = bytes_of("embedding") * stage.is_first
     tower_bytes = 2 * bytes_of("tower") + (2 * work.compute_bytes if shape.trained["tower"] else 0)
@@ -306,6 +308,13 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     tower = work.micro_batch_size * work.max_images_per_sequence * shape.tower_tokens * tower_layers * tower_bytes
     head = stage.is_last * labels * (shape.language.hidden * work.compute_bytes + 3 * FP32_BYTES)
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
+
+
+def _sums_again(shape: ModelShape, work: Work) -> bool:
+    """Whether checkpointing sums again what attention gives; after the feed-forward part's last product nothing is
+    needed. Selective checkpointing saves a sum with its product (trainer/strategies/tensor_parallel/rowwise.py), but
+    not with an adapter's."""
+    return bool(shape.adapters) if work.activation_checkpointing == "selective" else work.recomputes
 
 
 def _num_shared(shape: ModelShape, work: Work, stage: Stage) -> int:
@@ -317,8 +326,8 @@ def _shared_layers(shape: ModelShape, work: Work, stage: Stage) -> tuple[float, 
     """Bytes that ranks which share the tokens of layers reduce-scatter in a micro-batch, and that they all-gather.
 
     Each sum of a layer is one of both (trainer/strategies/tensor_parallel/sequence_parallel.py), of numbers that
-    products take and give. Checkpointing gathers both inputs again. A stage's last output is gathered, and backward
-    what its first layer takes.
+    products take and give. Checkpointing gathers both inputs again, and may sum again (`_sums_again`). A stage's last
+    output is gathered, and backward what its first layer takes.
     """
     layers = _num_shared(shape, work, stage)
     if not layers:
@@ -326,9 +335,8 @@ def _shared_layers(shape: ModelShape, work: Work, stage: Stage) -> tuple[float, 
     left_fp32 = "language_layers" in shape.left_whole and not work.bf16_weights
     number_bytes = FP32_BYTES if left_fp32 else work.compute_bytes
     numbers = work.micro_batch_size * work.sequence_length * shape.language.hidden
-    again = work.activation_checkpointing == "full"
-    scattered = (4 + again) * number_bytes * layers
-    gathered = ((4 + 2 * again) * layers + 2) * number_bytes
+    scattered = (4 + _sums_again(shape, work)) * number_bytes * layers
+    gathered = ((4 + 2 * work.recomputes) * layers + 2) * number_bytes
     return numbers * scattered, numbers * gathered
 
 

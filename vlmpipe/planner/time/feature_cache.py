@@ -125,7 +125,7 @@ def _per_image(
     )
     gpus = layout.world_size // layout.data_parallel  # that compute a sequence together
     write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node
-    encode_s = tower_flops_per_image(shape) / rates.fp32 + write_s
+    encode_s = tower_flops_per_image(shape, config.model.feature_layer) / rates.fp32 + write_s
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 
 

@@ -16,7 +16,7 @@ from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.interval import Interval, interval_of
 from vlmpipe.planner.time.kernels import kernel_sentences
-from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
+from vlmpipe.planner.time.optimizer_step import activation_copies_s, update_sentences, update_times
 from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication, slowed_seconds
 from vlmpipe.planner.time.saving import SaveTime, save_sentences, save_time
 from vlmpipe.planner.workload import Workload
@@ -124,6 +124,10 @@ def _time_of_steps(case: Scenario) -> Time:
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
+    copying_s = work.micro_steps * activation_copies_s(case, work)
+    waiting_s = max(0.0, copying_s - (compute_s - backward_s)) + max(0.0, copying_s - backward_s)
+    if waiting_s:
+        parts.append(TimePart("waiting for offloaded activations", waiting_s))
     updating = update_times(case, micro_steps=work.micro_steps)
     parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
     if layout.nodes > 1:
@@ -137,6 +141,8 @@ def _time_of_steps(case: Scenario) -> Time:
     step_s = sum(part.s for part in parts)
     if hidden_s > 0:
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
+    if copying_s:
+        parts.append(TimePart("copies of activations behind computing", 2 * copying_s - waiting_s, hidden=True))
 
     sequences = load.sequences_per_step
     useful = sequences * model_flops_per_sequence(

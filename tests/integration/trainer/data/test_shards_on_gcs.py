@@ -15,14 +15,15 @@ from tests.support.data.prepared import prepare_llava
 from tests.support.gcs import QUICK_RETRY
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
 from trainer.config.data import DataConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards
 from trainer.data.shards.index import Index
 from trainer.data.shards.verified_files import DataShards
-from trainer.data.tokenize import load_tokenizer
 from trainer.dataloading.readers import Readers
 from trainer.errors import DataError, ExitCode, UserError
+from trainer.models.image_tokens import SQUARES
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.gcs import GcsStorage
@@ -54,8 +55,8 @@ class Fixture:
     def loader(self, storage: Storage, cache_bytes: int) -> PackedLoader:
         readers = Readers(open_shards(DataShards(storage), cache_gib=cache_bytes / GIB)[0], None)
         ahead = readers.fetch_ahead(self.split, self.sequence, self.sequence.num_steps(EPOCHS), SHUFFLE_SHARDS)
-        tokenizer = load_tokenizer(self.local)
-        return PackedLoader(self.split, self.sequence, tokenizer, readers.samples, images=True, ahead=ahead)
+        chat = Chat.load(self.local, SQUARES)
+        return PackedLoader(self.split, self.sequence, chat, readers.samples, images=True, ahead=ahead)
 
     def rows(self, storage: Storage, cache_bytes: int, first_step: int = 0) -> list[Any]:
         loader = self.loader(storage, cache_bytes)

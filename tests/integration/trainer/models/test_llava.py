@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 from transformers import (
+    AutoConfig,
+    AutoModel,
     AutoProcessor,
     CLIPConfig,
     CLIPImageProcessorPil,
@@ -30,8 +32,9 @@ from transformers import (
 from tests.support.trainer.runs import TINY
 from trainer.checkpoint.safetensors_writer import write_weights
 from trainer.config.model import ModelConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.sample import Turn
-from trainer.data.tokenize import make_tokenizer, prompt
+from trainer.data.tokenize import make_tokenizer
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.evaluation.generate import generate_answers
 from trainer.models.base import Family
@@ -81,14 +84,14 @@ def answers(
     most_tokens: int,
 ) -> list[str]:
     inputs = functools.partial(family.generation_inputs, model, projected=projected)
-    return generate_answers(model, tokenizer, prompts, inputs, torch.device("cpu"), max_new_tokens=most_tokens)
+    return generate_answers(model, Chat(tokenizer), prompts, inputs, torch.device("cpu"), max_new_tokens=most_tokens)
 
 
 def test_packed_samples_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast) -> None:
     family, config = family_of(config_of()), config_of()
     module = family.training_module(config, family.build(config, tokenizer), cached=False).eval()
     pixels = PixelPreparer(config)([picture(1), picture(2)])
-    samples = [prompt(question, [16], tokenizer) for question in ("what digit is this?", "is it even?")]
+    samples = [Chat(tokenizer).prompt(Turn(question, ""), [16]) for question in ("what digit is this?", "is it even?")]
     with torch.no_grad():
         together = sequence_loss(module, samples, 17, pixels)
         apart = sum(sequence_loss(module, [sample], 17, pixels[n : n + 1]) for n, sample in enumerate(samples))
@@ -121,7 +124,7 @@ def test_a_sequence_without_image_gives_every_trained_part_a_gradient(
     config = config_of(freeze=frozen)
     family = family_of(config)
     module = family.training_module(config, family.build(config, tokenizer), cached=False).train()
-    ids = torch.tensor([prompt("is it even?", [], tokenizer)])
+    ids = torch.tensor([Chat(tokenizer).prompt(Turn("is it even?", ""), [])])
     label_index = torch.arange(3)
     images = PixelPreparer(config)([])
     module(ids, torch.arange(ids.shape[1])[None], label_index, ids[0, 1:4], images).backward()
@@ -183,6 +186,27 @@ def test_pretrained_parts_keep_their_weights(
     assert torch.equal(model.lm_head.weight[:280], language.lm_head.weight)
 
 
+@pytest.mark.parametrize(("kind", "layer"), [("siglip", -1), ("siglip", 0), ("clip", -1), ("clip", -2)])
+def test_modules_behind_the_features_do_not_run(kind: str, layer: int) -> None:
+    """Weights there that would spoil all numbers change no feature, in training and in the cache."""
+    tower = {**TOWER, "model_type": f"{kind}_vision_model", "patch_size": 8, "image_size": 32}
+    config = config_of(tower={"config": tower}, image_size=32, feature_layer=layer)
+    family, pixels = family_of(config), torch.randn(2, 3, 32, 32)
+    used, plain = family.build_tower(config), AutoModel.from_config(AutoConfig.for_model(**tower)).eval()
+    plain.load_state_dict(used.state_dict())
+    hidden = plain(pixels, output_hidden_states=True).hidden_states[layer].bfloat16()
+    model = family.skeleton(config, vocabulary=300)
+    model.model.vision_tower.load_state_dict(used.state_dict())
+    in_training = family.training_module(config, model, cached=False).tower
+    first = layer if layer >= 0 else TOWER["num_hidden_layers"] + 1 + layer
+    behind = ("post_layernorm", "head.", *(f"layers.{number}." for number in range(first, TOWER["num_hidden_layers"])))
+    for each in (used, in_training):
+        for name, parameter in each.named_parameters():
+            if any(part in name for part in behind):
+                parameter.data.fill_(torch.nan)
+        assert torch.equal(family.encode(config, each, pixels), hidden)
+
+
 def test_a_pretrained_tower_keeps_its_normalisation(tmp_path: Path) -> None:
     save_clip(tmp_path)
     CLIPImageProcessorPil(image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(tmp_path)
@@ -223,7 +247,7 @@ def test_an_export_gives_the_same_answers_in_plain_transformers(
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     image = Image.open(io.BytesIO(picture(1)))
     inputs = processor(images=image, text=text, return_tensors="pt", add_special_tokens=False)
-    ours = prompt(f"<image>\n{asked}", [16], tokenizer)
+    ours = Chat(tokenizer).prompt(Turn(f"<image>\n{asked}", ""), [16])
     assert inputs["input_ids"][0].tolist() == ours, "the chat template and the processor give the tokens of training"
     features = family.encode(config, family.tower(model), PixelPreparer(config)([picture(1)]))
     with torch.no_grad():
@@ -245,7 +269,7 @@ def test_answers_do_not_depend_on_the_batch(tokenizer: PreTrainedTokenizerFast) 
     family = family_of(config)
     model = family.build(config, tokenizer).eval()
     questions = ["is it even?", "what digit is this? what digit is this?", Turn("is it 7?", "").question]
-    prompts = [prompt(question, [16], tokenizer) for question in questions]
+    prompts = [Chat(tokenizer).prompt(Turn(question, ""), [16]) for question in questions]
     pixels = PixelPreparer(config)([picture(seed) for seed in range(3)])
     features = family.project(model, family.encode(config, family.tower(model), pixels)).detach()
     together = answers(family, model, tokenizer, prompts, features, most_tokens=6)

@@ -172,6 +172,7 @@ def without(folder: Path, target: Path, removed: str, *, change: Any = None) -> 
         ("vision_tower.vision_model.encoder.layers.1.mlp.fc", r"lacks 4 of the \d+ weights of the tower, for example"),
         ("linear_2", r"lacks 2 of the 4 weights of the projector, for example linear_2\."),
         ("language_model.model.norm", r"lacks 1 of the \d+ weights of the language model, for example model\.norm\."),
+        ("lm_head", r"lacks 1 of the \d+ weights of the language model, for example lm_head\.weight"),
     ],
 )
 def test_missing_weights_are_counted_and_named_and_never_drawn(
@@ -241,7 +242,7 @@ def loss_of_first_step(job: JobConfig, export: str) -> float:
     data, model = open_data(job), LlavaForConditionalGeneration.from_pretrained(export, dtype=torch.float32)
     module = family_of(job.model).training_module(job.model, model, cached=False).eval()
     samples = open_readers(job).samples
-    loader = PackedLoader(data.train, data.sampler, data.tokenizer, samples, images=True, form=data.form)
+    loader = PackedLoader(data.train, data.sampler, data.chat, samples, images=True)
     batch = collate(loader.sequences_for_step(0, 0, 1), online_images(image_preparer(job.model)))
     with torch.no_grad():
         return float(module(**batch.to(torch.device("cpu")))) / len(batch.label_ids)

@@ -305,11 +305,9 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
         content = [*[{"type": "image"} for _ in images], {"type": "text", "text": asked}]
         message = {"role": "user", "content": content}
         text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-        for count, mark in zip(counts, form.marks(sizes), strict=True):
-            if not form.tiles:
-                text = text.replace(IMAGE_TOKEN, "<one>" * count, 1)
-                continue
-            text = text.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, "<one>" * form.tile_tokens), 1)
+        for count, mark in zip(counts, form.replacements(sizes), strict=True):
+            one = form.tile_tokens or count
+            text = text.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, "<one>" * one), 1)
         text = text.replace("<one>", IMAGE_TOKEN)
         answer = f" {turns[0].answer}{tokenizer.eos_token}"
         prompt_ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]

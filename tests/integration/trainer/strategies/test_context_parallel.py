@@ -74,6 +74,7 @@ MOVES = chosen(
     lambda name: name in ("2 to 1", "2 to 2"),
 )
 MOVED = [*FAMILIES] if WHOLE else ["qwen3_vl"]
+TIMEOUT_S = 1200 if WHOLE else 240
 Runs = dict[tuple[str, str], JobConfig]  # by family and name
 
 
@@ -102,7 +103,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
             else:
                 begun.append((processes, done[family, name]))
     if on_two_nodes:
-        train_runs(on_two_nodes, processes=2, nodes=2)
+        train_runs(on_two_nodes, processes=2, nodes=2, timeout_s=TIMEOUT_S)
 
     def moved(family: str, name: str, last: int) -> tuple[int, JobConfig]:
         processes, degree = MOVES[name][last == STEPS]
@@ -111,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return processes, done[family, name]
 
     for last in (STOP_STEP, STEPS):
-        train([*begun, *(moved(family, name, last) for family in MOVED for name in MOVES)])
+        train([*begun, *(moved(family, name, last) for family in MOVED for name in MOVES)], timeout_s=TIMEOUT_S)
         begun = []
     return done
 

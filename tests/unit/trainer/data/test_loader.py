@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
 from trainer.config.data import DataConfig
+from trainer.data.chat.encode import IGNORED, Chat
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import IGNORED, encode_sample, load_tokenizer
 from trainer.errors import DataError
+from trainer.models.image_tokens import SQUARES
 from trainer.storage import open_storage
 
 ROW_TOKENS, GLOBAL_BATCH = 256, 3
@@ -37,7 +38,7 @@ class Fixture:
         self.uri = run_prepare(config).uri
         self.storage = open_storage(self.uri)
         self.split: SplitIndex = Index.load(self.uri).split("train")
-        self.tokenizer = load_tokenizer(self.storage)
+        self.chat = Chat.load(self.storage, SQUARES)
 
     def sequence(self, **options: Any) -> PackedBatchSampler:
         order = {name: options.pop(name, value) for name, value in (("seed", 3), ("global_batch_size", GLOBAL_BATCH))}
@@ -47,7 +48,7 @@ class Fixture:
     def loader(self, *, images: bool = False, **options: Any) -> PackedLoader:
         reader = ShardReader.open(self.storage)
         sequence = self.sequence(**options)
-        return PackedLoader(self.split, sequence, self.tokenizer, reader, images=images)
+        return PackedLoader(self.split, sequence, self.chat, reader, images=images)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
     for identity in row.sample_ids:
         place = data.split.sample_location(number_of[identity])
         counts = data.split.image_token_counts(number_of[identity])
-        encoded = encode_sample(reader.turns(place), counts, data.tokenizer)
+        encoded = data.chat.encode(reader.turns(place), counts)
         stop = start + len(encoded.input_ids)
         assert row.input_ids[start:stop].tolist() == encoded.input_ids
         assert row.labels[start:stop].tolist() == encoded.labels
@@ -159,7 +160,7 @@ def test_a_row_is_its_samples_one_after_another(data: Fixture) -> None:
         start, images = stop, images + reader.images(place)
     assert row.tokens == start
     assert list(row.images) == images
-    assert set(row.input_ids[start:].tolist()) <= {data.tokenizer.pad_token_id}
+    assert set(row.input_ids[start:].tolist()) <= {data.chat.tokenizer.pad_token_id}
     assert set(row.labels[start:].tolist()) <= {IGNORED}
     assert row.position_ids[start:].tolist() == list(range(ROW_TOKENS - start))
     assert row.input_ids.dtype == row.labels.dtype == row.position_ids.dtype == np.int64
@@ -190,7 +191,7 @@ def test_damaged_shard_fails_every_read(tmp_path: Path) -> None:
 
 def test_another_tokenizer_is_noticed(tmp_path: Path) -> None:
     data = Fixture(tmp_path)
-    data.tokenizer.add_tokens(["picture"])
+    data.chat.tokenizer.add_tokens(["picture"])
     with pytest.raises(DataError, match="the index says"):
         data.loader().sequences_for_step(0, 0, 1)
 

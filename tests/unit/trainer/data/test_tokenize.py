@@ -12,9 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from trainer.config.model import IMAGE_TOKEN
+from trainer.data.chat.encode import IGNORED, Chat
 from trainer.data.sample import Turn
-from trainer.data.tokenize import CHAT_TEMPLATE, IGNORED, encode_sample, load_tokenizer, make_tokenizer, prompt
+from trainer.data.tokenize import CHAT_TEMPLATE, load_tokenizer, make_tokenizer
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.models.image_tokens import ImageForm
 from trainer.storage.local import LocalStorage
 
 TURNS = (
@@ -68,9 +70,13 @@ def messages_of(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
     ]
 
 
+def asked(question: str, counts: list[int], tokenizer: Any) -> list[int]:
+    return Chat(tokenizer).prompt(Turn(question, ""), counts)
+
+
 @BOTH
 def test_labels_are_the_answers_and_their_ends(tokenizer: Any) -> None:
-    encoded = encode_sample(TURNS, [5], tokenizer)
+    encoded = Chat(tokenizer).encode(TURNS, [5])
     assert len(encoded.input_ids) == len(encoded.labels)
     said = tokenizer.decode([label for label in encoded.labels if label != IGNORED])
     end = tokenizer.eos_token
@@ -82,7 +88,7 @@ def test_labels_are_the_answers_and_their_ends(tokenizer: Any) -> None:
 @BOTH
 def test_an_image_mark_becomes_its_own_number_of_tokens(tokenizer: Any) -> None:
     turns = (Turn("<image>\n<image>\nsame?", "no"), Turn("and <image>?", "no"))
-    ids = encode_sample(turns, [3, 1, 2], tokenizer).input_ids
+    ids = Chat(tokenizer).encode(turns, [3, 1, 2]).input_ids
     image_token = tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)
     lengths = [len(run) for run in "".join("i" if i == image_token else " " for i in ids).split()]
     assert lengths == [3, 1, 2]
@@ -95,15 +101,13 @@ def test_the_chat_template_gives_the_tokens_of_training(
 ) -> None:
     turns = tuple(Turn(question, answer) for question, answer in texts)
     turns = (Turn(f"<image>\n{turns[0].question}", turns[0].answer), *turns[1:])
-    assert (
-        through_template(messages_of(turns), tokenizer, [count]) == encode_sample(turns, [count], tokenizer).input_ids
-    )
+    assert through_template(messages_of(turns), tokenizer, [count]) == Chat(tokenizer).encode(turns, [count]).input_ids
 
 
 @BOTH
 def test_a_prompt_is_how_training_begins(tokenizer: Any) -> None:
-    ids = prompt(TURNS[0].question, [5], tokenizer)
-    whole = encode_sample(TURNS, [5], tokenizer)
+    ids = asked(TURNS[0].question, [5], tokenizer)
+    whole = Chat(tokenizer).encode(TURNS, [5])
     assert whole.input_ids[: len(ids)] == ids
     assert whole.labels[: len(ids)] == [IGNORED] * len(ids)
     assert whole.labels[len(ids)] != IGNORED
@@ -113,19 +117,29 @@ def test_a_prompt_is_how_training_begins(tokenizer: Any) -> None:
 def test_the_template_makes_the_same_prompt(tokenizer: Any) -> None:
     content = [{"type": "image"}, {"type": "text", "text": "what is the left digit?"}]
     ids = through_template([{"role": "user", "content": content}], tokenizer, [5], add_generation_prompt=True)
-    assert ids == prompt(TURNS[0].question, [5], tokenizer)
+    assert ids == asked(TURNS[0].question, [5], tokenizer)
 
 
 def test_a_later_turn_is_asked_with_the_images_in_front() -> None:
     tokenizer = TOKENIZERS["byte_level"]
-    assert prompt("is it even?", [2], tokenizer) == prompt("<image>\nis it even?", [2], tokenizer)
-    assert tokenizer.decode(prompt("<image>\nis it even?", [], tokenizer)) == "<s>USER: is it even? ASSISTANT:"
+    assert asked("is it even?", [2], tokenizer) == asked("<image>\nis it even?", [2], tokenizer)
+    assert tokenizer.decode(asked("<image>\nis it even?", [], tokenizer)) == "<s>USER: is it even? ASSISTANT:"
+
+
+@BOTH
+def test_an_image_in_an_answer_is_no_label(tokenizer: Any) -> None:
+    chat = Chat(tokenizer)
+    encoded = chat.encode([Turn("which?", "<image>\nthis")], [3])
+    assert encoded.input_ids.count(chat.image_token_id) == 3 and chat.image_token_id not in encoded.labels
+    assert tokenizer.decode([label for label in encoded.labels if label != IGNORED]).split() == [
+        "this" + tokenizer.eos_token
+    ]
 
 
 def test_short_answers_are_one_token() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     for answer in ("7", "no", "15"):
-        encoded = encode_sample((Turn("what?", answer),), [], tokenizer)
+        encoded = Chat(tokenizer).encode((Turn("what?", answer),), [])
         assert encoded.label_tokens == 2, answer  # the answer and the end
 
 
@@ -140,7 +154,7 @@ def test_a_saved_tokenizer_loads_with_its_template(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     loaded = load_tokenizer(LocalStorage(tmp_path))
     assert loaded.chat_template == CHAT_TEMPLATE
-    assert encode_sample(TURNS, [5], loaded) == encode_sample(TURNS, [5], tokenizer)
+    assert Chat(loaded).encode(TURNS, [5]) == Chat(tokenizer).encode(TURNS, [5])
     assert (loaded.pad_token, loaded.bos_token, loaded.eos_token) == ("<pad>", "<s>", "</s>")
 
 
@@ -151,7 +165,7 @@ def test_pretrained_tokenizer_gets_missing_tokens(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>").save_pretrained(tmp_path)
     tokenizer = make_tokenizer(str(tmp_path), [])
     assert tokenizer.eos_token == "<end>" and tokenizer.pad_token == "<pad>"
-    encoded = encode_sample(TURNS, [4], tokenizer)
+    encoded = Chat(tokenizer).encode(TURNS, [4])
     assert encoded.input_ids.count(tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)) == 4
     assert through_template(messages_of(TURNS), tokenizer, [4]) == encoded.input_ids
 
@@ -161,11 +175,11 @@ def test_tokenizer_without_the_models_image_tokens_is_refused(tmp_path: Path) ->
     bare.save_pretrained(tmp_path)
     mark = f"<around><whole>{IMAGE_TOKEN}<around>"
     with pytest.raises(ConfigError, match=r"model.tokenizer .* lacks <around>, <whole>, which the model sees"):
-        make_tokenizer(str(tmp_path), [], mark, has_mark=True)
-    made = make_tokenizer(str(tmp_path), [], mark)
+        make_tokenizer(str(tmp_path), [], ImageForm(mark, is_in_tokenizer=True))
+    made = make_tokenizer(str(tmp_path), [], ImageForm(mark))
     assert made.convert_tokens_to_ids(["<around>", "<whole>"]) == [len(bare), len(bare) + 1]
     made.save_pretrained(tmp_path)
-    assert len(make_tokenizer(str(tmp_path), [], mark, has_mark=True)) == len(made)
+    assert len(make_tokenizer(str(tmp_path), [], ImageForm(mark, is_in_tokenizer=True))) == len(made)
 
 
 def test_missing_tokenizer_is_reported(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedSequence
 from trainer.data.sampler import GlobalBatch
-from trainer.data.tokenize import IGNORED
 from trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.errors import DataError
@@ -132,7 +132,7 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
     (data,) = stream(Loader(), end_step=1, device="cuda:1")
     named = [value for batch in data.batches for value in vars(batch).values()]
-    used = [value.bounds if isinstance(value, CuSeqlens) else value for value in named]
+    used = [value.device_bounds if isinstance(value, CuSeqlens) else value for value in named]
     used = [value for value in used if isinstance(value, torch.Tensor)]
     assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}
 
@@ -142,7 +142,8 @@ def test_host_has_the_sample_boundaries() -> None:
     packed = dataclasses.replace(whole, sample_tokens=(3, 2))
     batch = collate([whole, packed], no_images)
     assert batch.samples is not None and batch.samples.packed
-    assert batch.samples.bounds.tolist() == [0, 8, 11, 13] + 12 * [16]
+    assert batch.samples.bounds.tolist() == [[0, 8], [8, 11], [11, 13]] + 13 * [[0, 0]]
+    assert batch.samples.device_bounds.tolist() == [0, 8, 11, 13] + 12 * [16]
     assert not collate([whole, whole], no_images).samples.packed
 
 

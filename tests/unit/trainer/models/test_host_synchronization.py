@@ -25,6 +25,7 @@ from trainer.errors import DataError
 from trainer.models.attention.varlen import ATTEND
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
+from trainer.optimizer import adamw_8bit  # noqa: F401, subclasses AdamW before a test replaces it
 from trainer.strategies.registry import build_strategy
 
 aten = torch.ops.aten

@@ -23,12 +23,13 @@ from tests.support.trainer.tiny_native import model_section
 from trainer.config.data import DataConfig
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.sample import Turn
 from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import encode_sample, load_tokenizer, make_tokenizer, prompt
+from trainer.data.tokenize import make_tokenizer
 from trainer.errors import ConfigError
 from trainer.evaluation.evaluate import other_sample
 from trainer.models.image_inputs import Images, join_features
@@ -51,7 +52,7 @@ def config_of(**changes: Any) -> ModelConfig:
 
 
 def tokenizer_of(form: ImageForm) -> PreTrainedTokenizerFast:
-    return make_tokenizer("train:400", TEXTS, form.mark, control_tokens=form.control_tokens)
+    return make_tokenizer("train:400", TEXTS, form)
 
 
 def published_processor(tokenizer: Any, image_processor: Any, tile_tokens: int, patched: pytest.MonkeyPatch) -> Any:
@@ -109,8 +110,8 @@ def test_tokens_and_pixels_are_those_of_the_published_processor(
         images=[opened], text=[f"<s>USER: {question} ASSISTANT:"], add_special_tokens=False, return_tensors="pt"
     )
     counts = [count(*size) for size in sizes]
-    assert prompt(question, counts, tokenizer, form.marks(sizes)) == expected["input_ids"][0].tolist()
-    whole = encode_sample([Turn(question, "yes")], counts, tokenizer, form.marks(sizes)).input_ids
+    assert Chat(tokenizer, form).prompt(Turn(question, ""), counts, sizes) == expected["input_ids"][0].tolist()
+    whole = Chat(tokenizer, form).encode([Turn(question, "yes")], counts, sizes).input_ids
     assert whole[: expected["input_ids"].shape[1]] == expected["input_ids"][0].tolist()
     made = image_preparer(config)(data)
     assert torch.equal(made.values, expected["pixel_values"][0])
@@ -135,15 +136,16 @@ def test_a_prompt_of_the_tokenizers_template_is_the_published_one(monkeypatch: p
     image = Image.new("RGB", (40, 16))
     found = processor(images=[[image]], text=[text], add_special_tokens=False)["input_ids"][0]
     counts = [image_tokens_of(config)(40, 16)]
-    assert list(found) == prompt(f"{IMAGE_TOKEN}\nwhat is this?", counts, tokenizer, form.marks([(40, 16)]))
+    asked = Turn(f"{IMAGE_TOKEN}\nwhat is this?", "")
+    assert list(found) == Chat(tokenizer, form).prompt(asked, counts, [(40, 16)])
 
 
 def test_a_tokenizer_without_a_place_of_a_tile_is_refused(tmp_path: Path) -> None:
-    fewer, more = ImageForm(tiles=ImageTiles(16, 32, 4)), ImageForm(tiles=ImageTiles(16, 64, 4))
+    fewer, more = (ImageForm(is_in_tokenizer=True, tiles=ImageTiles(16, edge, 4)) for edge in (32, 64))
     tokenizer_of(fewer).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"lacks <row_1_col_3>, <row_1_col_4>, <row_2_col_3>, .* and 8 more"):
-        make_tokenizer(str(tmp_path), [], more.mark, control_tokens=more.control_tokens, has_mark=True)
-    make_tokenizer(str(tmp_path), [], fewer.mark, control_tokens=fewer.control_tokens, has_mark=True)
+        make_tokenizer(str(tmp_path), [], more)
+    make_tokenizer(str(tmp_path), [], fewer)
 
 
 def test_features_of_an_image_are_those_of_its_tiles_one_after_another() -> None:
@@ -203,11 +205,11 @@ def sequences_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[PackedSequen
         global_batch_size=4,
         tile_tokens=form.tile_tokens,
     )
-    reader, tokenizer = ShardReader.open(open_storage(uri)), load_tokenizer(open_storage(uri))
-    loader = PackedLoader(split, sequence, tokenizer, reader, images=True, form=form)
+    reader, chat = ShardReader.open(open_storage(uri)), Chat.load(open_storage(uri), form)
+    loader = PackedLoader(split, sequence, chat, reader, images=True)
     for step in range(sequence.num_steps(1)):
         for row in loader.sequences_for_step(step, 0, 1):
-            yield row, int((row.input_ids == tokenizer.convert_tokens_to_ids(IMAGE_TOKEN)).sum())
+            yield row, int((row.input_ids == chat.image_token_id).sum())
 
 
 def test_a_row_has_no_more_tiles_than_it_may(prepared: tuple[JobConfig, str]) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config.data import DataConfig
 from trainer.config.job import JobConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.malloc_trim import trim_memory
 from trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
 from trainer.data.prepare.chunks.store import ChunkStore
@@ -32,9 +33,6 @@ from trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from trainer.data.sources.base import Source, records_from
 from trainer.errors import os_errors
 from trainer.storage.transfer import in_parallel
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 SUMMARY = "chunk.json"
 ANSWERS = "answers.parquet"
@@ -53,14 +51,14 @@ class ChunkMaker:
         config: JobConfig,
         source: Source,
         plan: Path,
-        tokenizer: PreTrainedTokenizerFast,
+        chat: Chat,
         settings: str,
         threads: int,
     ) -> None:
         """`plan`: folder of the plan. `settings`: digest of all that decides a chunk's files beside its records."""
         self._config, self._settings, self._threads = config, settings, threads
         self._parts, self._part_starts = source.parts(), json.loads((plan / PARTS).read_text())
-        self._validator = SampleValidator(config, tokenizer)
+        self._validator = SampleValidator(config, chat)
         self._store = ChunkStore(config.run.chunks_root)
         self._records: Iterator[Sample | Reject] = iter(())
         self._position = -1  # of the next record; nothing is open yet

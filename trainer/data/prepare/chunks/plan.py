@@ -193,7 +193,7 @@ def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tu
     # Only the suffix of a name: the rest may contain the image's place in the source.
     suffixes = [image.name.rpartition(".")[2].lower() for image in sample.images]
     images = list(zip(suffixes, contents, strict=True))
-    turns = [(turn.question, turn.answer, turn.slice) for turn in sample.turns]
+    turns = [(*turn.texts(), turn.slice) for turn in sample.turns]
     digest = stable_digest(sample.id, entry.repairs, turns, images)
     # By the original id: samples that share an id are usually about one image and must stay together.
     assert isinstance(record, Sample)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
 from trainer.config.job import JobConfig
+from trainer.data.chat.encode import Chat
 from trainer.data.prepare.chunks.chunk import ChunkMaker
 from trainer.data.prepare.chunks.merge import Part
 from trainer.data.prepare.chunks.plan import PARTS, Chunk, Places, read_plan, write_plan
@@ -22,13 +22,9 @@ from trainer.data.sample import stable_digest
 from trainer.data.shards.index import NAME
 from trainer.data.sources import Source
 from trainer.data.sources.base import counted
-from trainer.data.tokenize import load_tokenizer
-from trainer.models.image_tokens import image_rule
+from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
 from trainer.storage import open_storage
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's fingerprint
 # Settings that do not change a chunk's bytes, given its records, which the plan decides.
@@ -44,8 +40,8 @@ class ChunkedPreparation:
     def __init__(self, config: JobConfig, source: Source, folder: Path, format_version: int) -> None:
         self._config, self._source, self._folder = config, source, folder
         self._store = ChunkStore(config.run.chunks_root)
-        self._tokenizer = load_tokenizer(open_storage(str(folder)))
-        self._settings = _settings(config, self._tokenizer, format_version)
+        self._chat = Chat.load(open_storage(str(folder)), image_form_of(config.model))
+        self._settings = _settings(config, self._chat, format_version)
         self.chunks = tuple(read_plan(folder))
 
     def make(self, chunks: Sequence[Chunk], progress: Progress) -> int:
@@ -65,7 +61,7 @@ class ChunkedPreparation:
             }
             make_in_processes(todo, job, workers, report=tally)
         elif todo:
-            maker = ChunkMaker(self._config, self._source, self._folder, self._tokenizer, self._settings, threads)
+            maker = ChunkMaker(self._config, self._source, self._folder, self._chat, self._settings, threads)
             for chunk in todo:
                 maker.make(chunk, partial(tally, chunk.number))
         return len(todo)
@@ -137,9 +133,11 @@ def store_plan(config: JobConfig, identity: str, folder: Path) -> None:
     ChunkStore(config.run.chunks_root).put(f"{PLANS}/{identity}", folder)
 
 
-def _settings(config: JobConfig, tokenizer: PreTrainedTokenizerFast, format_version: int) -> str:
+def _settings(config: JobConfig, chat: Chat, format_version: int) -> str:
     """A hash of all that decides a chunk's files beside its records."""
     data = config.data.model_dump(mode="json", exclude=NOT_IN_A_CHUNK)
+    tokenizer = chat.tokenizer
     specials = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.all_special_tokens)
-    tokens = stable_digest(tokenizer.backend_tokenizer.to_str(), specials)
+    template = (chat.template.source, chat.end_tokens, chat.as_text)
+    tokens = stable_digest(tokenizer.backend_tokenizer.to_str(), specials, template)
     return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, image_rule(config.model))

@@ -153,13 +153,14 @@ def main() -> None:
 
 
 def _maker(job: dict[str, Any]) -> ChunkMaker:
+    from trainer.data.chat.encode import Chat
     from trainer.data.sources import open_source
-    from trainer.data.tokenize import load_tokenizer
+    from trainer.models.image_tokens import image_form_of
     from trainer.storage import open_storage
 
     config = JobConfig.model_validate_json(job["config"])
-    tokenizer = load_tokenizer(open_storage(job["plan"]))
-    return ChunkMaker(config, open_source(config.data), Path(job["plan"]), tokenizer, job["settings"], job["threads"])
+    chat = Chat.load(open_storage(job["plan"]), image_form_of(config.model))
+    return ChunkMaker(config, open_source(config.data), Path(job["plan"]), chat, job["settings"], job["threads"])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_js
 from trainer.errors import DataError
 from trainer.storage.local import LocalStorage
 
-TURNS = (Turn("what?", "é 7", "all"),)
+TURNS = (Turn("what?", "é 7", "all", system="brief"), Turn("and?", "", "all", thinking="hm"))
 
 
 def write(folder: Path, keys: list[str], *, shard_samples: int = 100) -> list[Members]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.data.prepared import conversation, llava_folder, png, record, write_json
 from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode
-from trainer.data.sample import Sample
+from trainer.data.sample import Sample, Turn
 from trainer.data.sources import llava, open_source
 from trainer.errors import ConfigError, DataError, UserError
 
@@ -38,7 +38,7 @@ def test_json_and_json_lines_give_the_same_samples(tmp_path: Path) -> None:
     assert from_array[2].where == "a.json record 3" and from_lines[2].where == "a.jsonl line 5"
 
 
-def test_roles_may_be_named_either_way_and_a_system_message_joins_the_first_question(tmp_path: Path) -> None:
+def test_roles_may_be_named_either_way_and_a_system_message_comes_first(tmp_path: Path) -> None:
     messages = [
         {"from": "system", "value": "Be brief."},
         {"from": "user", "value": "<image>\nWhat?"},
@@ -46,7 +46,7 @@ def test_roles_may_be_named_either_way_and_a_system_message_joins_the_first_ques
     ]
     (sample,) = read(write_json(tmp_path / "a.json", [{"image": "1.png", "conversations": messages}]))
     assert isinstance(sample, Sample)
-    assert [(turn.question, turn.answer) for turn in sample.turns] == [("Be brief.\n<image>\nWhat?", "A cat.")]
+    assert sample.turns == (Turn("<image>\nWhat?", "A cat.", system="Be brief."),)
 
 
 def test_optional_keys_set_slice_and_split_and_ids_may_be_missing_or_numbers(tmp_path: Path) -> None:
@@ -133,11 +133,11 @@ def test_messages_in_hugging_face_style_are_conversations_too(tmp_path: Path) ->
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": parts},
-        {"role": "assistant", "content": "A cat."},
+        {"role": "assistant", "content": "A cat.", "reasoning_content": "Whiskers."},
     ]
     (sample,) = read(write_json(tmp_path / "a.json", [{"images": ["1.png"], "messages": messages}]))
     assert isinstance(sample, Sample) and len(sample.images) == 1
-    assert [(turn.question, turn.answer) for turn in sample.turns] == [("Be brief.\n<image>\nWhat is this?", "A cat.")]
+    assert sample.turns == (Turn("<image>\nWhat is this?", "A cat.", system="Be brief.", thinking="Whiskers."),)
 
 
 @pytest.mark.parametrize(

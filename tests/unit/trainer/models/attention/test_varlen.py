@@ -35,6 +35,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from tests.support.trainer.memory_cases import Case
 from trainer.models.attention import kernels as attention_kernels
+from trainer.models.attention import sample_groups
 from trainer.models.attention.block_mask import block_diagonal_mask, mask_of
 from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs, is_right
@@ -96,8 +97,9 @@ def with_gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -
 
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
-    """Each of those that run here, in queries of a few tokens at a time."""
+    """Each of those that run here, in queries of a few tokens at a time. Samples of up to 6 tokens share calls."""
     monkeypatch.setattr(attention_kernels, "MAX_SCORES", 4 * HEADS * TOKENS)
+    monkeypatch.setattr(sample_groups, "MAX_JOINED", 6 * HEADS * HEAD_DIM)
     monkeypatch.setattr("trainer.models.attention.varlen.kernel_for", lambda *_: KERNELS[request.param])
     yield KERNELS[request.param]
 
@@ -155,8 +157,9 @@ def test_autocast_casts_inputs_and_nothing_within(dtype: torch.dtype) -> None:
 
 def test_padding_attends_in_pieces() -> None:
     samples = CuSeqlens.of([[PADDING_PIECE], []], 3 * PADDING_PIECE + 5)
-    lengths = samples.bounds.diff().tolist()
+    lengths = samples.device_bounds.diff().tolist()
     assert max(lengths) == PADDING_PIECE and sum(lengths) == 2 * (3 * PADDING_PIECE + 5)
+    assert samples.bounds[samples.bounds.diff().flatten() > 0].tolist() == [[0, PADDING_PIECE]]  # nothing of padding
 
 
 @given(rows=sequence_lengths())
@@ -164,14 +167,18 @@ def test_bounds_are_those_of_positions(rows: list[list[int]]) -> None:
     """What the loader gives as positions and what it says of samples is the same."""
     samples = CuSeqlens.of(rows, TOKENS)
     starts = (positions(rows) == 0).flatten().nonzero().flatten()
-    assert torch.equal(samples.bounds.unique(), torch.cat([starts, torch.tensor([len(rows) * TOKENS])]).int())
+    ends = torch.cat([starts, torch.tensor([len(rows) * TOKENS])])
+    assert torch.equal(samples.device_bounds.unique(), ends.int())
+    is_first = is_sample(rows).flatten()[starts]
+    held = samples.bounds[samples.bounds.diff().flatten() > 0]
+    assert held.tolist() == torch.stack([starts, ends[1:]], 1)[is_first].tolist()
     assert samples.packed or not (starts % TOKENS).any()
     assert samples.packed == (rows != [[TOKENS]] * len(rows))
 
 
 def test_compiled_code_sees_few_sizes() -> None:
     told = {
-        (len(samples.bounds))
+        (len(samples.bounds), len(samples.device_bounds))
         for row in ([TOKENS // count] * count for count in range(1, TOKENS + 1))
         for samples in [CuSeqlens.of([row], TOKENS)]
     }
@@ -291,7 +298,7 @@ def test_flops_are_those_of_the_samples() -> None:
         output, _ = attend(*inputs, samples.bounds, samples.device_bounds, SCALE)
         forward = counter.get_total_flops()
         output.sum().backward()
-    pairs = sum(length**2 for length in (5, 10, 3, 6, 24, 1, 22, 1))
+    pairs = sum(length**2 for row in ROWS for length in row)
     assert forward == 4 * pairs * HEADS * HEAD_DIM
     assert counter.get_total_flops() == 3 * forward
 

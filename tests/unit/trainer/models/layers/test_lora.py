@@ -28,7 +28,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tokenizer_of(config: ModelConfig) -> PreTrainedTokenizerFast:
-    return make_tokenizer("train:300", ["USER: what digit is this? ASSISTANT:", " 7"], image_form_of(config).mark)
+    return make_tokenizer("train:300", ["USER: what digit is this? ASSISTANT:", " 7"], image_form_of(config))
 
 
 @pytest.mark.parametrize("case", CASES)

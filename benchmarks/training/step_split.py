@@ -1,0 +1,180 @@
+"""Part `split`: what a training step's CPU time is spent on, and its rate beside that of its matrix products alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.support.report import Side
+from benchmarks.support.suite import Bench
+from benchmarks.support.timing import Clock
+from benchmarks.support.workloads import Workload
+from benchmarks.training.ready_steps import WARM_UP, SteadySteps, packed_steps
+from benchmarks.training.workloads import train_workloads
+
+aten = torch.ops.aten
+PRODUCTS = (aten.mm.default, aten.addmm.default, aten.addmm_.default, aten.bmm.default, aten.baddbmm.default)
+ATTENTION = "vlmpipe::attend"  # begins the names of the operator and of its gradient, in which kernels run
+KERNELS, AROUND_KERNELS = "attention kernels", "around attention kernels"
+OTHER = "Python, dispatch, other operators"
+# By names of operators; the first kind that fits.
+KINDS = {
+    "matrix products": ("mm", "addmm", "addmm_", "bmm", "baddbmm", "convolution", "mkldnn_convolution"),
+    "sums and norms": ("sum", "mean", "linalg_vector_norm", "native_layer_norm", "native_layer_norm_backward", "amax"),
+    "element-wise": (
+        "mul", "mul_", "add", "add_", "sub", "sub_", "div", "div_", "neg", "pow", "rsqrt", "silu", "silu_backward",
+        "gelu", "gelu_backward", "sigmoid", "exp", "exp_", "log", "cos", "sin", "addcmul", "addcmul_",
+    ),
+    "copies and fills": ("copy_", "cat", "fill_", "zero_", "index", "index_put_", "_index_put_impl_", "gather",
+        "index_select", "index_add_", "embedding_dense_backward"),
+    "optimizer": ("_fused_adamw_",),
+}  # fmt: skip
+ALL_KINDS = [*KINDS, KERNELS, AROUND_KERNELS, OTHER]
+NOTE = (
+    "Split: of one thread, by torch's profiler, as a share of the step's time; the profiler slows small operators. The "
+    "rate of a step is its FLOPs, counted by torch's counter with the whole square of a sample for its attention, per "
+    "CPU second, without the profiler. Its products alone are the same matrix products (shapes, strides, number) on "
+    "matrices of their own, one after another."
+)
+
+
+CACHED = {"digits": (True,), "easy-vqa, wide tower": (True, False)}  # by workload
+
+
+def split(bench: Bench) -> None:
+    """Steps with cached features, and with a wide tower that runs online."""
+    runs = [(load, cached) for load in train_workloads(bench) for cached in CACHED[load.name]]
+    bench.expect(len(runs))
+    with one_thread():
+        for load, cached in runs:
+            of_workload(bench, load, cached=cached)
+    bench.report.note(NOTE)
+
+
+def of_workload(bench: Bench, load: Workload, *, cached: bool) -> None:
+    data = f"{load.name}, {'cached features' if cached else 'tower online'}"
+    ready = packed_steps(load, WARM_UP + 1, cached=cached)
+    steps = SteadySteps(load.cached if cached else load.online, bench.worker, ready)
+    with FlopCounterMode(display=False) as counter, Products() as products:
+        steps()
+    flops = counter.get_total_flops()
+
+    def step_rate() -> float:
+        return flops / 1e9 / steps().cpu_s
+
+    sides: dict[str, Callable[[], Any]] = {
+        "step": step_rate, "alone": products.rate_alone, "shares": lambda: shares(steps)
+    }  # fmt: skip
+    found = bench.take_turns(data, sides)
+    rates = Side("the step", found["step"]), Side("its matrix products alone", found["alone"])
+    bench.report.compare("rate of a step or of its products", data, "GFLOP / CPU s", *rates)
+    for kind in ALL_KINDS:
+        values = [100 * each[kind] for each in found["shares"]]
+        bench.report.figure("split of a step", data, "% of its time", Side(kind, values))
+
+
+class Products(TorchDispatchMode):
+    """Notes the matrix products that run in it, and repeats them by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: Counter[Call] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PRODUCTS:
+            self._calls[Call.of(func, args, kwargs or {})] += 1
+        return func(*args, **(kwargs or {}))
+
+    def rate_alone(self) -> float:
+        """GFLOP per CPU second."""
+        flops = cpu_s = 0.0
+        for call, count in self._calls.items():
+            arguments = call.arguments()
+            with FlopCounterMode(display=False) as counter:
+                call.run(arguments)  # also warms up
+            clock = Clock()
+            for _ in range(count):
+                call.run(arguments)
+            cpu_s += clock.stop(1).cpu_s
+            flops += count * counter.get_total_flops()
+        return flops / 1e9 / cpu_s
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator, with the sizes and strides of its tensors in place of them."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, func: Any, args: Any, kwargs: dict[str, Any]) -> Call:
+        def layout(value: Any) -> Any:
+            return Layout(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, Tensor) else value
+
+        return cls(func, tree_map(layout, tuple(args)), tuple(sorted(kwargs.items())))
+
+    def arguments(self) -> tuple[Any, ...]:
+        return tuple(value.filled() if isinstance(value, Layout) else value for value in self.args)
+
+    def run(self, arguments: tuple[Any, ...]) -> None:
+        self.func(*arguments, **dict(self.kwargs))
+
+
+@dataclass(frozen=True)
+class Layout:
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def filled(self) -> Tensor:
+        """With numbers of its own, also where it repeats some (strides of 0)."""
+        numbers = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return torch.randn(numbers).to(self.dtype).as_strided(self.shape, self.stride)
+
+
+def shares(steps: SteadySteps) -> dict[str, float]:
+    """Of each kind of work in the time of one profiled step."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        wall_s = steps().wall_s
+    found = dict.fromkeys(ALL_KINDS, 0.0)
+    for event in profiler.events():
+        found[kind_of(event)] += event.self_cpu_time_total / 1e6 / wall_s
+    found[OTHER] += 1 - sum(found.values())  # outside of operators
+    return found
+
+
+def kind_of(event: Any) -> str:
+    if "flash_attention" in event.name:
+        return KERNELS
+    if any(ATTENTION in each.name for each in with_parents(event)):
+        return AROUND_KERNELS
+    name = event.name.removeprefix("aten::")
+    return next((kind for kind, names in KINDS.items() if name in names), OTHER)
+
+
+def with_parents(event: Any) -> Iterator[Any]:
+    while event is not None:
+        yield event
+        event = event.cpu_parent
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

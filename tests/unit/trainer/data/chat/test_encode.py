@@ -1,0 +1,114 @@
+"""Tokens of conversations are those of the published processors of each family; labels are answers and their ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.trainer.chat_templates import TEMPLATES, with_template
+from tests.support.trainer.processors import Processor
+from tests.support.trainer.tiny_native import model_section
+from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
+from trainer.data.chat.encode import IGNORED, Chat
+from trainer.data.rejects import RejectedError
+from trainer.data.sample import Turn
+from trainer.data.tokenize import control_tokens
+from trainer.models.image_tokens import image_form_of, image_tokens_of
+from trainer.models.registry import family_of
+from trainer.storage.local import LocalStorage
+
+SIZES = [(40, 24), (17, 60), (20, 20)]
+TURNS = (
+    Turn(f"{IMAGE_TOKEN}\n{IMAGE_TOKEN}\nSame?", "No.", system="Be brief."),
+    Turn(f"From {IMAGE_TOKEN} to here?", "It\ngrew: 7."),
+    Turn("Is it old?", "no"),
+)
+SHOWN = (Turn("Show two.", f"One: {IMAGE_TOKEN}\nTwo: {IMAGE_TOKEN}"), Turn(f"{IMAGE_TOKEN}\nThis?", "Yes."))
+TOWER = {"model_type": "siglip_vision_model", "hidden_size": 16, "num_attention_heads": 2, "patch_size": 4}
+LLAVA = {
+    "tower": {"config": TOWER},
+    "language_model": {"config": {"model_type": "qwen2"}},
+    "tokenizer": "train:300",
+    "image_size": 16,
+}
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "smolvlm", "smolvlm_tiles", "llava"]
+
+
+def config_of(family: str) -> ModelConfig:
+    return ModelConfig.model_validate(LLAVA if family == "llava" else model_section(family))
+
+
+def chat_of(config: ModelConfig, template: str = "plain", bos: str | None = None) -> Chat:
+    form = image_form_of(config)
+    source = TEMPLATES[template].replace(IMAGE_PAD, config.image_token)
+    tokenizer = with_template(source, image=config.image_token, bos=bos)
+    tokenizer.add_special_tokens({"extra_special_tokens": control_tokens(form)}, replace_extra_special_tokens=False)
+    return Chat(tokenizer, form, as_text=False)
+
+
+def processor_of(config: ModelConfig, chat: Chat, patched: pytest.MonkeyPatch) -> Processor:
+    images = family_of(config).image_processor(config)
+    tile_tokens = chat.form.tile_tokens or image_tokens_of(config)(16, 16)
+    return Processor.of(config.family, images, chat.tokenizer, patched, tile_tokens=tile_tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("bos", [None, "<|turn|>"])
+def test_tokens_are_those_of_the_published_processor(
+    family: str, bos: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(family)
+    chat = chat_of(config, bos=bos)
+    processor, count = processor_of(config, chat, monkeypatch), image_tokens_of(config)
+    counts = [count(*size) for size in SIZES]
+    for turns in (TURNS, SHOWN):
+        assert chat.encode(turns, counts, SIZES).input_ids == processor.ids(chat.messages(turns), SIZES)
+    asked = (TURNS[0],)
+    prompt = chat.messages((Turn(TURNS[0].question, "", system="Be brief."),))
+    ids = processor.ids(prompt, SIZES, add_generation_prompt=True)
+    assert chat.prompt(asked[0], counts[:2], SIZES[:2]) == ids
+    whole = chat.encode(asked, counts[:2], SIZES[:2])
+    assert whole.input_ids[: len(ids)] == ids, "training continues the prompt that serving gives"
+    assert set(whole.labels[: len(ids)]) == {IGNORED} and whole.labels[len(ids)] != IGNORED
+
+
+TEXT = st.text(st.sampled_from("ab 7.,é?\nC:<|"), min_size=1, max_size=12).filter(str.strip)
+TURN = st.builds(Turn, TEXT, TEXT.map(str.strip))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TURN, min_size=1, max_size=4), st.sampled_from(["plain", "strips", "blank before answers"]))
+def test_labels_are_answers_and_ends_and_no_image(turns: list[Turn], template: str) -> None:
+    chat = CHATS.setdefault(template, chat_of(config_of("qwen2_5_vl"), template))
+    turns = [Turn(f"{IMAGE_TOKEN}\n{turns[0].question}", turns[0].answer), *turns[1:]]
+    chat.verify(chat.messages(turns))
+    encoded = chat.encode(turns, [5])
+    assert all(label in (IGNORED, token) for label, token in zip(encoded.labels, encoded.input_ids, strict=True))
+    labelled = [label for label in encoded.labels if label != IGNORED]
+    assert chat.image_token_id not in labelled and encoded.input_ids.count(chat.image_token_id) == 5
+    before = " " if template.startswith("blank") else ""
+    expected = "".join(f"{before}{turn.answer}<|end|>" for turn in turns)
+    assert chat.tokenizer.decode(labelled) == expected
+
+
+CHATS: dict[str, Chat] = {}
+
+
+def test_a_token_across_an_answers_boundary_is_refused() -> None:
+    """Without the line end before answers, the tokenizer joins the role's letters with an answer's first."""
+    template = TEMPLATES["plain"].replace("role }}\n", "role }}").replace("assistant\n", "assistant")
+    chat = Chat(with_template(template), as_text=False)
+    with pytest.raises(RejectedError, match="straddle"):
+        chat.encode([Turn("what?", "s")], [])
+
+
+def test_a_saved_chat_is_the_same(tmp_path: Path) -> None:
+    chat = chat_of(config_of("qwen3_vl"), "no end token")
+    chat = Chat(chat.tokenizer, chat.form, added_end="<|end|>", as_text=False)
+    chat.save(tmp_path / "tokenizer")
+    loaded = Chat.load(LocalStorage(tmp_path), chat.form)
+    assert loaded.template == chat.template and loaded.end_token_ids == chat.end_token_ids
+    assert loaded.encode(TURNS, [3, 1, 2]) == chat.encode(TURNS, [3, 1, 2])

@@ -1,0 +1,71 @@
+"""`vlmpipe data inspect`: tokens and labels of samples, as preparation makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from tests.support.data.prepared import conversation, llava_folder, record, write_json
+from tests.support.run_files import SMALL
+from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
+from trainer.errors import ExitCode, UserError
+from vlmpipe.cli.app import app
+from vlmpipe.config.yaml_loader import apply_overrides
+
+
+def run_file(folder: Path, template: str, **changes: Any) -> str:
+    """A run file with three samples: good, with an image in its answer, and with a control token in its text."""
+    images, _ = llava_folder(folder, 3)
+    records = [
+        record(0),
+        record(1, conversations=conversation("Show it.", "Here: <image>\nand there.")),
+        record(2, conversations=conversation("<image> <|end|>", "A picture.")),
+    ]
+    with_template(template, image="<image>").save_pretrained(folder / "tokenizer")
+    data = {
+        "model.tokenizer": str(folder / "tokenizer"),
+        "data.source": str(write_json(folder / "data.json", records)),
+        "data.image_folder": str(images),
+        "data.chat_template": "native",
+        "output": {"root_uri": str(folder / "root")},
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(apply_overrides(SMALL, data | changes)))
+    return str(path)
+
+
+def inspect(path: str, *options: str) -> str:
+    result = CliRunner().invoke(app, ["data", "inspect", path, *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_labels_and_rejects_are_shown(tmp_path: Path) -> None:
+    path = run_file(tmp_path, PLAIN.replace("<|image_pad|>", "<image>"))
+    shown = inspect(path)
+    assert "<|turn|>assistant\n[A picture.<|end|>]" in shown and "[Number 0.<|end|>]" in shown
+    assert "<image> x 4<|vision_end|>What is this?" in shown
+    assert "[Here: ]<|vision_start|><image> x 4<|vision_end|>[and there.<|end|>]" in shown
+    assert "text.special_token: turn 1 spells the control token '<|end|>'" in shown
+    (sample,) = json.loads(inspect(path, "--json", "--first", "1", "--count", "1"))["samples"]
+    assert sample["id"] == "sample-1" and len(sample["labels"]) == len(sample["input_ids"])
+    assert sum(piece["tokens"] for piece in sample["pieces"]) == len(sample["input_ids"])
+    assert [piece["text"] for piece in sample["pieces"] if piece["is_label"]] == ["Here: ", "and there.<|end|>"]
+
+
+def test_what_the_template_refuses_is_shown(tmp_path: Path) -> None:
+    template = TEMPLATES["no images in answers"].replace("<|image_pad|>", "<image>")
+    shown = inspect(run_file(tmp_path, template), "--first", "1")
+    assert "conv.template: the chat template writes 0 images of 1: those in answers" in shown.replace("\n", " ")
+
+
+def test_a_tokenizer_that_is_not_trained_yet_is_named(tmp_path: Path) -> None:
+    path = run_file(tmp_path, PLAIN, **{"model.tokenizer": "train:300", "data.chat_template": ""})
+    with pytest.raises(UserError, match="this data is not prepared yet") as caught:
+        inspect(path)
+    assert caught.value.code == ExitCode.NOT_FOUND

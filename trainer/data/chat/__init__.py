@@ -1,0 +1,1 @@
+"""Conversations in a model's chat template: rendered, tokenized and labelled."""

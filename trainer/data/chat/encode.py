@@ -1,0 +1,214 @@
+"""Tokens and labels of conversations, in a model's chat template.
+
+The tokens are those of transformers' `processor.apply_chat_template(tokenize=True)`. Labels are the answers and the
+tokens that end them, found by character position in the one tokenization.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.chat.layout import ChatTemplate, Layout, refused
+from trainer.data.chat.messages import Message, as_chat, messages_of, shape_of, texts_of
+from trainer.data.sample import Turn
+from trainer.data.tokenize import FOLDER, load_tokenizer
+from trainer.models.image_tokens import SQUARES, ImageForm
+from trainer.models.published import image_token_in
+from trainer.storage.base import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+IGNORED = -100  # label of a token that does not count in the loss
+SETTINGS = "chat.json"  # beside the tokenizer
+MOST_SHAPES = 4096  # of conversations whose layouts are kept
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Encoded:
+    """Tokens of one sample, and as many labels: -100 except on answers and their end tokens."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+    @property
+    def label_tokens(self) -> int:
+        return len(self.labels) - self.labels.count(IGNORED)
+
+
+class Chat:
+    """A tokenizer and the chat template that a run's conversations are written in. Safe to use from several threads.
+
+    as_text: contents are texts with the image token in place of each image, for templates that know no images. The
+    format of models trained from scratch is used so too: a text is then written as it is, line ends beside marks too.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        form: ImageForm = SQUARES,
+        *,
+        end_tokens: Sequence[str] = (),
+        added_end: str = "",
+        as_text: bool = True,
+    ) -> None:
+        self.tokenizer, self.form, self.as_text = tokenizer, form, as_text
+        self.end_tokens = tuple(end_tokens) or (added_end or str(tokenizer.eos_token),)
+        self.placeholder = image_token_in(tokenizer, form.token)
+        self.template = ChatTemplate(
+            source=str(tokenizer.get_chat_template()),
+            special_tokens=tuple(tokenizer.special_tokens_map.items()),
+            placeholder=self.placeholder,
+            end_tokens=self.end_tokens,
+            added_end=added_end,
+            as_text=as_text,
+        )
+        self.image_token_id = int(tokenizer.convert_tokens_to_ids(self.placeholder))
+        self.end_token_ids = [int(token) for token in tokenizer.convert_tokens_to_ids(list(self.end_tokens))]
+        # Attributes of transformers' tokenizers are slow.
+        self._bos, self._backend = tokenizer.bos_token, tokenizer.backend_tokenizer
+        self.layout = lru_cache(MOST_SHAPES)(self.template.layout)
+
+    @classmethod
+    def load(cls, storage: Storage, form: ImageForm) -> Chat:
+        """The chat saved with prepared data."""
+        settings = json.loads(storage.read(f"{FOLDER}/{SETTINGS}"))
+        return cls(load_tokenizer(storage), form, **settings)
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer, template and settings."""
+        self.tokenizer.save_pretrained(folder)
+        settings = {
+            "end_tokens": self.end_tokens, "added_end": self.template.added_end, "as_text": self.as_text
+        }  # fmt: skip
+        (folder / SETTINGS).write_text(json.dumps(settings))
+
+    @cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        """Tokens that no text of a sample may spell: they would end turns or stand for images."""
+        special = (str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        tokens = dict.fromkeys((*self.tokenizer.all_special_tokens, *special, self.placeholder))
+        return tuple(token for token in tokens if token != IMAGE_TOKEN)
+
+    def messages(self, turns: Sequence[Turn]) -> list[Message]:
+        return messages_of(turns, self.placeholder if self.as_text else None)
+
+    def encode(
+        self, turns: Sequence[Turn], counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None
+    ) -> Encoded:
+        """Tokens and labels of a conversation.
+
+        Raises RejectedError naming what the template does not allow.
+
+        Args:
+            counts: tokens of each image.
+            sizes: (width, height) of each image in pixels; None: images are one token, repeated.
+        """
+        return self.encode_messages(self.messages(turns), counts, sizes)
+
+    def prompt(self, turn: Turn, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None) -> list[int]:
+        """Tokens that ask one question about a sample's images.
+
+        Images go where the question marks them, or before it when it does not mark all of them (a later turn).
+        """
+        question = turn.question
+        if question.count(IMAGE_TOKEN) != len(counts):
+            bare = question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
+            question = f"{IMAGE_TOKEN}\n" * len(counts) + bare
+        asked = self.messages([dataclasses.replace(turn, question=question, answer="")])
+        return self.encode_messages(asked, counts, sizes, is_prompt=True).input_ids
+
+    def encode_messages(
+        self,
+        messages: Sequence[Message],
+        counts: Sequence[int],
+        sizes: Sequence[tuple[int, int]] | None = None,
+        *,
+        is_prompt: bool = False,
+    ) -> Encoded:
+        """As `encode`; `is_prompt` ends with the generation prompt."""
+        layout = self.layout(shape_of(messages), is_prompt=is_prompt)
+        marks = self._marks(counts, sizes)
+        text, answers = self._written(layout, list(texts_of(messages)), marks)
+        begins_with_bos = bool(self._bos) and text.startswith(self._bos)
+        encoding = self._backend.encode(text, add_special_tokens=not begins_with_bos)
+        ids, offsets = encoding.ids, encoding.offsets
+        if len(offsets) > 1 and offsets[-1] == (0, 0):  # an end token that the tokenizer adds
+            offsets[-1] = (len(text), len(text))
+        starts, labels = [start for start, _ in offsets], [IGNORED] * len(ids)
+        for start, stop in answers:
+            first, last = bisect_left(starts, start), bisect_left(starts, stop)
+            if (first and offsets[first - 1][1] > start) or (last > first and offsets[last - 1][1] > stop):
+                beside = text[max(0, start - 9) : start + 9]
+                raise refused(f"and this tokenizer let a token straddle the answer's boundary, beside {beside!r}")
+            labels[first:last] = ids[first:last]
+        return self._with_images(ids, labels, counts, marks)
+
+    def answers(self, messages: Sequence[Message]) -> tuple[int, list[str]]:
+        """The number of image tokens that the template writes, and what is labelled, as text."""
+        layout, texts = self.layout(shape_of(messages)), list(texts_of(messages))
+        images = layout.rendered(texts).count(self.placeholder)
+        text, answers = self._written(layout, texts, [self.placeholder] * images)
+        return images, [text[start:stop] for start, stop in answers]
+
+    def verify(self, messages: Sequence[Message]) -> None:
+        """Render the conversation as a whole. Raises RejectedError where the template changes it by what texts say."""
+        layout, texts = self.layout(shape_of(messages)), list(texts_of(messages))
+        if layout.rendered(texts) == self.template.render(as_chat(messages, layout.strings)):
+            return
+        tags = "</think>" in "".join(texts)
+        hint = ": thinking belongs into the answer's 'thinking' or 'reasoning_content'" if tags else ""
+        raise refused(f"changes what these texts say{hint}")
+
+    def _marks(self, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None) -> list[str]:
+        """What stands for each image in the text, with one image token or more."""
+        if sizes is None:
+            return [self.placeholder] * len(counts)
+        marks = self.form.marks(sizes) if self.as_text else self.form.replacements(sizes)
+        return [mark.replace(IMAGE_TOKEN, self.placeholder) for mark in marks]
+
+    def _written(self, layout: Layout, texts: Sequence[str], marks: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation with each image's mark, and the character ranges of labels."""
+        written: list[str] = []
+        answers: list[tuple[int, int]] = []
+        end, left = 0, iter(marks)
+        for piece, is_label in self._pieces(layout, texts, left):
+            written.append(piece)
+            start, end = end, end + len(piece)
+            if is_label and piece:
+                if answers and answers[-1][1] == start:
+                    start = answers.pop()[0]
+                answers.append((start, end))
+        assert next(left, None) is None, "fewer images in the text than marks"
+        return "".join(written), answers
+
+    def _pieces(self, layout: Layout, texts: Sequence[str], marks: Iterator[str]) -> Iterator[tuple[str, bool]]:
+        for one in layout.segments:
+            text = one.strip(texts[one.slot]) if one.slot >= 0 else one.literal
+            if self.placeholder not in text:
+                yield text, one.is_label
+                continue
+            first, *behind = text.split(self.placeholder)
+            yield first, one.is_label
+            for other in behind:
+                yield next(marks), False
+                yield other, one.is_label
+
+    def _with_images(self, ids: list[int], labels: list[int], counts: Sequence[int], marks: Sequence[str]) -> Encoded:
+        """Repeat the image tokens of the k-th mark to `counts[k]` in all."""
+        image_token = self.image_token_id
+        places = [position for position, token in enumerate(ids) if token == image_token] if counts else []
+        parts = [mark.count(self.placeholder) for mark in marks]
+        shares = [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
+        assert len(places) == len(shares), f"{len(places)} image tokens, {len(shares)} in the marks of the images"
+        for position, count in zip(reversed(places), reversed(shares), strict=True):
+            ids[position : position + 1] = [image_token] * count
+            labels[position : position + 1] = [IGNORED] * count
+        return Encoded(ids, labels)

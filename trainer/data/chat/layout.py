@@ -1,0 +1,247 @@
+"""Where a chat template puts the texts of a conversation, and which of what it writes is a label.
+
+A conversation is rendered with a private-use character in place of each text. These marks divide the rendering into
+literal pieces, which depend only on the conversation's shape and are kept for it. Placing the texts between the pieces
+takes microseconds; rendering takes up to half a millisecond.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from typing import Any
+
+from trainer.data.chat.messages import Message, Role, Shape, as_chat, described, filled
+from trainer.data.rejects import RejectCode, RejectedError
+
+FIRST_MARK, DATE_MARK = 0xE000, "\uf8ff"  # private use
+MOST_TEXTS = 6000  # as many marks as there are below DATE_MARK
+# White space around a text, to see which of it a template strips. Unlike each other, so that no two readings are alike.
+BEFORE, BEHIND = "\n \n", "\n\t\n"
+# What is left of BEFORE and of BEHIND by each kind of stripping.
+LEFT: dict[str, Callable[[str], str]] = {BEFORE: str, "": str.lstrip, " \n": lambda text: text.lstrip("\n")}
+RIGHT: dict[str, Callable[[str], str]] = {BEHIND: str, "": str.rstrip, "\n\t": lambda text: text.rstrip("\n")}
+CLOCK = "{% macro strftime_now(format) %}" + DATE_MARK + "{% endmacro %}\n"  # replaces the library's
+# Contents of these roles are given as strings where they are one text: the first that the template takes is used.
+ALL_ROLES: frozenset[Role] = frozenset({"system", "user", "assistant"})
+CONTENT_FORMS: tuple[frozenset[Role], ...] = (frozenset(), frozenset({"system"}), ALL_ROLES)
+
+Render = Callable[..., str]  # (messages, add_generation_prompt=...) -> text
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a rendering: literal text, or the place of a text."""
+
+    literal: str = ""
+    slot: int = -1  # number of the text; -1: literal
+    strip: Callable[[str], str] = str
+    is_label: bool = False
+    is_added: bool = False  # an end token that the template does not write
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a template renders conversations of one shape."""
+
+    segments: tuple[Segment, ...]
+    strings: frozenset[Role]  # roles whose text-only contents are given as strings
+    starts_at_prompt: bool = True  # labels start where the prompt of their turn ends
+
+    def rendered(self, texts: Sequence[str]) -> str:
+        """The conversation as the template renders it."""
+        return "".join(
+            one.strip(texts[one.slot]) if one.slot >= 0 else one.literal for one in self.segments if not one.is_added
+        )
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template and the tokens that it writes.
+
+    placeholder: written for an image. end_tokens: end an answer. added_end: appended to answers without one.
+    as_text: contents are always one string, with placeholders in it.
+    """
+
+    source: str
+    special_tokens: tuple[tuple[str, str], ...]  # names and tokens that the template may use
+    placeholder: str
+    end_tokens: tuple[str, ...]
+    added_end: str = ""
+    as_text: bool = False
+
+    def render(self, chat: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        """As transformers renders it, but for the date. Raises RejectedError for what the template does not allow."""
+        import jinja2
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        source = CLOCK + self.source if "strftime_now" in self.source else self.source
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[chat],
+                chat_template=source,
+                add_generation_prompt=add_generation_prompt,
+                **dict(self.special_tokens),
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise refused(f"is no valid Jinja: line {error.lineno}: {error.message}") from error
+        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
+            raise refused(f"does not allow this conversation: {error}") from error
+        return str(rendered[0])
+
+    def layout(self, shape: Shape, *, is_prompt: bool = False) -> Layout:
+        """How conversations of this shape are rendered. `is_prompt`: with the generation prompt, and no labels.
+
+        Raises RejectedError naming what the template leaves out, changes or does not allow.
+        """
+        first: RejectedError | None = None
+        for strings in (ALL_ROLES,) if self.as_text else CONTENT_FORMS:
+            try:
+                return _Reading(self, shape, strings, is_prompt).layout()
+            except RejectedError as error:
+                first = first or error
+        assert first
+        raise first
+
+
+def refused(problem: str) -> RejectedError:
+    return RejectedError(RejectCode.CONV_TEMPLATE, f"the chat template {problem}")
+
+
+class _Reading:
+    """One way to give conversations of a shape to a template, and what it makes of them."""
+
+    def __init__(self, template: ChatTemplate, shape: Shape, strings: frozenset[Role], is_prompt: bool) -> None:
+        self._template, self._shape, self._strings, self._is_prompt = template, shape, strings, is_prompt
+        self._names = described(shape)
+        if len(self._names) > MOST_TEXTS:
+            raise refused(f"is not read for conversations of more than {MOST_TEXTS} texts")
+        self._marks = [chr(FIRST_MARK + number) for number in range(len(self._names))]
+        self._marked = filled(shape, self._marks)
+
+    def layout(self) -> Layout:
+        text = self._rendered(self._marked)
+        if DATE_MARK in text:
+            raise refused("writes the date of the day here: give every conversation a system text")
+        pieces = self._pieces(text)
+        images = sum(not is_text for _, _, parts in self._shape for is_text in parts)
+        if (written := sum(piece.count(self._template.placeholder) for piece in pieces)) != images:
+            raise refused(f"writes {written} images of {images}" + self._in_answers())
+        strips = self._strips(pieces)
+        labels, starts_at_prompt = self._labels(text, pieces)
+        return Layout(tuple(self._segments(pieces, strips, labels)), self._strings, starts_at_prompt)
+
+    def _rendered(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
+        return self._template.render(as_chat(messages, self._strings), add_generation_prompt=prompt or self._is_prompt)
+
+    def _pieces(self, text: str) -> list[str]:
+        """The literal text before each mark and behind the last."""
+        pieces, start = [], 0
+        for mark, name in zip(self._marks, self._names, strict=True):
+            if (count := text.count(mark)) != 1:
+                raise refused(f"{'repeats' if count else 'leaves out'} {name}" + self._of_turns(name))
+            place = text.index(mark)
+            if place < start:
+                raise refused(f"puts {name} before what comes first")
+            pieces.append(text[start:place])
+            start = place + 1
+        return [*pieces, text[start:]]
+
+    def _of_turns(self, name: str) -> str:
+        earlier = "thinking" in name and self._names[-1].rpartition(" ")[2] != name.rpartition(" ")[2]
+        return ", once another turn follows: end the conversation there" if earlier else ""
+
+    def _in_answers(self) -> str:
+        answers = any(role == "assistant" and not all(parts) for role, _, parts in self._shape)
+        return ": those in answers may be what it leaves out" if answers else ""
+
+    def _strips(self, pieces: Sequence[str]) -> list[Callable[[str], str]]:
+        """What the template strips of each text."""
+        if not self._marks:
+            return []
+        text = self._rendered(filled(self._shape, [f"{BEFORE}{mark}{BEHIND}" for mark in self._marks]))
+        found = re.split(f"[{self._marks[0]}-{self._marks[-1]}]", text)
+        if len(found) != len(pieces):
+            raise refused("changes texts")
+        sides: list[tuple[str, str]] = []  # left behind and before each piece
+        for number, (piece, between) in enumerate(zip(pieces, found, strict=True)):
+            behind, before = RIGHT if number else [""], LEFT if number < len(self._marks) else [""]
+            fitting = [both for both in product(behind, before) if both[0] + piece + both[1] == between]
+            if not fitting:
+                raise refused(f"changes {self._names[min(number, len(self._names) - 1)]}")
+            sides.append(fitting[0])
+        return [_both(LEFT[before], RIGHT[behind]) for (_, before), (behind, _) in pairwise(sides)]
+
+    def _labels(self, text: str, pieces: Sequence[str]) -> tuple[_Labels, bool]:
+        """What is a label, and whether every answer's labels start where the prompt of its turn ends."""
+        labels, at_prompt, slot = _Labels(), True, 0
+        ends_of_pieces = [text.index(mark) for mark in self._marks]
+        for number, (role, has_thinking, parts) in enumerate(self._shape):
+            first, slot = slot, slot + has_thinking + sum(parts)
+            if role != "assistant" or self._is_prompt or first == slot:
+                continue
+            labels.texts.update(range(first, slot))
+            end_of_piece = ends_of_pieces[first]
+            start_of_piece = end_of_piece - len(pieces[first])
+            prompt = self._rendered(self._marked[:number], prompt=True) if number else ""
+            if prompt and text.startswith(prompt) and start_of_piece <= len(prompt) <= end_of_piece:
+                if self._template.placeholder not in text[len(prompt) : end_of_piece]:
+                    labels.add(first, len(prompt) - start_of_piece, len(pieces[first]))
+            else:
+                at_prompt = False
+            for inner in range(first + 1, slot):
+                if self._template.placeholder not in pieces[inner]:
+                    labels.add(inner, 0, len(pieces[inner]))
+            if end := self._end(pieces[slot], self._names[slot - 1]):
+                labels.add(slot, *end)
+            else:
+                labels.added.add(slot)
+        return labels, at_prompt
+
+    def _end(self, piece: str, name: str) -> tuple[int, int] | None:
+        """Range of the end token in what follows an answer's last text; None where it is to be added."""
+        ends, image = "|".join(map(re.escape, self._template.end_tokens)), re.escape(self._template.placeholder)
+        if found := re.match(rf"((?:\s|{image}|<[^<>]+>{image}<[^<>]+>)*?)({ends})", piece):
+            return (found.start(2) if found[1].strip() else 0), found.end(2)
+        if self._template.added_end:
+            return None
+        known = ", ".join(self._template.end_tokens)
+        raise refused(f"writes no end token behind {name} (of {known}): name one in data.answer_end")
+
+    def _segments(
+        self, pieces: Sequence[str], strips: Sequence[Callable[[str], str]], labels: _Labels
+    ) -> Iterator[Segment]:
+        for number, piece in enumerate(pieces):
+            place = 0
+            if number in labels.added:
+                yield Segment(self._template.added_end, is_label=True, is_added=True)
+            for start, stop in sorted(labels.ranges.get(number, ())):
+                if place < start:
+                    yield Segment(piece[place:start])
+                if start < stop:
+                    yield Segment(piece[start:stop], is_label=True)
+                place = stop
+            if place < len(piece):
+                yield Segment(piece[place:])
+            if number < len(strips):
+                yield Segment(slot=number, strip=strips[number], is_label=number in labels.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """Which texts are labels, which ranges of pieces, and at the start of which pieces an end token is added."""
+
+    texts: set[int] = field(default_factory=set)
+    ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    added: set[int] = field(default_factory=set)
+
+    def add(self, piece: int, start: int, stop: int) -> None:
+        self.ranges.setdefault(piece, []).append((start, stop))
+
+
+def _both(left: Callable[[str], str], right: Callable[[str], str]) -> Callable[[str], str]:
+    if left is str and right is str:
+        return str
+    return lambda text: left(right(text))

@@ -1,0 +1,88 @@
+"""Tokens and labels of a source's first samples, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+from trainer.config.job import JobConfig
+from trainer.data.chat.encode import IGNORED, Chat, Encoded
+from trainer.data.chat.make import make_chat
+from trainer.data.prepare.pipeline import fingerprint
+from trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
+from trainer.data.rejects import Reject
+from trainer.data.shards.prepared_files import DONE, open_prepared
+from trainer.data.sources import open_source
+from trainer.data.tokenize import TRAINED_PREFIX
+from trainer.errors import ExitCode, UserError
+from trainer.models.image_tokens import image_form_of
+from trainer.storage import open_storage
+from trainer.storage.base import join_uri
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens that are all labels, all of an image, or neither."""
+
+    text: str
+    tokens: int
+    is_label: bool
+    is_image: bool
+
+
+@dataclass(frozen=True)
+class InspectedSample:
+    """A sample as training reads it. `rejected`: why preparation leaves it out; it then has no tokens."""
+
+    id: str
+    where: str
+    rejected: str
+    encoded: Encoded
+    pieces: tuple[Piece, ...]
+
+
+def inspect(config: JobConfig, *, first: int, count: int) -> tuple[Chat, Iterator[InspectedSample]]:
+    """The run's chat, and samples number `first` to `first + count - 1` of its source, from 0.
+
+    Raises UserError (66) where the tokenizer is trained on the data and the data is not prepared yet.
+    """
+    chat = _chat(config)
+    validator = SampleValidator(config, chat)
+    records = islice(open_source(config.data), first, first + count)
+    results = (validator(final_entry(record, "new", "train")) for record in records)
+    return chat, (_inspected(chat, result) for result in results)
+
+
+def _chat(config: JobConfig) -> Chat:
+    if not config.model.tokenizer.startswith(TRAINED_PREFIX):
+        return make_chat(config.model, config.data, ())
+    uri = join_uri(config.run.prepared_root, fingerprint(config))
+    if open_storage(uri).stat(DONE) is None:
+        raise UserError(
+            f"model.tokenizer is {config.model.tokenizer}, and this data is not prepared yet",
+            expected="prepared data, whose texts have trained the tokenizer",
+            fix="run the run file once, or name a tokenizer that exists",
+            code=ExitCode.NOT_FOUND,
+        )
+    return Chat.load(open_prepared(uri), image_form_of(config.model))
+
+
+def _inspected(chat: Chat, result: Accepted | Reject) -> InspectedSample:
+    if isinstance(result, Reject):
+        return InspectedSample(result.id, result.where, f"{result.code}: {result.message}", Encoded([], []), ())
+    encoded = result.encoded
+    return InspectedSample(result.id, result.where, "", encoded, tuple(pieces_of(chat, encoded)))
+
+
+def pieces_of(chat: Chat, encoded: Encoded) -> Iterator[Piece]:
+    """The tokens in runs of one kind. Text that is cut within a character has a replacement character."""
+
+    def kind(token: tuple[int, int]) -> tuple[bool, bool]:
+        return token[1] != IGNORED, token[0] == chat.image_token_id
+
+    pairs: Iterable[tuple[int, int]] = zip(encoded.input_ids, encoded.labels, strict=True)
+    for (is_label, is_image), run in groupby(pairs, kind):
+        ids = [token for token, _ in run]
+        text = chat.placeholder if is_image else chat.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        yield Piece(text, len(ids), is_label, is_image)

@@ -1,0 +1,52 @@
+"""What comes with published models: files beside weights and tokenizers, and image tokens. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from trainer.storage.model_folders import local_folder
+from trainer.storage.regular_files import read_regular
+
+MAX_JSON_BYTES = 16 << 20
+
+
+def image_token_in(tokenizer: Any, published: str) -> str:
+    """The tokenizer's image token, found as transformers' processors find it. published: that of the family."""
+    named = getattr(tokenizer, "image_token", None)
+    is_known = tokenizer.backend_tokenizer.token_to_id(published) is not None
+    return str(named) if named else published if is_known else IMAGE_TOKEN
+
+
+def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path | None:
+    """A file of a published model on this machine, downloaded first if needed. None where there is no such file.
+
+    weights: whether the model's weights are needed too (`local_folder`).
+    """
+    from transformers.utils import cached_file
+
+    if folder := local_folder(part.weights, part.revision, weights=weights):
+        return folder / name if (folder / name).is_file() else None
+    path = cached_file(
+        part.weights,
+        name,
+        revision=part.revision or None,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(path) if path else None
+
+
+def published_json(part: WeightsConfig, name: str) -> dict[str, Any]:
+    """A JSON file of a published model or tokenizer; {} where there is none."""
+    path = model_file(part, name, weights=False) if part.weights else None
+    content = json.loads(read_regular(path, MAX_JSON_BYTES)) if path else {}
+    return content if isinstance(content, dict) else {}
+
+
+def stop_token_ids(part: WeightsConfig) -> list[int]:
+    """The tokens at which a published model stops, beside its tokenizer's end token."""
+    stops = published_json(part, "generation_config.json").get("eos_token_id")
+    return stops if isinstance(stops, list) else [] if stops is None else [stops]

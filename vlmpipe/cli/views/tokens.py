@@ -1,0 +1,34 @@
+"""Tokens and labels of samples in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from vlmpipe.cli.views.tables import standard_output
+
+if TYPE_CHECKING:
+    from trainer.data.prepare.inspect import InspectedSample, Piece
+
+LABEL, IMAGE, PROMPT = "bold green", "cyan", "dim"
+
+
+def print_samples(samples: Sequence[InspectedSample]) -> None:
+    """Each sample's text; labels between brackets too, for terminals without colour."""
+    printer = standard_output()
+    if not samples:
+        printer.print("the source has no such samples")
+    for sample in samples:
+        labels = sum(piece.tokens for piece in sample.pieces if piece.is_label)
+        head = sample.rejected or f"{len(sample.encoded.input_ids)} tokens, {labels} of them labels"
+        printer.print(Text.assemble((f"{sample.id}  ", "bold"), f"{sample.where}: ", head))
+        printer.print(Text.assemble(*map(_shown, sample.pieces)), soft_wrap=True)
+
+
+def _shown(piece: Piece) -> tuple[str, str]:
+    if piece.is_image:
+        return f"{piece.text} x {piece.tokens}", IMAGE
+    printable = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in piece.text)
+    return (f"[{printable}]", LABEL) if piece.is_label else (printable, PROMPT)
