@@ -55,8 +55,7 @@ def _token(secret: str) -> Finding:
     try:
         use_hub_token(secret)
     except UserError as error:
-        text = f"{error.found}, so the hub is asked with your own token"
-        return Finding("hub", "unchecked", text)
+        return Finding("hub", "unchecked", f"{error.found}; here the hub is asked with your own token")
     return Finding("hub", "ok", f"model.hub_token_secret: {secret} can be read")
 
 

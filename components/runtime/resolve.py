@@ -204,11 +204,14 @@ def _with_registry(config: RunConfig, root_uri: str) -> RunConfig:
 
 
 def _with_pinned_weights(config: RunConfig) -> RunConfig:
-    """Weights in buckets get the revision that is there now, so that a run that resumes takes no others."""
+    """Weights in buckets get the revision that is there now, so that a run that resumes takes no others.
+
+    Raises ConfigError where the run file names another.
+    """
     pinned = {
-        name: part.model_copy(update={"revision": revision_of(address)}).model_dump()
+        name: part.model_copy(update={"revision": revision_of(address, part.revision)}).model_dump()
         for name, part in config.model.sources.items()
-        if part and not part.revision and (address := bucket_address(part.weights))
+        if part and (address := bucket_address(part.weights))
     }
     if not pinned:
         return config

@@ -63,9 +63,20 @@ def local_folder(name: str, revision: str = "", *, weights: bool = True) -> Path
     return folder
 
 
-def revision_of(address: str) -> str:
-    """The revision of a bucket's folder now."""
-    return _revision(_files(open_storage(address)))
+def revision_of(address: str, expected: str = "") -> str:
+    """The revision of a bucket's folder now. Raises ConfigError if another is expected."""
+    return _require_revision(address, _files(open_storage(address)), expected)
+
+
+def _require_revision(address: str, files: Sequence[ObjectInfo], expected: str) -> str:
+    found = _revision(files)
+    if expected not in ("", found):
+        raise ConfigError(
+            f"{address} has changed: it is at revision {found}",
+            expected=f"revision {expected}, which the run file names or the run began with",
+            fix="restore the folder's files, or start a new run with the new ones",
+        )
+    return found
 
 
 def _staged(address: str, revision: str, *, weights: bool) -> Path:
@@ -77,14 +88,7 @@ def _staged(address: str, revision: str, *, weights: bool) -> Path:
             return listing.parent
     store = open_storage(address)
     files = _files(store)
-    found = _revision(files)
-    if revision not in ("", found):
-        raise ConfigError(
-            f"{address} has changed: it is at revision {found}",
-            expected=f"revision {revision}, which the run file names or the run began with",
-            fix="restore the folder's files, or start a new run with the new ones",
-        )
-    folder = root / f"{place}-{found}"
+    folder = root / f"{place}-{_require_revision(address, files, revision)}"
     with os_errors(f"writing {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         _use(folder)

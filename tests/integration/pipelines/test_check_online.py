@@ -138,7 +138,8 @@ def test_the_hub_is_asked_with_the_token_of_the_jobs(hub: FakeHub, monkeypatch: 
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         found = lookups("hub", **TOWER, model__hub_token_secret="projects/p/secrets/forbidden")
     assert [one.state for one in found] == ["unchecked", "ok"]
-    assert "no permission to read projects/p/secrets/forbidden, so the hub is asked with your own" in found[0].text
+    assert "no permission to read projects/p/secrets/forbidden" in found[0].text
+    assert "asked with your own token" in found[0].text
     assert all(TOKEN not in one.text for one in found)
 
 

@@ -42,9 +42,16 @@ class StoredWeights:
     as long as this object lives. No weight is drawn: what is missing is a ConfigError.
     """
 
-    def __init__(self, part: WeightsConfig, model: PretrainedModel, num_tokens: int = 0, **loading: Any) -> None:
-        """`loading`: further arguments of `load_complete`, for a model in another form."""
+    def __init__(
+        self, part: WeightsConfig, model: PretrainedModel, num_tokens: int = 0, *, is_tied: bool = True, **loading: Any
+    ) -> None:
+        """
+        Args:
+            is_tied: a head that is not stored is the embedding.
+            loading: further arguments of `load_complete`, for a model in another form.
+        """
         self._part, self._model, self._num_tokens, self._loading = part, model, num_tokens, loading
+        self._is_tied = is_tied
 
     def read(self, name: str) -> Tensor:
         tensor = self._find(name)
@@ -92,7 +99,7 @@ class StoredWeights:
         stored_as = self._model.stored_as.items()
         others = [name.replace(own, other, 1) for own, all_ in stored_as if name.startswith(own) for other in all_]
         known = next((one for one in (name, *others) if one in self._files), "")
-        if not known and name == HEAD:  # files leave out a tied head
+        if not known and name == HEAD and self._is_tied:
             return self._stored_name(self._model.embedding)
         return known
 

@@ -98,10 +98,11 @@ class InitialWeights:
 
     @cached_property
     def _language(self) -> Weights:
-        stored = StoredWeights(self._config.language_model, CAUSAL_LM, len(self._tokenizer))
-        text = self._family.config_for(self._config, self._tokenizer).text_config
+        whole, rows = self._family.config_for(self._config, self._tokenizer), len(self._tokenizer)
+        tied = bool(whole.tie_word_embeddings)
+        stored = StoredWeights(self._config.language_model, CAUSAL_LM, rows, is_tied=tied)
         with torch.device("meta"), no_init_weights():
-            language = AutoModelForCausalLM.from_config(text, trust_remote_code=False)
+            language = AutoModelForCausalLM.from_config(whole.text_config, trust_remote_code=False)
         stored.require("language model", _shapes(language))
         return stored
 

@@ -172,6 +172,7 @@ def without(folder: Path, target: Path, removed: str, *, change: Any = None) -> 
         ("vision_tower.vision_model.encoder.layers.1.mlp.fc", r"lacks 4 of the \d+ weights of the tower, for example"),
         ("linear_2", r"lacks 2 of the 4 weights of the projector, for example linear_2\."),
         ("language_model.model.norm", r"lacks 1 of the \d+ weights of the language model, for example model\.norm\."),
+        ("lm_head", r"lacks 1 of the \d+ weights of the language model, for example lm_head\.weight"),
     ],
 )
 def test_missing_weights_are_counted_and_named_and_never_drawn(

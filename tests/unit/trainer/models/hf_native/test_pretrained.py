@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, CLIPVisionCo
 from tests.support.paths import ROOT
 from trainer.config.model import WeightsConfig
 from trainer.data.tokenize import make_tokenizer
-from trainer.errors import DataError, UserError
-from trainer.models.hf_native.pretrained import load_pretrained, load_tower, part_config
+from trainer.errors import ConfigError, DataError, UserError
+from trainer.models.hf_native.pretrained import load_complete, load_pretrained, part_config
 
 PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
 LOADERS = ("from_pretrained", "from_config")
@@ -91,8 +91,17 @@ def test_a_special_file_among_weights_is_named(tmp_path: Path, name: str) -> Non
     config = CLIPVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
     CLIPVisionModel(config).save_pretrained(tmp_path)
     part = WeightsConfig(weights=str(tmp_path))
-    assert load_tower(part, part_config(part)).dtype == torch.float32
+    assert load_complete(CLIPVisionModel, part).dtype == torch.float32
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
     with pytest.raises(DataError, match=f"{name} is a FIFO"):
-        load_tower(part, config)
+        load_complete(CLIPVisionModel, part)
+
+
+def test_weights_that_are_missing_are_never_drawn(tmp_path: Path) -> None:
+    config = CLIPVisionConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    model = CLIPVisionModel(config)
+    state = {name: tensor for name, tensor in model.state_dict().items() if "fc1" not in name}
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ConfigError, match=r"lacks 2 weights of CLIPVisionModel, for example .*fc1\.bias"):
+        load_complete(CLIPVisionModel, WeightsConfig(weights=str(tmp_path)))
