@@ -162,7 +162,7 @@ bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times b
 
 .PHONY: bench-published
 bench-published: $(INSTALLED_DEV)  ## what the planner predicts for published training runs; args=--picture draws the docs' picture
-	@$(BIN)/python -m benchmarks.planner.published $(args)
+	@$(BIN)/python -m benchmarks.bench_published $(args)
 
 .PHONY: bench-gpu
 bench-gpu: $(INSTALLED_DEV)  ## what only a GPU can show, on one: losses, waits, memory, MFU, checkpoints

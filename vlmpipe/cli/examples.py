@@ -10,7 +10,7 @@ EXAMPLES = {
     "check": ("configs/digits.yaml", "configs/llava-local.yaml data.source=my.json", "--job-spec job.yaml"),
     "plan": (
         "configs/llava-7b.yaml",
-        "configs/llava-13b-fsdp.yaml train.strategy=zero3 --json",
+        "configs/llava-13b-fsdp.yaml train.micro_batch_size=2 --json",
         "configs/llava-7b.yaml --suggest under:400",
     ),
     "run": (

@@ -18,6 +18,10 @@ from trainer.sizing.flops import model_flops_per_sequence
 from trainer.sizing.model_shape import ModelShape, Part, Stack
 from vlmpipe.catalog.machines import FOLDER, MIB_PER_GIB, Gpu, Machine, load_catalog, read_yaml
 from vlmpipe.config.run_config import parse_run_config
+from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.rank import GIB
+from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.step_time import Time, estimate_time
@@ -25,6 +29,11 @@ from vlmpipe.planner.workload import Workload
 
 # Text models get the smallest tower and no images.
 NO_TOWER = Stack(1, 64, 1, 1, 64, 64, False, 0)
+SMALLEST_CLIP = {
+    "model_type": "clip_vision_model",
+    **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1},
+    **{"image_size": 28, "patch_size": 14, "projection_dim": 64},
+}
 CLIP_L_336 = Stack(24, 1024, 16, 16, 64, 4096, False, 12_596_224)
 
 
@@ -105,6 +114,29 @@ def outcome(run: PublishedRun) -> Outcome:
     if "tflops_per_gpu" in run.measured:
         return Outcome(run, "TFLOP/s a GPU", _model_tflops(case, time), run.measured["tflops_per_gpu"])
     return Outcome(run, "tokens/s a GPU", time.tokens_per_s_per_gpu, run.measured["tokens_per_s_per_gpu"])
+
+
+def memory_outcome(run: PublishedRun) -> Outcome:
+    """GiB of the fullest GPU, for a run of a model of the catalogue. Traces the model, which takes seconds.
+
+    Where a run keeps every second product for the backward pass, the mean of keeping all and keeping none is predicted.
+    """
+    case, hub = scenario(run), _data()["models"][run.model]["hub"]
+    kept = case.config.train.activation_checkpointing
+    found = []
+    for checkpointing in ("selective", "full") if kept == "selective" else (kept,):
+        changes = {
+            "model.tower": {"config": SMALLEST_CLIP},
+            "model.language_model": {"weights": hub},
+            "model.image_size": SMALLEST_CLIP["image_size"],
+            "model.freeze": ["tower", "projector"],
+            "train.activation_checkpointing": checkpointing,
+            "train.float8": "none",
+        }
+        config = parse_run_config(apply_overrides(case.config.to_dict(), changes), run.id)
+        memory = estimate_memory(config, architecture(config), case.machine, case.gpu, nearest=False)
+        found.append(memory.total_bytes / GIB)
+    return Outcome(run, "GiB", statistics.mean(found), run.measured["memory_gib"])
 
 
 def outcomes(runs: Iterable[PublishedRun] | None = None) -> list[Outcome]:

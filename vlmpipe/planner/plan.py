@@ -190,17 +190,17 @@ def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
     """The machine of the catalogue with what the run file says of it (plan.machine); None for one of which neither
     knows network and memory."""
     known, said = catalog.machines.get(config.cluster.machine_type), config.plan.machine
-    changed = {"nic_gbps": said.nic_gbps, "memory_gib": said.memory_gib}
-    given = {name: value for name, value in changed.items() if value is not None}
     if known:
-        return dataclasses.replace(known, **given)
-    if len(given) < len(changed):
+        return dataclasses.replace(
+            known, nic_gbps=said.nic_gbps or known.nic_gbps, memory_gib=said.memory_gib or known.memory_gib
+        )
+    if said.nic_gbps is None or said.memory_gib is None:
         return None
     return Machine(
         machine_type=config.cluster.machine_type,
         vcpus=1,
-        memory_gib=given["memory_gib"],
-        nic_gbps=given["nic_gbps"],
+        memory_gib=said.memory_gib,
+        nic_gbps=said.nic_gbps,
         boot_disk_types=(),
         source="the run file",
         date="",

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from tests.support.planner.configs import A100_80, LLAVA_7B, machine, run_config
 from vlmpipe.catalog.machines import read_yaml
+from vlmpipe.catalog.prices import load_prices
 from vlmpipe.planner.backtest import Outcome, outcomes, published_runs, published_text_runs, quartiles, scenario
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.interval import interval_of
+from vlmpipe.planner.time.reduction_server import all_reduce_gain, step_gain
 from vlmpipe.planner.time.step_time import estimate_time
+from vlmpipe.planner.workload import Workload
 
 RUNS = outcomes()
 TEXT_RUNS = outcomes(published_text_runs())
@@ -68,3 +75,46 @@ def test_parts_that_grow_with_scale_are_bounded_for_16_384_gpus() -> None:
     parts = {part.name: part.s for part in time.parts if not part.hidden}
     assert time.step_s is not None
     assert parts["waiting for the slowest rank"] < 0.12 * time.step_s
+
+
+# What popular guides say: the table in docs/reference/forecasts.md
+
+
+def step_s(strategy: str, *, nodes: int = 1, nic_gbps: float = 100, **run: Any) -> float:
+    """Of LLaVA 7B on 8 A100 80 GB a node."""
+    config = run_config(train__strategy=strategy, cluster__replica_count=nodes, **run)
+    load = Workload.assumed(config, LLAVA_7B)
+    node = machine(nic_gbps=nic_gbps)
+    found = estimate_time(Scenario(config, LLAVA_7B, layout_of(config), load, node, A100_80)).step_s
+    assert found is not None
+    return found
+
+
+def test_zero2_is_as_fast_as_ddp_with_one_micro_batch_a_step_and_slower_with_many() -> None:
+    one, many = (
+        step_s("ddp", train__global_batch_size=batch) / step_s("zero2", train__global_batch_size=batch)
+        for batch in (8, 128)
+    )
+    assert one == pytest.approx(1.05, abs=0.02) and many == pytest.approx(0.87, abs=0.02)
+
+
+def test_hsdp_is_faster_than_fsdp_by_as_much_as_the_network_is_slow() -> None:
+    def gain(nic_gbps: float) -> float:
+        fsdp, hsdp = (step_s(one, nodes=4, nic_gbps=nic_gbps, train__global_batch_size=128) for one in ("fsdp", "hsdp"))
+        return fsdp / hsdp
+
+    assert gain(3200) == pytest.approx(1.01, abs=0.02) and gain(100) == pytest.approx(2.2, abs=0.1)
+
+
+def test_a_reduction_server_makes_a_step_1_3_times_as_fast_where_half_of_it_is_the_ring() -> None:
+    gain = all_reduce_gain(nodes=8, nic_gbps=100, reducers=25)
+    assert gain == pytest.approx(1.75)
+    assert step_gain(0.54, gain) == pytest.approx(1.3, abs=0.01)
+
+
+def test_spot_is_a_third_cheaper_on_vertex_ai() -> None:
+    prices = load_prices()
+    for gpu in (("a2-ultragpu-8g", "NVIDIA_A100_80GB", 8), ("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)):
+        standard, spot = (prices.machine(*gpu, "us-central1", term).usd_per_hour for term in ("standard", "spot"))
+        assert standard is not None and spot is not None
+        assert 1 - spot / standard == pytest.approx(0.34, abs=0.02)

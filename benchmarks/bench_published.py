@@ -7,12 +7,24 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vlmpipe.planner.backtest import Outcome, outcomes, published_runs, published_text_runs, quartiles
+from vlmpipe.planner.backtest import (
+    Outcome,
+    PublishedRun,
+    memory_outcome,
+    outcomes,
+    published_runs,
+    published_text_runs,
+    quartiles,
+)
 
 PICTURE = Path("docs/reference/forecasts.svg")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 420, 56, 24, 48
 LEAST, MOST = 0.5, 2.0  # predicted over published, on a logarithmic axis
 COLORS = {"A100": "#2a78b5", "H100": "#d1622b"}
+
+
+def has_memory(run: PublishedRun) -> bool:
+    return "memory_gib" in run.measured and run.model == "llama-3-8b"
 
 
 def table(found: Iterable[Outcome]) -> list[str]:
@@ -92,6 +104,7 @@ def picture(runs: Sequence[Outcome], text_runs: Sequence[Outcome]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="a line for llm-foundry's further runs as well")
+    parser.add_argument("--memory", action="store_true", help="memory of torchtitan's 8B runs, by traces")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURE}")
     arguments = parser.parse_args()
     runs, text_runs = outcomes(), outcomes(published_text_runs())
@@ -100,6 +113,8 @@ def main() -> None:
     print("\nNot predicted:")
     print("\n".join(f"{run.id:46} {run.why_not}" for run in published_runs() if run.why_not))
     print("", *summaries(runs, text_runs), sep="\n")
+    if arguments.memory:
+        print("\n".join(["", "Memory:", *table(memory_outcome(run) for run in published_runs() if has_memory(run))]))
     if arguments.picture:
         PICTURE.write_text(picture(runs, text_runs), encoding="utf-8")
         print(f"\nwrote {PICTURE}")

@@ -35,19 +35,22 @@ def forecast(path: Path) -> tuple[Time, Cost]:
     return time, estimate_cost(case, time, cache, prices)
 
 
+def numbers(text: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(r"[0-9][0-9,]*(?:\.[0-9]+)?", text)]
+
+
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
 def test_hours_and_dollars_in_a_run_file_and_in_the_readme_are_those_of_its_plan(path: Path) -> None:
+    """Within 3 %, and with the same terms."""
     time, cost = forecast(path)
-    said = headline(Plan(path.stem, (), {}, time=time, cost=cost).as_dict()).partition("; ")[2]
-    line = f"# Planned: {said}"
-    assert line in path.read_text(encoding="utf-8").splitlines(), f"write into {path.name}: {line}"
-    (row,) = [
-        row
-        for row in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-        if f"(configs/{path.name}) |" in row
-    ]
-    hours, usd = re.fullmatch(r"training (.*? h) .*; (\$[0-9,.]+) .*", said).groups()  # type: ignore[union-attr]
-    assert f"| {hours} | {usd} |" in row, f"write into the README's row of {path.name}: | {hours} | {usd} |"
+    planned = headline(Plan(path.stem, (), {}, time=time, cost=cost).as_dict()).partition("; ")[2]
+    (said,) = re.findall(r"^# Planned: (.*)$", path.read_text(encoding="utf-8"), re.M)
+    assert said.split()[-1] == planned.split()[-1], f"write into {path.name}: # Planned: {planned}"
+    assert numbers(said) == pytest.approx(numbers(planned), rel=0.03), f"write into {path.name}: # Planned: {planned}"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [row for row in readme if f"(configs/{path.name}) |" in row]
+    hours, _, _, usd = numbers(planned)[:4]
+    assert numbers(" ".join(row.split(" | ")[3:5])) == pytest.approx([hours, usd], rel=0.03), planned
 
 
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
