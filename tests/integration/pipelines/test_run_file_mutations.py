@@ -135,7 +135,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "widths of heads that do not fit": ("digits", {"model.language_model.config.head_dim": 3}),
     "a tokenizer too small for bytes": ("digits", {"model.tokenizer": "train:257"}),
     "a template that a trained tokenizer has not": ("digits", {"data.chat_template": "native"}),
-    "a chat template that is not there": ("digits", {"data.chat_template": "/no/such.jinja"}),
     "a tower's other image size": ("digits", {"model.image_size": 100}),
     "more heads for keys than for queries": ("digits", {"model.language_model.config.num_key_value_heads": 8}),
 }
