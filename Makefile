@@ -160,6 +160,10 @@ bench-train: $(INSTALLED_DEV)  ## benchmarks of the training step, as ratios mea
 bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here; cost of commands
 	@$(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
 
+.PHONY: bench-published
+bench-published: $(INSTALLED_DEV)  ## what the planner predicts for published training runs; args=--picture draws the docs' picture
+	@$(BIN)/python -m benchmarks.bench_published $(args)
+
 .PHONY: bench-gpu
 bench-gpu: $(INSTALLED_DEV)  ## what only a GPU can show, on one: losses, waits, memory, MFU, checkpoints
 	@$(BIN)/python -W ignore -m benchmarks.on_gpu $(args)

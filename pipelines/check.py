@@ -20,6 +20,7 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.runs.local.run import require_writable
 
@@ -82,7 +83,11 @@ def _model(config: RunConfig) -> Iterator[Finding]:
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
         yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
-    yield from _chat_template(config)
+    try:
+        yield from _chat_template(config)
+    except UserError as error:
+        yield Finding("chat template", "failed", error.text(), int(error.code))
+        return
     try:
         text = image_token_limit(model, config.data)
     except ConfigError as error:
@@ -94,24 +99,12 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 
 
 def _chat_template(config: RunConfig) -> Iterator[Finding]:
-    """What the chat template allows, where it, its tokenizer and the weights are on this machine."""
-    from trainer.data.chat.make import make_chat
-    from trainer.data.chat.proof import prove
-
-    name, tokenizer = config.data.chat_format(config.model), config.model.tokenizer
-    if name == OWN_FORMAT:
-        return
-    weights = (config.model.pretrained or config.model.language_model).weights
-    elsewhere = [one for one in (tokenizer, weights) if one and not Path(one).expanduser().is_dir()]
-    if name.startswith("gs://") or [one for one in elsewhere if not one.startswith("train:")]:
-        yield Finding("chat template", "unchecked", f"{name} of {tokenizer} is proved when data is prepared")
-        return
-    try:
-        proof = prove(make_chat(config.model, config.data, ()))
-    except UserError as error:
-        yield Finding("chat template", "failed", error.text(), int(error.code))
-        return
-    yield Finding("chat template", "ok", f"{name}: {proof.described()}")
+    """What the chat template allows, if its files are on this machine."""
+    name, proof = config.data.chat_format(config.model), prove_chat_template(config.model, config.data)
+    if proof:
+        yield Finding("chat template", "ok", f"{name}: {proof.described()}")
+    elif name != OWN_FORMAT:
+        yield Finding("chat template", "unchecked", f"{name} of {config.model.tokenizer} is proved with the data")
 
 
 def _plan(config: RunConfig) -> Iterator[Finding]:

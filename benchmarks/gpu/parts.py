@@ -24,7 +24,7 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
 from benchmarks.training.attention import QUICK, Attention, Packed, results, sides
 from tests.support.planner.planned_memory import fullest_parts, planned_phases
-from tests.support.trainer.memory_cases import ADAPTERS, BF16, CHECKPOINTING, ONLINE
+from tests.support.trainer.memory_cases import ADAPTERS, BF16, CHECKPOINTING, IN_HOST, ONLINE, SELECTIVE
 from trainer.distributed.process import ProcessContext
 from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
 from trainer.models.registry import family_of
@@ -39,7 +39,6 @@ LOSS_STEPS, WARM_UP, ATTENTION_PASSES, SNAPSHOTS = 5, 2, 5, 3
 MIB, GIB = 1 << 20, 1 << 30
 NO_KIND = re.compile(r"NVIDIA|TESLA|MEGA|\d+GB")  # parts of an accelerator's type that do not decide its rate
 SLOWER_NAMESAKES = {("H100", "PCIE"), ("H100", "NVL"), ("H200", "NVL")}
-SELECTIVE: dict[str, Any] = {"train.activation_checkpointing": "selective"}
 OFFLOAD_ALL: dict[str, Any] = {"train.offload": "optimizer+weights"}
 One = TypeVar("One")
 
@@ -49,6 +48,7 @@ MEMORY: dict[str, tuple[str, dict[str, Any], bool]] = {
     "ddp bf16": ("ddp", BF16, True),
     "ddp bf16 checkpointing": ("ddp", BF16 | CHECKPOINTING, True),
     "ddp bf16 selective": ("ddp", BF16 | SELECTIVE, True),
+    "ddp bf16 activations offloaded": ("ddp", BF16 | IN_HOST, True),
     "ddp bf16 loss at once": ("ddp", BF16 | {"train.loss_chunk_tokens": 0}, True),
     "ddp bf16 averaged": ("ddp", BF16 | {"train.ema_decay": 0.999}, True),
     "ddp bf16 online": ("ddp", BF16 | ONLINE, False),
@@ -61,11 +61,13 @@ MEMORY: dict[str, tuple[str, dict[str, Any], bool]] = {
     "zero2 bf16": ("zero2", BF16, True),
     "zero2 bf16 offload": ("zero2", BF16 | {"train.offload": "optimizer"}, True),
     "zero3 bf16": ("zero3", BF16, True),
+    "zero3 bf16 selective": ("zero3", BF16 | SELECTIVE, True),
 }
 SPEED: dict[str, tuple[dict[str, Any], bool]] = {
     "cached": (BF16, True),
     "cached, selective checkpointing": (BF16 | SELECTIVE, True),
     "cached, full checkpointing": (BF16 | CHECKPOINTING, True),
+    "cached, activations offloaded": (BF16 | IN_HOST, True),
     "tower online": (BF16 | ONLINE, False),
     "tower online, on its own stream": (BF16 | ONLINE | {"train.overlap_vision_encoder": True}, False),
 }

@@ -23,7 +23,7 @@ from benchmarks.support.suite import Bench
 
 ROOT = Path(__file__).parents[2]
 RUN_FILES = [str(path) for path in sorted((ROOT / "configs").glob("*.yaml"))]
-PLANNED = str(ROOT / "configs/llava-7b-zero2-spot.yaml")
+PLANNED = str(ROOT / "configs/llava-7b.yaml")
 PROJECT = "gcp.project=my-project"
 COMMAND = [sys.executable, "-m", "vlmpipe.cli.app"]
 FIGURES = (  # name, what it is, on which data

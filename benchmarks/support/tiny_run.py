@@ -12,6 +12,7 @@ from tests.support.trainer.memory_cases import Case
 from trainer.config.model import ModelConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
+from trainer.models.layers.nf4 import quantize_base
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.base import Strategy
@@ -49,6 +50,8 @@ def strategy_of(job: RunConfig, case: Case, worker: ProcessContext) -> Strategy:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
             else:
                 parameter.fill_(float(name.endswith("weight")))
+    if job.model.quantizes_base:
+        quantize_base(model)
     module = family.training_module(job.model, model, cached=case.cached).train()
     Recompute.of(job.train).apply(family, module)
     return build_strategy(job.train, module, family.blocks(module), worker)

@@ -29,6 +29,10 @@ from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
 FOLDER = ROOT / "tests/fixtures/pipelines"
+# Those that are shipped, and one on several nodes with a Reduction Server.
+RUN_FILES = [
+    path for folder in ("configs", "tests/fixtures/run_files") for path in sorted((ROOT / folder).glob("*.yaml"))
+]
 RUN_URI = "gs://example-bucket/vlmpipe/runs/RUN"
 LEFT_OUT = ("run_file", "compiled")  # the run file in one form or another
 
@@ -113,7 +117,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.yaml"):
         old.unlink()
-    for path in sorted((ROOT / "configs").glob("*.yaml")):
+    for path in RUN_FILES:
         config = load_run_file(path)
         (FOLDER / path.name).write_text(text(config))
 

@@ -34,6 +34,8 @@ TEXTS: dict[str, tuple[Any, ...]] = {
     "name": ("a", "a-name", "Name", "x" * 70),
     "data.source": ("builtin:digits", "builtin:no", "/no/such/folder", "/dev/zero", "gs://bucket/a.json", "a.tar"),
     "data.image_folder": ("/no/such/folder", "gs://bucket/images", "."),
+    "data.chat_template": ("", "native", "vlmpipe", "/no/such.jinja", "README.md", "gs://bucket/a.jinja"),
+    "data.answer_end": ("", "</s>", "no such token"),
     "data.split_by": ("image", "record", "patient"),
     "model.tokenizer": ("train:300", "train:1", "train:256", "train:257", "train:x", "no/such", "/no/such", "gs://b/t"),
     "cluster.machine_type": (

@@ -43,6 +43,8 @@ def compile_choice(
         return CompileChoice(train.compile, f"the run file sets train.compile {train.compile}")
     if train.strategy not in COMPILING:
         return CompileChoice("off", f"it does not work with strategy {train.strategy}")
+    if train.activation_offloading:
+        return CompileChoice("off", "compiled layers would hide their inputs from train.activation_offloading")
     if quantizes_base:
         return CompileChoice("off", "torch.compile cannot trace the kernels of a 4-bit base")
     if not on_gpu:

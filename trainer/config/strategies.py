@@ -10,15 +10,12 @@ if TYPE_CHECKING:
 TENSOR_PARALLEL = ("tp", "tp+pp+dp")  # strategies in which ranks split each layer
 PIPELINE_PARALLEL = ("pp", "tp+pp+dp")  # and those in which they split the stack of layers
 CONTEXT_PARALLEL = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")  # and those in which they may share sequences
-# Strategies under which a block's matrix products cannot be kept while the rest of it is computed again.
-NOT_SELECTIVE = dict.fromkeys(TENSOR_PARALLEL, "sums products over ranks in place") | {
-    "zero3": "gathers weights inside of a block, and in another order when it is computed again"
-}
 OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is whole on each rank
-DEFERRING = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")  # strategies that read stored weights while they shard them
+DEFERRING = ("fsdp", "hsdp", "zero3", "tp", "pp", "tp+pp+dp")  # read stored weights while they shard them
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
+OFFLOADING_ACTIVATIONS = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")  # one micro-batch at a time
 # zero3 gathers weights by hooks inside of layers, which torch.compile cannot trace.
 COMPILING = ("ddp", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp", "zero1", "zero2")
 COMPUTING_IN_FLOAT8 = ("ddp", "fsdp", "hsdp")
@@ -30,7 +27,7 @@ def require_support(train: TrainConfig) -> None:
     """Raise ValueError for a setting that the strategy does not support, with the nearest that works."""
     for require in (
         _degrees_fit,
-        _checkpointing_works,
+        _activation_offloading_works,
         _compiling_works,
         _float8_works,
         _vision_overlap_works,
@@ -70,12 +67,23 @@ def _degrees_fit(train: TrainConfig) -> None:
         )
 
 
-def _checkpointing_works(train: TrainConfig) -> None:
-    why_not = NOT_SELECTIVE.get(train.strategy)
-    if train.activation_checkpointing == "selective" and why_not:
+def _activation_offloading_works(train: TrainConfig) -> None:
+    if not train.activation_offloading:
+        return
+    if train.strategy not in OFFLOADING_ACTIVATIONS:
         raise ValueError(
-            f"activation_checkpointing selective does not work with strategy {train.strategy}, which {why_not}: use "
-            "full or none"
+            f"activation_offloading does not work with strategy {train.strategy}: use one of "
+            f"{', '.join(OFFLOADING_ACTIVATIONS)}, or leave activation_offloading out"
+        )
+    if train.activation_checkpointing != "full":
+        raise ValueError(
+            "activation_offloading moves the inputs of recomputed blocks, and activation_checkpointing is "
+            f"{train.activation_checkpointing}: set it to full, or leave activation_offloading out"
+        )
+    if train.compile == "on" or train.float8 != "none":
+        raise ValueError(
+            "activation_offloading does not work with compiled layers: leave compile at auto and float8 at none, or "
+            "leave activation_offloading out"
         )
 
 

@@ -125,6 +125,12 @@ class TrainConfig(Section):
         "third more compute. selective keeps the results of its matrix products and attention, and computes only the "
         "rest again.",
     )
+    activation_offloading: bool = Field(
+        False,
+        description="The inputs of blocks, all that activation_checkpointing full keeps of them, wait for the backward "
+        "pass in the machine's memory. GPUs copy them beside computing, which hides it where a block takes longer than "
+        "its copy. Needs activation_checkpointing full; for all strategies without pipeline stages.",
+    )
     loss_chunk_tokens: int = Field(
         1024,
         ge=0,

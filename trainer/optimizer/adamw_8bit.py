@@ -76,9 +76,10 @@ class AdamW8bit(torch.optim.AdamW):
                 state[key] = own | {"step": own["step"].detach().float().cpu()}
         super().load_state_dict({**state_dict, "state": state})
 
-    def state_bytes(self) -> int:
-        """Of the 8-bit moments on this rank."""
-        return sum(moment.codes.nbytes + moment.scales.nbytes for pair in self._moments.values() for moment in pair)
+    def moment_tensors(self) -> list[Tensor]:
+        """Codes and scales of the 8-bit moments on this rank."""
+        moments = [moment for pair in self._moments.values() for moment in pair]
+        return [tensor for moment in moments for tensor in (moment.codes, moment.scales)]
 
     def _groups_8bit(self) -> list[dict[str, Any]]:
         return [group for group in self.param_groups if group["state_bits"] == 8]

@@ -29,7 +29,8 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
             # A tower without a rate of its own is in the common groups, as checkpoints have it.
             place = 1 if part == "projector" else 2 if part == "tower" and config.tower_learning_rate else 0
             bits = 8 if wants_8_bits and fits_8_bits(name, parameter.shape) else 32
-            kind = (place, parameter.ndim >= 2, str(getattr(parameter, "device_mesh", "")), bits)
+            shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves a partitioned parameter empty
+            kind = (place, len(shape) >= 2, str(getattr(parameter, "device_mesh", "")), bits)
             groups.setdefault(kind, []).append(parameter)
     described = []
     for (place, decays, _, bits), parameters in sorted(groups.items()):

@@ -142,14 +142,15 @@ class ModelShape:
     @property
     def sliced(self) -> dict[Part, int]:
         """Parameters that FSDP shards: all of the tower, projector or language model if any of it is trained, adapters
-        aside (trainer/strategies/fsdp.py), or all there are (train.shard_frozen_weights)."""
+        aside (trainer/strategies/fsdp.py), or all there are (train.shard_frozen_weights). Never quantized ones."""
+        parameters = self.parameters | {"language_layers": self.parameters["language_layers"] - self.quantized}
         if self.shards_frozen:
-            return dict(self.parameters)
+            return parameters
         trained = self.trained
         language = any(trained[part] for part in OF_LANGUAGE_MODEL)
         return {
             part: count if part == "adapters" or (language if part in OF_LANGUAGE_MODEL else trained[part]) else 0
-            for part, count in self.parameters.items()
+            for part, count in parameters.items()
         }
 
     @property

@@ -8,18 +8,18 @@ from typing import Literal
 # autocast: fp32 weights, cast by each operation in bf16. bf16 weights: all of them. bf16 parts: those that FSDP casts,
 # which leaves alone parts in which nothing is trained.
 Compute = Literal["fp32", "autocast", "bf16 weights", "bf16 parts"]
-Category = Literal["weight copies", "vision", "language", "head", "backward"]
+Category = Literal["weight copies", "vision", "language", "head", "backward", "offloaded"]
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes in use at one moment, without parameters, gradients and inputs."""
+    """Bytes in use at one moment, without parameters, gradients and inputs. "offloaded": in the machine's memory."""
 
     bytes_by_category: dict[Category, int]
 
     @property
     def total_bytes(self) -> int:
-        return sum(self.bytes_by_category.values())
+        return sum(count for name, count in self.bytes_by_category.items() if name != "offloaded")
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,7 @@ class MemoryTracker(TorchDispatchMode):
         category: Category = "weight copies" if is_cast else self._category
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self._count(tensor.untyped_storage(), category)
+                self._count(tensor.untyped_storage(), "offloaded" if tensor.is_meta else category)
         return result
 
     def _start_peak(self) -> None:
@@ -258,13 +258,13 @@ class MemoryTracker(TorchDispatchMode):
         num_bytes = storage.nbytes()
         weakref.finalize(storage, self._release, category, num_bytes).atexit = False
         self._held[category] += num_bytes
-        self._held_bytes += num_bytes
+        self._held_bytes += num_bytes * (category != "offloaded")
         if self._held_bytes > self._peak_bytes:
             self._start_peak()
 
     def _release(self, category: Category, num_bytes: int) -> None:
         self._held[category] -= num_bytes
-        self._held_bytes -= num_bytes
+        self._held_bytes -= num_bytes * (category != "offloaded")
 
 
 def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:

@@ -39,6 +39,10 @@ class Gpu:
     flex_start: bool
     source: str
     date: str  # ISO 8601
+    matmul_share: float  # of the peak, that matrix products sustain in training
+    attention_share: float  # the same of causal attention, for the pairs of tokens that it computes
+    rates_from: str  # where the two shares come from, as the end of a sentence
+    has_published_runs: bool  # to which the shares were fitted
     unconfirmed: tuple[str, ...] = ()  # fields without a document
 
     @property
@@ -127,7 +131,8 @@ def load_catalog() -> Catalog:
     gpus, machines = {}, {}
     for name, entry in data["gpus"].items():
         memory_gib = entry.pop("memory_mib") / MIB_PER_GIB
-        gpus[name] = Gpu(accelerator_type=name, memory_gib=memory_gib, **_with_source(entry, data))
+        rates = data["rates"][entry.pop("rates")]
+        gpus[name] = Gpu(accelerator_type=name, memory_gib=memory_gib, **rates, **_with_source(entry, data))
     for family in data["families"]:
         for name, entry in family.pop("machines").items():
             fields = family | entry

@@ -9,9 +9,9 @@ EXAMPLES = {
     "init": ("", "llava --output my-run.yaml"),
     "check": ("configs/digits.yaml", "configs/llava-local.yaml data.source=my.json", "--job-spec job.yaml"),
     "plan": (
-        "configs/llava-7b-zero2-spot.yaml",
-        "configs/llava-13b-fsdp.yaml train.strategy=zero3 --json",
-        "configs/llava-7b-zero2-spot.yaml --suggest under:1200",
+        "configs/llava-7b.yaml",
+        "configs/llava-13b-fsdp.yaml train.micro_batch_size=2 --json",
+        "configs/llava-7b.yaml --suggest under:400",
     ),
     "run": (
         "configs/digits.yaml",
@@ -22,11 +22,11 @@ EXAMPLES = {
     "publish": ("configs/digits.yaml --registry https://us-central1-kfp.pkg.dev/my-project/pipelines --tag stable",
                 "configs/digits.yaml configs/openmoji.yaml --json"),
     "submit": (
-        "configs/llava-7b-zero2-spot.yaml --dry-run",
-        "configs/llava-7b-zero2-spot.yaml --detach",
+        "configs/llava-7b.yaml --dry-run",
+        "configs/llava-7b.yaml --detach",
         "https://us-central1-kfp.pkg.dev/my-project/pipelines/digits/stable --yes",
     ),
-    "rehearse": ("configs/digits.yaml", "configs/llava-7b-zero2-spot.yaml gcp.project=my-project"),
+    "rehearse": ("configs/digits.yaml", "configs/llava-7b.yaml gcp.project=my-project"),
     "tune": ("my-run.yaml --from digits-20260301-120000", "my-run.yaml --target vertex --dry-run"),
     "status": ("", "digits-20260301-120000 --watch", "digits-20260301-120000 --deep"),
     "cancel": ("digits-20260301-120000", "runs/runs/digits-20260301-120000 --json"),

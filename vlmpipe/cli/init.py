@@ -28,7 +28,7 @@ FILES = {
     Template.digits: ("digits.yaml", "vlmpipe run {path}"),
     Template.llava: ("llava-local.yaml", "vlmpipe run {path} data.source=FILE.json data.image_folder=FOLDER"),
     Template.qwen_vl: ("qwen2-5-vl-3b-lora.yaml", "vlmpipe plan {path}"),
-    Template.vertex: ("llava-7b-zero2-spot.yaml", "vlmpipe plan {path}"),
+    Template.vertex: ("llava-7b.yaml", "vlmpipe plan {path}"),
 }
 
 
@@ -37,7 +37,7 @@ def init(
         Template,
         typer.Argument(
             help="digits: the quickstart. llava: your own LLaVA JSON on this machine. qwen-vl: Qwen2.5-VL with LoRA on "
-            "Vertex AI. vertex: LLaVA 7B with ZeRO-2 on Spot machines.",
+            "Vertex AI. vertex: LLaVA-1.5 7B on a Spot machine with 8 x A100.",
         ),
     ] = Template.digits,
     output: Annotated[

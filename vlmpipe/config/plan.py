@@ -7,6 +7,18 @@ from pydantic import Field
 from trainer.config.base import Section
 
 
+class PlannedMachine(Section):
+    """What is known of cluster.machine_type beside the planner's catalogue; null takes the catalogue's value."""
+
+    nic_gbps: float | None = Field(
+        None, gt=0, description="Network for traffic between machines, in Gbit/s each direction, whole machine."
+    )
+    memory_gib: float | None = Field(None, gt=0, description="The machine's own memory, in GiB.")
+    usd_per_hour: float | None = Field(
+        None, ge=0, description="Price of a machine with its GPUs, in US dollars an hour, however capacity is obtained."
+    )
+
+
 class PlanConfig(Section):
     """What the plan assumes for unknown values, and the cost above which it needs confirmation. Changes no result."""
 
@@ -32,6 +44,13 @@ class PlanConfig(Section):
     preemptions_per_node_hour: float = Field(
         0.02, ge=0, le=60, description="Assumed preemptions of a Spot node per hour; no platform states a rate."
     )
+    failures_per_gpu_hour: float = Field(
+        2e-5,
+        ge=0,
+        le=1,
+        description="Assumed failures of a GPU and its share of a machine per hour, however capacity is obtained. One "
+        "in 50,000 hours is that of 16,384 H100 in Meta's report on Llama 3.",
+    )
     restart_s: float = Field(
         600.0, ge=0, description="Assumed time from a preemption to the first step after it, in seconds."
     )
@@ -40,6 +59,14 @@ class PlanConfig(Section):
     )
     disk_gbytes_per_s: float = Field(
         1.0, gt=0, description="Assumed rate of the disk under train.nvme_path, read and written, in GB/s a machine."
+    )
+    machine: PlannedMachine = Field(
+        default_factory=PlannedMachine, description="Machines that the catalogue does not know, or knows otherwise."
+    )
+    calibrate_from: str = Field(
+        "",
+        description="Folder of an earlier run on the same GPUs, gs:// too: steps are planned by as much slower or "
+        "faster as its own were than its plan.",
     )
     efficiency: float = Field(
         0.0,

@@ -18,6 +18,7 @@ from trainer.sizing.model_shape import ModelShape
 from trainer.storage.model_folders import bucket_address, local_folder
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.disk_cache import disk_cached, hub_cache_folder
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
@@ -40,11 +41,12 @@ def architecture(config: RunConfig) -> Architecture:
 
     A configuration comes from the run file, a local folder, the Hugging Face cache, the catalogue of known models, or
     the hub, in this order. Raises UserError (69) for an unknown hub id while the hub is out of reach, and ConfigError
-    for a model that cannot be trained as configured, images that fit into no packed sequence, and a tokenizer too small
-    to train.
+    for a model that cannot be trained as configured, images that fit into no packed sequence, a tokenizer too small
+    to train, and a chat template that cannot be used.
     """
     if config.model.tokenizer.startswith(TRAINED_PREFIX):
         trained_size(config.model.tokenizer, image_form_of(config.model))
+    prove_chat_template(config.model, config.data)
     model, origins = _with_configurations(config.model)
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)

@@ -13,7 +13,7 @@ from trainer.models.image_tokens import image_form_of
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from vlmpipe.catalog import nccl
-from vlmpipe.catalog.machines import Gpu, Machine, load_catalog
+from vlmpipe.catalog.machines import Catalog, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.job_spec.build import JOBS, job_spec, job_violations
@@ -35,6 +35,8 @@ from vlmpipe.planner.workload import Workload
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
 LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
+LEAST_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
+MOST_LOST = 0.10  # of the time of training, to interruptions and checkpoints
 State = Literal["green", "amber", "red"]
 
 
@@ -81,6 +83,13 @@ class Plan:
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
                 f"the largest part is {self.memory.binding}"
             )
+        if self.time and self.time.mfu is not None and self.time.mfu < LEAST_MFU and self.time.step_s:
+            largest = next(part for part in self.time.parts if part.name == self.time.binds)
+            found.append(
+                f"computes with {self.time.mfu:.1%} of the GPUs (MFU), less than {LEAST_MFU:.0%}: {largest.name} takes "
+                f"{largest.s / self.time.step_s:.0%} of a step; use fewer or smaller GPUs, larger micro-batches, or a "
+                "strategy that sends less (vlmpipe plan --suggest)"
+            )
         for term in self.cost.capacity_fallback if self.cost else ():
             if why := self.cost and self.cost.by_term[term].why_not:
                 found.append(f"cluster.capacity_fallback: {term} is not possible: {why}")
@@ -95,6 +104,7 @@ class Plan:
             return [*found, "memory, time and cost are unknown"]
         if self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
             found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
+        found += self.cost.doubts(MOST_LOST) if self.cost else []
         if self.cost is not None and self.cost.usd is None:  # no cost is planned for the local target
             if self.time is None or self.time.step_s is None:
                 found.append("time and cost are unknown")
@@ -158,7 +168,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     if config.register_.registry.startswith("vertex://"):
         notes.append("An accepted model becomes a version in Vertex AI Model Registry; serving it is not in this plan.")
     catalog = load_catalog()
-    machine = catalog.machines.get(config.cluster.machine_type)
+    machine = described_machine(config, catalog)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
     bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes))
     try:
@@ -169,10 +179,32 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
         note = f"Memory, time and cost are open: the model's sizes are not known. {error.text()}"
         return dataclasses.replace(bare, notes=(*notes, note))
     if machine is None:
-        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}."
+        note = f"Memory, time and cost are open: nothing is known of the machine {config.cluster.machine_type}; "
+        note += "give plan.machine.nic_gbps and plan.machine.memory_gib."
         return dataclasses.replace(bare, model=model, notes=(*notes, note))
     bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
     return _estimated(bare, config, model, machine, gpu, paths, priced=priced)
+
+
+def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
+    """The machine of the catalogue with what the run file says of it (plan.machine); None for one of which neither
+    knows network and memory."""
+    known, said = catalog.machines.get(config.cluster.machine_type), config.plan.machine
+    if known:
+        return dataclasses.replace(
+            known, nic_gbps=said.nic_gbps or known.nic_gbps, memory_gib=said.memory_gib or known.memory_gib
+        )
+    if said.nic_gbps is None or said.memory_gib is None:
+        return None
+    return Machine(
+        machine_type=config.cluster.machine_type,
+        vcpus=1,
+        memory_gib=said.memory_gib,
+        nic_gbps=said.nic_gbps,
+        boot_disk_types=(),
+        source="the run file",
+        date="",
+    )
 
 
 def require_runnable(config: RunConfig) -> None:

@@ -5,6 +5,7 @@ The file may be from another version of the planner, so what it lacks is left ou
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,12 +50,24 @@ def plan_view(files: RunFiles) -> dict[str, Any] | None:
 def _facts(files: RunFiles, time: dict[str, Any], cost: dict[str, Any]) -> Iterator[tuple[str, str]]:
     step_s, hours, steps = number(time.get("step_s")), number(time.get("train_hours")), number(time.get("steps"))
     yield "Time of a step", UNKNOWN if step_s is None else f"{step_s:.3g} s, binds: {time.get('binds', UNKNOWN)}"
+    measured_s = [
+        seconds for line in files.metrics[1:] if (seconds := number(line.get("step_s")))
+    ]  # the first warms up
+    if step_s and measured_s:
+        took = statistics.median(measured_s)
+        yield (
+            "Time of a step, measured",
+            f"{took:.3g} s, {took / step_s:.2f} of the plan; plan.calibrate_from with this run's folder plans by it",
+        )
     mfu = number(time.get("mfu"))
     yield "Model FLOPs utilisation", UNKNOWN if mfu is None else percent(mfu)
     done = number(files.summary.get("steps"))
     measured = "" if done is None else f" ({count(int(done))} done)"
     yield "Steps", (UNKNOWN if steps is None else count(int(steps))) + measured
-    yield "Training", UNKNOWN if hours is None else f"{hours:,.2f} h"
+    interval = mapping(time.get("interval"))
+    low, high = number(interval.get("low")), number(interval.get("high"))
+    around = "" if None in (hours, low, high) else f", between {hours * low:,.2f} and {hours * high:,.2f} h"  # type: ignore[operator]
+    yield "Training", UNKNOWN if hours is None else f"{hours:,.2f} h{around}"
     usd = number(cost.get("usd"))
     yield "Whole run", UNKNOWN if usd is None else f"{_dollars(usd)} on {cost.get('term')}"
     yield "Storage", f"{_dollars(cost.get('storage_usd_per_month'))} a month"

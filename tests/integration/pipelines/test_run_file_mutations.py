@@ -21,7 +21,7 @@ from components.runtime.step_logic import prepare_run
 from pipelines.check import check_run
 from pipelines.submit import Submitted, submit_run
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.paths import ROOT
+from tests.support import golden_pipelines
 from tests.support.run_file_mutations import changes, mutated
 from tests.support.trainer.runs import ends_of_ranks
 from tests.support.trainer.tiny_runs import TINY, merged
@@ -62,7 +62,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def bases() -> dict[str, dict[str, Any]]:
-    shipped = {name: merged(api.load(ROOT / f"configs/{name}.yaml").to_dict(), GCP) for name in SHIPPED}
+    shipped = {
+        path.stem: merged(api.load(path).to_dict(), GCP) for path in golden_pipelines.RUN_FILES if path.stem in SHIPPED
+    }
     return {"here": TINY, **shipped}
 
 
@@ -132,6 +134,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "weights without numbers": ("digits", {"model.tower.config.intermediate_size": 0}),
     "widths of heads that do not fit": ("digits", {"model.language_model.config.head_dim": 3}),
     "a tokenizer too small for bytes": ("digits", {"model.tokenizer": "train:257"}),
+    "a template that a trained tokenizer has not": ("digits", {"data.chat_template": "native"}),
     "a tower's other image size": ("digits", {"model.image_size": 100}),
     "more heads for keys than for queries": ("digits", {"model.language_model.config.num_key_value_heads": 8}),
 }

@@ -29,6 +29,7 @@ from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image
 MARK = "traffic: "
+SELECTIVE = {"activation_checkpointing": "selective"}
 # Beside each strategy by itself: changes of the model section, and of the train section.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ddp powersgd": ("ddp", {}, {"gradient_compression": "powersgd", "powersgd": {"rank": 3, "start_step": 2}}),
@@ -40,6 +41,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tp adapters": ("tp", {"lora": {"rank": 4}}, {}),
     "tp shared tokens": ("tp", {}, {"sequence_parallel": True}),
     "tp shared tokens checkpointing": ("tp", {}, {"sequence_parallel": True, "activation_checkpointing": "full"}),
+    "tp selective": ("tp", {}, SELECTIVE),
+    "tp adapters selective": ("tp", {"lora": {"rank": 4}}, SELECTIVE),
+    "tp shared tokens selective": ("tp", {}, SELECTIVE | {"sequence_parallel": True}),
+    "tp checkpointing": ("tp", {}, {"activation_checkpointing": "full"}),
     "ddp context parallel": ("ddp", {}, {"context_parallel": 2}),
     "fsdp qwen3-vl context parallel": ("fsdp", QWEN3_VL, {"context_parallel": 2, "activation_checkpointing": "full"}),
     "zero2 context parallel": ("zero2", {}, {"context_parallel": 2, "activation_checkpointing": "selective"}),

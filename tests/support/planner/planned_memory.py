@@ -10,7 +10,7 @@ from vlmpipe.planner.memory import host as host_memory
 from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.phases import run_phases
-from vlmpipe.planner.memory.rank import fullest
+from vlmpipe.planner.memory.rank import QUANTIZED, fullest
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.workload import is_cached
 
@@ -26,6 +26,7 @@ def predicted(case: Case, processes: int) -> dict[str, int]:
             for part in moments["step"]
             if part.name in ("weights", "frozen weights") and part.why.startswith("bf16")
         ),
+        "quantized": sizes.get(QUANTIZED, 0),
         "gradients": sizes["gradients"],
         "optimizer": sizes["optimizer"],
         "node_weights": sizes.get(host_memory.NODE_WEIGHTS, 0),

@@ -12,7 +12,7 @@ def _step(job: str, hours: float, usd_per_hour: float) -> dict[str, Any]:
     return {"job": job, "replicas": 4, "hours": hours, "usd_per_hour": usd_per_hour, "usd": hours * usd_per_hour}
 
 
-def _term(term: str, share: float, *, possible: bool = True, preemptions: float = 0.0) -> dict[str, Any]:
+def _term(term: str, share: float, *, possible: bool = True, interruptions: float = 0.0) -> dict[str, Any]:
     steps = [_step("train", 10.0, 160 * share), _step("evaluate", 0.5, 40 * share)]
     return {
         "term": term,
@@ -23,9 +23,9 @@ def _term(term: str, share: float, *, possible: bool = True, preemptions: float 
         "lost": {
             "every_s": 600.0,
             "saves_hours": 0.1,
-            "rework_hours": 0.2 * preemptions,
-            "restarts_hours": 0.3 * preemptions,
-            "preemptions": preemptions,
+            "rework_hours": 0.2 * interruptions,
+            "restarts_hours": 0.3 * interruptions,
+            "interruptions": interruptions,
         },
         "usd": sum(step["usd"] for step in steps),
         "missing": [],
@@ -47,7 +47,7 @@ def _pool(role: str, replicas: int, machine: str, gpu: str, gpus: int) -> dict[s
     }
 
 
-_SPOT = _term("spot", 0.5, preemptions=4.0)
+_SPOT = _term("spot", 0.5, interruptions=4.0)
 _PLAN: dict[str, Any] = {
     "name": "planned",
     "state": "green",
@@ -98,9 +98,10 @@ _PLAN: dict[str, Any] = {
         "steps": 18_000,
         "train_hours": 10.0,
         "tokens_per_s_per_gpu": 2_048.0,
-        "save_s": 12.0,
+        "save": {"blocks_s": 12.0, "writes_s": 0.0},
+        "interval": {"low": 0.9, "high": 1.2, "origin": "8 of 10 published runs took 0.9 to 1.2 of their forecast."},
         "exposed_all_reduce_s": 0.498,
-        "assumptions": ["Computing is taken to reach 40% of the GPU's peak.", "Rows are those of the prepared data."],
+        "assumptions": ["Matrix products reach 68% of the GPU's peak.", "Rows are those of the prepared data."],
     },
     "compile": {"state": "on", "why": "7.1B parameters and 4,096 tokens a micro-batch: kernels are small"},
     "features_cache": {"state": "off", "why": "one epoch shows each image about once"},
@@ -113,6 +114,7 @@ _PLAN: dict[str, Any] = {
         },
         "term": "spot",
         "usd": _SPOT["usd"],
+        "usd_range": [0.9 * _SPOT["usd"], 1.2 * _SPOT["usd"]],
         "steps": _SPOT["steps"],
         "storage_bytes": 240_000_000_000,
         "storage_usd_per_month": 4.8,

@@ -24,6 +24,7 @@ from trainer.config.model import ModelConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.data_parallel_rank import replica_of
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
+from trainer.models.layers.nf4 import Nf4Linear, quantize_base
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.strategies.base import Strategy
@@ -80,6 +81,8 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
     with sums_at_once() if job.train.gradient_rank else contextlib.nullcontext(), Scales() as scales:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)
         draw(model)
+        if job.model.quantizes_base:
+            quantize_base(model)
         module = family.training_module(job.model, model, cached=case.cached).train()
         Recompute.of(job.train).apply(family, module)
         strategy = build_strategy(job.train, module, family.blocks(module), worker)
@@ -101,6 +104,9 @@ def measure(case: Case, worker: ProcessContext) -> dict[str, int]:
     return {
         "weights": storage_bytes(weights),
         "bf16_weights": storage_bytes(weight for weight in weights if weight.dtype == torch.bfloat16),
+        "quantized": storage_bytes(
+            buffer for part in module.modules() if isinstance(part, Nf4Linear) for buffer in part.buffers()
+        ),
         "gradients": gradients,
         "optimizer": storage_bytes(optimizer_tensors(strategy)),
         "node_weights": node_weights,
@@ -167,7 +173,8 @@ def of_node(module: nn.Module) -> Iterator[Tensor]:
 def optimizer_tensors(strategy: Any) -> list[Tensor]:
     optimizer = strategy._optimizer
     inner = getattr(optimizer, "optimizer", optimizer)
-    return [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
+    held = [value for state in inner.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return held + getattr(inner, "moment_tensors", list)()
 
 
 def storage_bytes(tensors: Any) -> int:

@@ -154,10 +154,18 @@ CASES = {
 }
 BF16, CHECKPOINTING = {"train.precision": "bf16"}, {"train.activation_checkpointing": "full"}
 AUTOCAST, BF16_SUMS = {"train.precision": "bf16-autocast"}, {"train.gradient_accumulation_dtype": "bf16"}
+SELECTIVE = {"train.activation_checkpointing": "selective"}
 ONLINE: dict[str, Any] = {"features.cache": "off"}
 TOWER_TRAINED: dict[str, Any] = {"model.freeze": [], "features.cache": "off"}
 PROJECTOR: dict[str, Any] = {"model.freeze": ["tower", "language_model"]}
+IN_HOST: dict[str, Any] = CHECKPOINTING | {"train.activation_offloading": True}
 ADAPTERS: dict[str, Any] = {"model.lora": {"rank": 8}}
+NF4: dict[str, Any] = {"model.lora": {"rank": 8, "quantize_base": "nf4"}}
+IN_8_BITS: dict[str, Any] = {  # rows of a multiple of 256 numbers
+    "train.optimizer.name": "adamw_8bit",
+    "model.language_model.config.hidden_size": 256,
+    "model.language_model.config.intermediate_size": 512,
+}
 ON_DISK: dict[str, Any] = {"train.offload": "optimizer", "train.nvme_path": "/var/tmp/vlmpipe-bench"}
 CASES |= {
     **{
@@ -196,11 +204,9 @@ LARGE_VOCABULARY = 6000
 IN_CHUNKS, AT_ONCE = {"train.loss_chunk_tokens": 20}, {"train.loss_chunk_tokens": 0}
 CASES |= {
     **{f"{strategy} loss in chunks": Case(strategy, IN_CHUNKS, vocabulary=LARGE_VOCABULARY) for strategy in STRATEGIES},
-    **{
-        f"{strategy} selective": Case(strategy, {"train.activation_checkpointing": "selective"})
-        for strategy in STRATEGIES
-    },
-    "fsdp bf16 selective": Case("fsdp", {"train.activation_checkpointing": "selective"} | BF16),
+    **{f"{strategy} selective": Case(strategy, SELECTIVE) for strategy in (*STRATEGIES, "zero1", "zero3")},
+    **{f"{strategy} bf16 selective": Case(strategy, SELECTIVE | BF16) for strategy in ("fsdp", "zero3")},
+    "zero3 adapters selective": Case("zero3", SELECTIVE | ADAPTERS),
     "ddp loss at once": Case("ddp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
     "fsdp loss at once": Case("fsdp", AT_ONCE, vocabulary=LARGE_VOCABULARY),
     "ddp bf16 loss in chunks": Case("ddp", IN_CHUNKS | BF16, vocabulary=LARGE_VOCABULARY),
@@ -221,6 +227,20 @@ CASES |= {
     "zero1 offload": Case("zero1", {"train.offload": "optimizer"}),
     "zero2 offload": Case("zero2", {"train.offload": "optimizer"}),
     "zero3 offload": Case("zero3", {"train.offload": "optimizer+weights"}),
+    **{
+        f"{strategy} activations offloaded": Case(strategy, IN_HOST)
+        for strategy in ("ddp", "fsdp", "zero1", "zero2", "zero3")
+    },
+    "ddp bf16 activations offloaded": Case("ddp", IN_HOST | BF16),
+    "fsdp adapters activations offloaded": Case("fsdp", IN_HOST | ADAPTERS),
+    **{f"{strategy} nf4": Case(strategy, NF4) for strategy in ("ddp", "fsdp")},
+    "fsdp nf4 bf16 selective": Case("fsdp", NF4 | BF16 | SELECTIVE),
+    "fsdp nf4 bf16 frozen sharded": Case("fsdp", NF4 | BF16 | {"train.shard_frozen_weights": True}),
+    "ddp nf4 autocast checkpointing": Case("ddp", NF4 | AUTOCAST | CHECKPOINTING),
+    "ddp adapters autocast checkpointing": Case("ddp", ADAPTERS | AUTOCAST | CHECKPOINTING),
+    "fsdp 8-bit": Case("fsdp", IN_8_BITS),
+    "fsdp 8-bit bf16 checkpointing": Case("fsdp", IN_8_BITS | BF16 | CHECKPOINTING),
+    "fsdp 8-bit adapters": Case("fsdp", IN_8_BITS | {"model.lora": {"rank": 16}}),
     "zero2 overlap": Case("zero2", own_zero(overlap_comm=True)),
     "fsdp gathered once": Case("fsdp", {"train.reshard_after_forward": "never"}),
     "fsdp gathered once bf16 checkpointing": Case(
@@ -379,6 +399,13 @@ SPLIT_CASES = {
     "tp shared tokens bf16": Case("tp", SHARED_TOKENS | BF16),
     "tp shared tokens adapters": Case("tp", SHARED_TOKENS | ADAPTERS),
     "tp shared tokens bf16 checkpointing": Case("tp", SHARED_TOKENS | BF16 | CHECKPOINTING),
+    "tp selective": Case("tp", SELECTIVE),
+    "tp bf16 selective": Case("tp", SELECTIVE | BF16),
+    "tp adapters selective": Case("tp", SELECTIVE | ADAPTERS),
+    "tp shared tokens selective": Case("tp", SELECTIVE | SHARED_TOKENS),
+    "tp shared tokens bf16 selective": Case("tp", SELECTIVE | SHARED_TOKENS | BF16),
+    "tp shared tokens adapters selective": Case("tp", SELECTIVE | SHARED_TOKENS | ADAPTERS),
+    "tp shared tokens activations offloaded": Case("tp", IN_HOST | SHARED_TOKENS),
     "tp adapters": Case("tp", ADAPTERS),
     "tp adapters bf16": Case("tp", ADAPTERS | BF16),
     "tp adapters checkpointing": Case("tp", ADAPTERS | CHECKPOINTING),

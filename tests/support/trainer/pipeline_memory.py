@@ -40,6 +40,7 @@ CASES = {
     "pp bf16": _case({"train.precision": "bf16"}),
     "pp checkpointing": _case({"train.activation_checkpointing": "full"}),
     "pp bf16 checkpointing": _case({"train.precision": "bf16", "train.activation_checkpointing": "full"}),
+    "pp selective": _case({"train.activation_checkpointing": "selective"}),
     "pp online": _case({"features.cache": "off"}, cached=False),
     "pp tower trained": _case({"model.freeze": [], "features.cache": "off"}, cached=False),
     "pp projector only": _case({"model.freeze": ["tower", "language_model"]}),
@@ -63,6 +64,7 @@ SPLIT_CASES = {
     "tp+pp+dp bf16 checkpointing": Case(
         "tp+pp+dp", {**SPLIT, "train.precision": "bf16", "train.activation_checkpointing": "full"}, passes=4
     ),
+    "tp+pp+dp selective": Case("tp+pp+dp", {**SPLIT, "train.activation_checkpointing": "selective"}, passes=4),
     "tp+pp+dp tower trained": Case(
         "tp+pp+dp", {**SPLIT, "model.freeze": [], "features.cache": "off"}, passes=4, cached=False
     ),

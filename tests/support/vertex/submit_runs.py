@@ -25,7 +25,7 @@ from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
 from vlmpipe.planner.cost.approval import Spending
 
-CONFIG = str(ROOT / "configs" / "llava-7b-zero2-spot.yaml")
+CONFIG = str(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"
 CHEAP = Spending("llava-7b-zero2-spot", "green", (), 20.0, 2.0, "1 x a2-highgpu-1g", "spot")
 DEAR = replace(CHEAP, usd=412.0)

@@ -90,7 +90,7 @@ def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> No
     assert evaluated == "confusion: system.ClassificationMetrics"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", golden_pipelines.RUN_FILES, ids=lambda path: path.stem)
 def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> None:
     kept = (golden_pipelines.FOLDER / path.name).read_text()
     assert golden_pipelines.text(load_run_file(path)) == kept, (
@@ -99,8 +99,8 @@ def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> No
 
 
 def test_no_outline_is_of_a_run_file_that_is_gone() -> None:
-    names = [{one.name for one in folder.glob("*.yaml")} for folder in (ROOT / "configs", golden_pipelines.FOLDER)]
-    assert names[0] == names[1]
+    kept = {outline.name for outline in golden_pipelines.FOLDER.glob("*.yaml")}
+    assert kept == {path.name for path in golden_pipelines.RUN_FILES}
 
 
 def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_together(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_the_file_for_kubeflow_is_one_that_kfp_loads_and_its_bytes_stay_the_same
 
 
 def test_settings_without_effect_on_kubeflow_are_reported(tmp_path: Path) -> None:
-    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
+    config = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
     found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
     assert {one.field for one in found} == {
         "cluster.scheduling_strategy",
@@ -327,7 +327,7 @@ def test_jobs_run_as_an_account_of_their_own_where_there_is_one() -> None:
 
 
 def test_a_reduction_server_is_pool_2_of_the_training_job_alone() -> None:
-    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml")
+    config = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
     chief, workers, reducers = worker_pools(config, "train", RUN_URI)
     assert (chief["replica_count"], workers["replica_count"], reducers["replica_count"]) == (1, 3, 13)
     assert "reductionserver" in reducers["container_spec"]["image_uri"]

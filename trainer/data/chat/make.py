@@ -93,7 +93,7 @@ def read_template(address: str) -> str:
     """A template file, local or in a bucket. Raises ConfigError where there is none."""
     folder, _, name = address.rpartition("/")
     storage = open_storage(folder or ".")
-    found = storage.stat(name)
+    found = storage.stat(name) if name not in ("", ".", "..") else None
     if found is None or found.size_bytes > MAX_TEMPLATE_BYTES:
         raise ConfigError(
             f"data.chat_template {address!r} is no file, or has more than {MAX_TEMPLATE_BYTES:,} bytes",

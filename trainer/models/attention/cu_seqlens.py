@@ -25,7 +25,8 @@ class CuSeqlens:
     @classmethod
     def of(cls, lengths: Sequence[Sequence[int]], sequence_length: int) -> CuSeqlens:
         """lengths: of the samples in each sequence of `sequence_length` tokens; the rest of a sequence is padding."""
-        samples, starts = [], []
+        samples: list[tuple[int, int]] = []
+        starts: list[int] = []
         for number, own in enumerate(lengths):
             first = number * sequence_length
             ends = list(itertools.accumulate(own, initial=first))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
+from trainer.models.attention.sample_groups import clear, groups_of
 
 aten = torch.ops.aten
 MAX_SCORES = 1 << 24  # held at a time, several times over, without a fused kernel: 64 MiB each in fp32
-MAX_JOINED = 1 << 13  # numbers in a sample's query up to which a call of its own costs more than copying it
-LIKE = 0.8  # of the longest sample's tokens: shorter ones do not share its call
 MAX_FLASH_HEAD_DIM = 256  # of torch's flash kernels, which also take multiples of 8 only
 MIN_FLASH_CAPABILITY = (8, 0)
 TRIAL_TOLERANCE = 0.02  # of the largest number; two kernels in bf16 or fp16 differ by some 0.005
@@ -144,10 +143,12 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
 
     def all_forward(query: Tensor, key: Tensor, value: Tensor, args: VarlenArgs) -> tuple[Tensor, Tensor]:
         heads = query.shape[2]
-        output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-        lse = torch.zeros(heads, query.shape[:2].numel(), dtype=exact(query.dtype), device=query.device)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        lse = torch.empty(heads, query.shape[:2].numel(), dtype=exact(query.dtype), device=query.device)
         inputs = [_heads_first(each) for each in (query, key, value)]
-        for group in groups_of(args.bounds, query):
+        groups, padding = groups_of(args.bounds, query)
+        clear(padding, _heads_first(output), lse)
+        for group in groups:
             own, *seen = (group.read(each) for each in inputs)
             found = forward(own, *(_repeated(each, heads) for each in seen), scale=args.scale)
             group.write(found[0], _heads_first(output))
@@ -159,11 +160,13 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
     ) -> tuple[Tensor, Tensor, Tensor]:
         heads, kv_heads = query.shape[2], key.shape[2]
         d_query, d_key, d_value = (
-            torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value)
+            torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value)
         )
         totals = [_heads_first(each) for each in (d_query, d_key, d_value)]
+        groups, padding = groups_of(args.bounds, query)
+        clear(padding, *totals)
         d_outputs, *inputs = (_heads_first(each) for each in (gradient, query, key, value, output))
-        for group in groups_of(args.bounds, query):
+        for group in groups:
             own, *seen, computed = (group.read(each) for each in inputs)
             seen = [_repeated(each, heads) for each in seen]
             d_output = group.read(d_outputs, repeat=False)
@@ -174,63 +177,6 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         return d_query, d_key, d_value
 
     return Kernel(all_forward, all_backward)
-
-
-@dataclass(frozen=True)
-class SampleGroup:
-    """Samples that share a call of a kernel: a long one, or several short ones of like lengths."""
-
-    start: int = 0
-    tokens: int = 0
-    # Of several: (samples, tokens of the longest) their tokens. A shorter one repeats its last token: those before it
-    # do not see that.
-    index: Tensor | None = None
-    is_own: Tensor | None = None  # (samples, tokens of the longest), false for repetitions
-    own: Tensor | None = None  # where it is true in the flattened index
-
-    def read(self, heads: Tensor, *, repeat: bool = True) -> Tensor:
-        """(heads, all tokens, ...) -> (samples, heads, tokens, ...); of a long sample in the same memory.
-
-        repeat: False reads zeros in place of repetitions.
-        """
-        if self.index is None:
-            return heads.narrow(1, self.start, self.tokens).unsqueeze(0)
-        found = heads.transpose(0, 1).index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
-        return (found if repeat else found * self.is_own[..., None, None]).transpose(1, 2)
-
-    def write(self, found: Tensor, heads: Tensor) -> None:
-        """The inverse of `read`."""
-        if self.index is None:
-            heads.narrow(1, self.start, self.tokens).unsqueeze(0).copy_(found)
-        else:
-            rows, index = found.transpose(1, 2).flatten(0, 1).to(heads.dtype), self.index.flatten()
-            heads.transpose(0, 1).index_copy_(0, index.index_select(0, self.own), rows.index_select(0, self.own))
-
-
-def groups_of(bounds: Tensor, query: Tensor) -> Sequence[SampleGroup]:
-    """Calls for the samples with these bounds (see `CuSeqlens`)."""
-    samples = tuple((start, end - start) for start, end in bounds.tolist() if start < end)
-    return _groups(samples, MAX_JOINED // query.shape[2:].numel(), query.device)
-
-
-@functools.lru_cache(maxsize=32)  # all layers ask for the same
-def _groups(samples: tuple[tuple[int, int], ...], short: int, device: torch.device) -> list[SampleGroup]:
-    """samples: start and tokens of each. short: tokens up to which samples share a call with those of like length."""
-    groups = [SampleGroup(*sample) for sample in samples if sample[1] > short]
-    left = sorted((sample for sample in samples if sample[1] <= short), key=lambda sample: -sample[1])
-    while left:
-        longest = left[0][1]
-        alike = sum(tokens >= LIKE * longest for _, tokens in left)
-        members, left = left[:alike], left[alike:]
-        if alike == 1:
-            groups.append(SampleGroup(*members[0]))
-            continue
-        starts, lengths = (torch.tensor(each)[:, None] for each in zip(*members, strict=True))
-        place = torch.arange(longest)
-        is_own = place < lengths
-        on_device = (starts + place.minimum(lengths - 1), is_own, is_own.flatten().nonzero().flatten())
-        groups.append(SampleGroup(0, longest, *(each.to(device) for each in on_device)))
-    return groups
 
 
 def _heads_first(sequences: Tensor) -> Tensor:

@@ -18,17 +18,25 @@ class Recompute:
     """Settings of the run file. They do not change results."""
 
     layers: Checkpointing = "none"  # train.activation_checkpointing
+    offload: bool = False  # train.activation_offloading
     loss_chunk_tokens: int = 0  # label tokens that have logits at a time; 0 means all
 
     @classmethod
     def of(cls, train: TrainConfig) -> Recompute:
-        return cls(train.activation_checkpointing, train.loss_chunk_tokens)
+        return cls(train.activation_checkpointing, train.activation_offloading, train.loss_chunk_tokens)
 
     def apply(self, family: Family, module: nn.Module) -> None:
         """Call it before a strategy changes the training module."""
         if self.layers != "none":
             language_model = getattr(module.model.model, module.language_part)
             recompute_layers(language_model, selective=self.layers == "selective")
+        if self.offload:
+            from trainer.models.layers.activation_offload import ActivationOffload
+
+            offload = ActivationOffload()
+            for layer in language_model.modules():
+                if getattr(layer, "gradient_checkpointing", False):
+                    layer._gradient_checkpointing_func = offload.around(layer._gradient_checkpointing_func)
         if self.loss_chunk_tokens:
             from trainer.models.layers.chunked_loss import compute_in_chunks
 
@@ -52,15 +60,11 @@ def recompute_layers(language_model: nn.Module, *, selective: bool) -> None:
     language_model.disable_input_require_grads()
 
 
-def _save_products() -> Any:
-    import torch
+def _save_products() -> tuple[Any, Any]:
+    """The contexts of a layer's forward pass and of its recomputation."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-    from trainer.models.attention.varlen import ATTEND
+    from trainer.models.layers.saved_products import PRODUCTS, Reuse
 
-    aten = torch.ops.aten
-    names = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-    attention = [getattr(aten, f"_scaled_dot_product_{name}").default for name in names]
-    return create_selective_checkpoint_contexts(
-        [aten.mm.default, aten.addmm.default, aten.bmm.default, aten._scaled_mm.default, ATTEND, *attention]
-    )
+    forward, recomputation = create_selective_checkpoint_contexts(PRODUCTS)
+    return forward, Reuse(recomputation)

@@ -25,6 +25,7 @@ from trainer.strategies.base import StepResult
 from trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from trainer.strategies.deepspeed.nvme_offload import NvmeOffload
 from trainer.strategies.deepspeed.requirements import require_fp16_gradients
+from trainer.strategies.deepspeed.zero_init import partition_by_part
 from trainer.strategies.ema import Ema
 from trainer.strategies.mixed_precision import LossScale
 from trainer.strategies.torch_base import host_stager
@@ -59,14 +60,17 @@ class Zero:
             recompute_gathered_linear(module)
         data_parallel = worker.world_size // config.context_parallel
         micro_steps = config.global_batch_size // (config.micro_batch_size * data_parallel)
-        optimizer = build_optimizer(module, config.optimizer)
         self._disk = disk = NvmeOffload(Path(config.nvme_path)) if config.nvme_path else None
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, on_gpu=worker.device.type == "cuda")
         of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
         settings["zero_optimization"] |= of_node
         self.settings = laid_over(settings, config.deepspeed)
-        given = {parameter: parameter.data for parameter in module.parameters() if parameter.requires_grad}
+        if stage == 3:
+            given = partition_by_part(module, blocks, self.settings, worker, bf16=config.precision == "bf16")
+        else:
+            given = {parameter: parameter.data for parameter in module.parameters() if parameter.requires_grad}
+        optimizer = build_optimizer(module, config.optimizer)
         with disk.keeping(optimizer) if disk else contextlib.nullcontext():  # stage 3 updates during initialisation
             self._engine, self._optimizer, _, _ = deepspeed.initialize(
                 model=module, optimizer=optimizer, config=self.settings, dist_init_required=False
@@ -177,16 +181,15 @@ class Zero:
 
     @torch.no_grad()
     def _begin_from(self, given: Mapping[nn.Parameter, Tensor]) -> None:
-        """Give the masters the fp32 weights that training begins with: DeepSpeed takes them from the bf16 copies."""
+        """Give the masters the fp32 weights that training begins with, of stage 3 this rank's slices: DeepSpeed takes
+        them from the bf16 copies."""
         parameter: Any  # with DeepSpeed's methods
         for parameter, weight in given.items():
             if self._stage < 3:
                 parameter.set_full_hp_param(weight)
                 continue
-            partition, _ = self._engine.optimizer._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
-            mine = weight.flatten()[partition.numel() * self._engine.optimizer._get_param_partition_rank(parameter) :]
-            mine = mine[: partition.numel()]  # the last rank's slice is padded
-            partition[: mine.numel()].copy_(mine)
+            part, _ = self._engine.optimizer._get_fp32_opt_state_partition(parameter, release_swap_buffers=False)
+            part[: weight.numel()].copy_(weight)  # the last rank's is padded
 
     def _move_to(self, disk: NvmeOffload) -> None:
         """Move this rank's fp32 weights and moments to the disk, unless they are there."""

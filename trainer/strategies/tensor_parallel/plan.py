@@ -19,9 +19,9 @@ from trainer.models.base import ShardingUnits
 from trainer.models.layers.lora import ADAPTER
 from trainer.models.registry import family_of
 from trainer.sizing.pipeline_partition import Stage
+from trainer.strategies.tensor_parallel.rowwise import RowwiseLinear
 from trainer.strategies.tensor_parallel.sequence_parallel import (
     GatheredInput,
-    ScatteredInputs,
     ScatteredOutput,
     SequenceParallel,
     scatter_sequence,
@@ -34,7 +34,6 @@ from trainer.strategies.tensor_parallel.styles import (
     CopyToModelParallelRegion,
     PartialSum,
     ReduceFromModelParallelRegion,
-    RowwiseLinear,
     ShardedDropout,
     ShardingStyle,
     VocabParallelEmbedding,
@@ -189,7 +188,7 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
         elif splits_outputs:
             plan.styles[name] = ColwiseFusedLinear() if parent in fused else ColwiseLinear()
         else:
-            plan.styles[name] = ScatteredInputs() if shared else RowwiseLinear()
+            plan.styles[name] = RowwiseLinear(scatter=shared)
         if shared and splits_inputs and linear_of(module).bias is not None:
             plan.partial_gradients.append((linear_of(module), "bias"))
     around = {name.rpartition(".")[0] for name in linear}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainer.strategies.tensor_parallel.styles import PartialSum, ShardingStyle, mark_input, sum_output
+from trainer.strategies.tensor_parallel.styles import ShardingStyle, mark_input, sum_output
 
 # torch 2.13 gives these other names and warns of the old ones.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -85,17 +85,6 @@ class ScatteredOutput(ShardingStyle):
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         module.register_forward_hook(lambda _module, _args, output: _summed(output, SequenceParallel(ranks)))
-
-
-class ScatteredInputs(PartialSum):
-    """Row-parallel linear layer: (..., this rank's inputs) -> this rank's tokens of the outputs."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return ScatteredOutput()._apply(super()._apply(module, device_mesh), device_mesh)
-
-    def cut(self, module: nn.Module, ranks: int) -> None:
-        super().cut(module, ranks)
-        ScatteredOutput().cut(module, ranks)
 
 
 def scatter_sequence(first: nn.Module, last: nn.Module, shares: SequenceParallel) -> None:

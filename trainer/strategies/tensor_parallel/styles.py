@@ -58,7 +58,7 @@ class ColwiseLinear(ShardingStyle):
         _shard_parameter(module, "weight", device_mesh, Shard(0))
         if module.bias is not None:
             _shard_parameter(module, "bias", device_mesh, Shard(0))
-        return _with_forward(module, _computed_outputs)
+        return with_forward(module, _computed_outputs)
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         for parameter in module.parameters():
@@ -74,7 +74,7 @@ class ColwiseFusedLinear(ShardingStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, _ in list(module.named_parameters(recurse=False)):
             _shard_parameter(module, name, device_mesh, _StridedShard(0, split_factor=FUSED))
-        return _with_forward(module, _computed_outputs)
+        return with_forward(module, _computed_outputs)
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         for parameter in module.parameters():
@@ -87,7 +87,7 @@ class PartialSum(ShardingStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _shard_parameter(module, "weight", device_mesh, Shard(1))
-        return _with_forward(module, lambda layer, rows: F.linear(rows, _local(layer.weight)))
+        return with_forward(module, lambda layer, rows: F.linear(rows, _local(layer.weight)))
 
     def cut(self, module: nn.Module, ranks: int) -> None:
         module.weight.data = module.weight.data.chunk(ranks, dim=1)[0].clone()
@@ -99,13 +99,6 @@ class ReduceFromModelParallelRegion(ShardingStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
         return sum_output(module, lambda part: _ReduceFromModelParallel.apply(part, group))
-
-
-class RowwiseLinear(PartialSum):
-    """Row-parallel linear layer: (..., this rank's inputs) -> (..., outputs), replicated."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return ReduceFromModelParallelRegion()._apply(super()._apply(module, device_mesh), device_mesh)
 
 
 class ShardedDropout(ShardingStyle):
@@ -134,7 +127,7 @@ class VocabParallelEmbedding(ParallelStyle):
             embedded: Tensor = _ReduceFromModelParallel.apply(found, group)
             return embedded
 
-        return _with_forward(module, forward)
+        return with_forward(module, forward)
 
 
 class VocabParallelLoss(ParallelStyle):
@@ -151,7 +144,7 @@ class VocabParallelLoss(ParallelStyle):
             loss: Tensor = _VocabParallelCrossEntropy.apply(head(hidden).float(), label_ids, first, group)
             return loss
 
-        return _with_forward(module, forward)
+        return with_forward(module, forward)
 
 
 class ChunkedHeadLoss(ParallelStyle):
@@ -168,7 +161,7 @@ class ChunkedHeadLoss(ParallelStyle):
         def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
             return chunked_loss(hidden, _local(layer.weight), label_ids, self._chunk_tokens, first=first, group=group)
 
-        return _with_forward(module, forward)
+        return with_forward(module, forward)
 
 
 def first_row(rows: int, mesh: DeviceMesh) -> int:
@@ -231,10 +224,10 @@ def _with_own_dropout(module: nn.Module, ranks: int, number: int) -> nn.Module:
         of_all = F.dropout(rows.new_ones(*rows.shape[:-1], ranks * rows.shape[-1]), dropout.p)
         return rows * of_all.chunk(ranks, dim=-1)[number].contiguous()  # a view would keep the whole mask
 
-    return _with_forward(module, forward)
+    return with_forward(module, forward)
 
 
-def _with_forward(module: nn.Module, forward: Any) -> nn.Module:
+def with_forward(module: nn.Module, forward: Any) -> nn.Module:
     module.forward = functools.partial(forward, module)
     return module
 

@@ -96,7 +96,9 @@ def _hours(time: Mapping[str, Any] | None) -> str:
         return f"time {UNKNOWN}"
     if time["train_hours"] is None:
         return f"{_seconds(time['step_s'])} a step, training hours {UNKNOWN}"
-    return f"training {_h(time['train_hours'])}"
+    hours, interval = time["train_hours"], time.get("interval")  # plans of earlier releases have none
+    around = f" ({_between(interval['low'] * hours, interval['high'] * hours)})" if interval else ""
+    return f"training {_h(hours)}{around}"
 
 
 def _price(cost: Mapping[str, Any] | None) -> str:
@@ -106,7 +108,9 @@ def _price(cost: Mapping[str, Any] | None) -> str:
         train = _step_of(cost, "train")
         rate = train["usd_per_hour"] if train else None
         return f"cost {UNKNOWN}" + (f", {dollars(rate)} an hour of training" if rate is not None else "")
-    return f"{dollars(cost['usd'])} on {cost['term']}"
+    between = cost.get("usd_range")  # plans of earlier releases have none
+    around = f" ({dollars(between[0])} to {dollars(between[1])})" if between else ""
+    return f"{dollars(cost['usd'])}{around} on {cost['term']}"
 
 
 def _model_line(model: Mapping[str, Any]) -> str:
@@ -192,7 +196,7 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
             *(_share(step) if found["possible"] else "–" for found, step in zip(terms.values(), steps, strict=True)),
         )
     table.add_row(
-        "lost to preemptions", *(_lost(found["lost"]) if found["possible"] else "–" for found in terms.values())
+        "lost to interruptions", *(_lost(found["lost"]) if found["possible"] else "–" for found in terms.values())
     )
     yield table
     for term, found in terms.items():
@@ -210,9 +214,9 @@ def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
     runs, monthly = cost["schedule_runs_per_month"], cost["schedule_usd_per_month"]
     if runs is not None:
         yield f"Schedule: {runs:,.1f} runs a month, {_amount(monthly)}."
-    if cost["term"] == "spot" and cost["checkpoint_every_steps"] is not None:
+    if cost["checkpoint_every_steps"] is not None:
         yield (
-            f"Least is lost to preemptions with a checkpoint every {cost['checkpoint_every_steps']:,} steps "
+            f"Least is lost to interruptions with a checkpoint every {cost['checkpoint_every_steps']:,} steps "
             f"({_seconds(cost['checkpoint_every_s'])}): train.checkpoint_every_steps."
         )
 
@@ -240,6 +244,8 @@ def _remarks(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
     lines = list(plan["notes"])
     for part in ("time", "cost"):
         lines += plan[part]["assumptions"] if plan[part] else []
+    if plan["time"] and (interval := plan["time"].get("interval")):
+        lines.append(interval["origin"])
     table = grid(columns=2)
     for line in dict.fromkeys(lines):
         table.add_row(Text("·", style="dim"), Text(line, style="dim"))
@@ -265,7 +271,7 @@ def _lost(lost: Mapping[str, Any] | None) -> str:
     if lost is None:
         return UNKNOWN
     hours = lost["rework_hours"] + lost["restarts_hours"]
-    return _h(hours) if lost["preemptions"] else "none expected"
+    return _h(hours) if lost["interruptions"] else "none expected"
 
 
 def _amount(usd: float | None) -> str:
@@ -284,6 +290,13 @@ def _size(num_bytes: float) -> str:
 
 def _h(hours: float) -> str:
     return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:,.1f} min"
+
+
+def _between(low: float, high: float) -> str:
+    """Hours, with the unit once where it is the same."""
+    first, last = _h(low), _h(high)
+    unit = last.rpartition(" ")[2]
+    return f"{first.removesuffix(f' {unit}')} to {last}"
 
 
 def _seconds(seconds: float) -> str:

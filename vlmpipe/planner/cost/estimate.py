@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trainer.sizing.checkpoint_size import checkpoint_bytes
@@ -17,7 +17,7 @@ from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
-from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_preemptions_s, young_daly_s
+from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.other_jobs import hours_beside_training
 from vlmpipe.planner.time.step_time import Time
 
@@ -71,13 +71,25 @@ class Cost:
     storage_usd_per_month: float | None
     schedule_runs_per_month: float | None
     schedule_usd_per_month: float | None
-    checkpoint_every_s: float | None  # by Young and Daly, on Spot
+    checkpoint_every_s: float | None  # by Young and Daly, on the run file's term
     checkpoint_every_steps: int | None  # the same in steps
     expected_lost_hours: float | None  # with the run file's interval, on its term
     least_lost_hours: float | None  # with the interval by Young and Daly
     assumptions: tuple[str, ...]
     missing: tuple[str, ...]
     capacity_fallback: tuple[Term, ...] = ()  # the training job's options in order; empty without capacity fallback
+    usd_range: tuple[float, float] | None = None  # if training takes the low or the high share of its planned time
+
+    def doubts(self, most_lost: float) -> list[str]:
+        """Why to look again before this is spent, a phrase each."""
+        found, chosen, standard = [], self.by_term[self.term], self.by_term["standard"]
+        if self.term == "spot" and self.usd and standard.possible and standard.usd and self.usd > standard.usd:
+            found.append(f"spot costs more than standard: ${self.usd:,.0f}, and ${standard.usd:,.0f} on standard")
+        if chosen.lost and chosen.train_hours:
+            lost = chosen.lost.total_hours / chosen.train_hours
+            if lost > most_lost:
+                found.append(f"{lost:.0%} of training is lost to interruptions and checkpoints")
+        return found
 
 
 def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices) -> Cost:
@@ -96,14 +108,14 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
     storage = prices.storage(config.gcp.location)
     runs = runs_per_month(config.schedule.cron) if config.schedule else None
-    every_s, every_steps, least = _best_interval(config, time)
-    preemptible = chosen.term == "spot"
+    every_s, every_steps, least = _best_interval(config, time, preemptible=chosen.term == "spot")
     missing = tuple(dict.fromkeys((*chosen.missing, *storage.missing)))
     return Cost(
         by_term=by_term,
         term=chosen.term,
         capacity_fallback=tuple(option.scheduling_strategy for option in config.cluster.capacity_fallback),
         usd=chosen.usd,
+        usd_range=_usd_range(chosen, time),
         steps=chosen.steps,
         storage_bytes=storage_bytes,
         storage_usd_per_month=None
@@ -114,10 +126,17 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         checkpoint_every_s=every_s,
         checkpoint_every_steps=every_steps,
         expected_lost_hours=chosen.lost.total_hours if chosen.lost else None,
-        least_lost_hours=least.total_hours if least and preemptible else None,
+        least_lost_hours=least.total_hours if least else None,
         assumptions=tuple(_assumptions(config, time, chosen, runs, old=chosen.old or storage.old)),
         missing=missing,
     )
+
+
+def _usd_range(chosen: TermCost, time: Time) -> tuple[float, float] | None:
+    train = next((step.usd for step in chosen.steps if step.job == "train"), None)
+    if chosen.usd is None or train is None or time.interval is None:
+        return None
+    return chosen.usd + (time.interval.low - 1) * train, chosen.usd + (time.interval.high - 1) * train
 
 
 def why_not(case: Scenario, term: Term, hours: float | None) -> str:
@@ -179,6 +198,8 @@ def _usd_per_hour(
     cluster, region = config.cluster, config.gcp.location
     node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
     disk = prices.boot_disk(cluster.boot_disk_type, region)
+    if (own := config.plan.machine.usd_per_hour) is not None:
+        node = replace(node, usd_per_hour=own, missing=(), old=False)
     missing, old = (*node.missing, *disk.missing), node.old or disk.old
     reducers_usd: float | None = 0.0
     if reducers and (pool := cluster.reduction_server):
@@ -191,14 +212,15 @@ def _usd_per_hour(
     return replicas * (node.usd_per_hour + disk_usd_per_hour) + reducers_usd, missing, old
 
 
-def _best_interval(config: RunConfig, time: Time) -> tuple[float | None, int | None, GoodputLoss | None]:
-    rate = config.plan.preemptions_per_node_hour
-    if time.step_s is None or time.save_s is None or not rate:
+def _best_interval(
+    config: RunConfig, time: Time, *, preemptible: bool
+) -> tuple[float | None, int | None, GoodputLoss | None]:
+    mtbf_s = mean_time_between_interruptions_s(config, preemptible=preemptible)
+    if time.step_s is None or time.save is None or math.isinf(mtbf_s):
         return None, None, None
-    every_s = young_daly_s(time.save_s, mean_time_between_preemptions_s(config))
-    work_step_s = time.step_s - time.save_s / config.train.checkpoint_every_steps
-    steps = max(1, round(every_s / work_step_s))
-    return every_s, steps, goodput_loss(config, time, preemptible=True, every_s=steps * work_step_s)
+    every_s = max(young_daly_s(time.save.blocks_s, mtbf_s), time.save.writes_s)  # a save waits for the one before
+    steps = max(1, round(every_s / time.working_s))
+    return every_s, steps, goodput_loss(config, time, preemptible=preemptible, every_s=steps * time.working_s)
 
 
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
@@ -208,6 +230,11 @@ def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | 
         yield (
             f"Training tries {options} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
             f"dearest, {chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."
+        )
+    if plan.failures_per_gpu_hour:
+        yield (
+            f"A GPU or its machine fails once in {1 / plan.failures_per_gpu_hour:,.0f} GPU-hours "
+            "(plan.failures_per_gpu_hour), which stops all nodes as a preemption does."
         )
     if "spot" in config.cluster.strategies:
         yield (

@@ -1,8 +1,8 @@
 """Activation memory of one micro-batch, from traces of the real training module.
 
-Layers are equal, so two traces with one and two language layers give any number of them. Where the tower's levels are
-added to the first layers (DeepStack), these are traced too. Where patterns choose what is trained layers differ, and
-all of them are traced.
+Layers are equal, so two traces with one and two language layers (with checkpointing two and three) give any number of
+them. Where the tower's levels are added to the first layers (DeepStack), these are traced too. Where patterns choose
+what is trained layers differ, and all of them are traced.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
         )
 
     layers = shape.language.layers
-    few = layers if config.model.has_patterns else min(shape.levels, layers)  # a level is added to each but the last
+    few = shape.levels  # one is added to each layer but the last
+    if train.activation_checkpointing == "full":
+        few = max(few, 2)  # one alone may be fullest at another place; its input, offloaded, has none before it
+    few = layers if config.model.has_patterns else min(few, layers)
     # Where the backward pass ends: what is held then does not depend on the layers behind.
     at_end = min(shape.first_reached_layer(cached=is_cached(config)), layers - 1) + 1 if shape.chosen else 1
 

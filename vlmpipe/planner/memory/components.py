@@ -89,7 +89,8 @@ class Weights:
         trainable = sum(trained.values())
         layer = shape.trained_per_layer(layout.tensor_parallel)
         language = shape.language
-        whole_layer = shape.of_tensor_rank("language_layers", language.layer_parameters, layout.tensor_parallel)
+        in_layer = language.layer_parameters - shape.quantized // language.layers  # those are not gathered
+        whole_layer = shape.of_tensor_rank("language_layers", in_layer, layout.tensor_parallel)
         embedding = on_rank("embedding", shape.parameters["embedding"])
         in_tower_layers = shape.tower.layers * shape.tower.layer_parameters
         tower_layers = min(trained["tower"], in_tower_layers)

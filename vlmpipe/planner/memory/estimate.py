@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.config.job import defers_weights
-from trainer.config.strategies import NOT_SELECTIVE
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
-from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Setting
+from vlmpipe.planner.memory.components import MemoryPart, Setting
 from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory, start_memory
 from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import planned_stages
@@ -53,25 +52,17 @@ def estimate_memory(
         parts.append(MemoryPart("process", PROCESS_BYTES, "Python, torch and transformers, assumed"))
     else:
         device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
-        if config.train.strategy == "zero3" and (whole := _whole_model(config, model)).bytes > capacity:
-            moment, parts = "start", [whole]
         parts += device_parts(parts, layout)
-        hosts = [host_memory(held, layout, machine) for name, held in moments.items() if name.startswith("step")]
+        hosts = [host_memory(held, layout, machine) for held in moments.values()]
         host = max(hosts, key=lambda one: one.total_bytes)
         deferred = defers_weights(config.model, config.train)
-        in_bf16 = config.train.has_bf16_weights and layout.strategy.startswith("zero")
-        start = start_memory(model.shape, layout, machine, deferred=deferred, copied_to_bf16=in_bf16)
+        in_bf16 = config.train.has_bf16_weights
+        start = start_memory(model.shape, layout, machine, deferred=deferred, bf16_weights=in_bf16)
     memory = Memory(device, capacity, tuple(parts), moment, host=host, start=start, disk_bytes=disk_bytes)
     if nearest and not memory.fits:
         found = list(_nearest(config, model, machine, gpu, load))
         return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))
     return memory
-
-
-def _whole_model(config: RunConfig, model: Architecture) -> MemoryPart:
-    """What DeepSpeed moves to each GPU before ZeRO-3 partitions it."""
-    size = BF16_BYTES if config.train.has_bf16_weights else FP32_BYTES
-    return MemoryPart("whole model", size * model.shape.total_parameters, "before ZeRO-3 partitions it")
 
 
 def _phases(config: RunConfig, model: Architecture, layout: Layout) -> dict[str, list[MemoryPart]]:
@@ -124,8 +115,11 @@ def _changes(config: RunConfig, heads: int) -> Iterator[dict[str, Any]]:
     selective: dict[str, Any] = {}
     if train.activation_checkpointing != "full":
         checkpointing = {"train.activation_checkpointing": "full"}
-    if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
+    if train.activation_checkpointing == "none":
         selective = {"train.activation_checkpointing": "selective"}
+    in_host: dict[str, Any] = {}
+    if not train.activation_offloading:
+        in_host = checkpointing | {"train.activation_offloading": True}
     smaller: dict[str, Any] = {"train.micro_batch_size": 1} if train.micro_batch_size > 1 else {}
     partly: dict[str, Any] = {"train.strategy": "zero2"} if train.strategy == "ddp" else {}
     sharded: dict[str, Any] = {"train.strategy": "fsdp"} if train.strategy not in ("fsdp", "zero3") else {}
@@ -147,6 +141,7 @@ def _changes(config: RunConfig, heads: int) -> Iterator[dict[str, Any]]:
     more_nodes = [
         fullest | {"cluster.replica_count": factor * nodes, "cluster.reduction_server": None} for factor in (2, 4)
     ]
+    pairs.append(in_host)
     shared = [checkpointing | smaller | degree for degree in more_context_parallel(config, heads)]
     seen: list[dict[str, Any]] = []
     smallest = checkpointing | smaller | frozen_too

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Machine
-from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Place
+from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Place, split
 from vlmpipe.planner.parallel_layout import Layout
 
 OF_THE_OPTIMIZER = frozenset(
@@ -31,6 +31,7 @@ LEAVE = {
     "optimizer+weights": OF_THE_OPTIMIZER | {WEIGHTS, "frozen weights", NODE_WEIGHTS},
 }
 TO_DISK = frozenset(("optimizer", "optimizer's weights", "averaged weights"))  # with train.nvme_path
+ACTIVATIONS = "offloaded activations"
 ERRORS = "error feedback"
 SAVED = ("optimizer", "optimizer's weights", "averaged weights", ERRORS, WEIGHTS)
 
@@ -72,6 +73,7 @@ def placed(
 ) -> list[MemoryPart]:
     """The parts of one rank, each where it lies. Without a GPU the device's memory is the machine's."""
     leave = LEAVE[offload] - ({"frozen weights"} if layout.strategy != "zero3" else set())  # whole elsewhere
+    leave |= {ACTIVATIONS}
 
     def place(part: MemoryPart) -> Place:
         if to_disk and part.name in TO_DISK:
@@ -98,24 +100,28 @@ def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -
 
 
 def start_memory(
-    shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool, copied_to_bf16: bool = False
+    shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool, bf16_weights: bool = False
 ) -> HostMemory:
     """What a node holds before the first step: each rank's model in fp32, or one matrix of it where weights are read
     while they are sharded (`trainer.models.layers.deferred_weights`).
 
-    `copied_to_bf16`: DeepSpeed casts it here, and masters begin with the fp32 weights.
+    `bf16_weights`: ZeRO's masters begin with the fp32 weights, of which ZeRO-3 holds a rank's slices here. DeepSpeed
+    casts other stages' whole model here.
     """
     ranks, language = layout.ranks_per_node, shape.language
     held, why = shape.total_parameters, "in fp32, built whole by each rank"
     bytes_each = FP32_BYTES
-    if copied_to_bf16:
+    if bf16_weights and layout.strategy in ("zero1", "zero2"):
         bytes_each, why = FP32_BYTES + BF16_BYTES, f"{why}, and in bf16"
     if deferred:
         held = max(language.hidden * language.intermediate, language.hidden * shape.vocabulary)
         why = "in fp32, a matrix at a time"
     processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
-    model = MemoryPart("model at the start", ranks * bytes_each * held, why)
-    return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), (model, processes))
+    parts = [MemoryPart("model at the start", ranks * bytes_each * held, why), processes]
+    if bf16_weights and layout.strategy == "zero3":
+        slices = split(shape.trainable_parameters, layout.world_size)
+        parts.append(MemoryPart("masters at the start", ranks * FP32_BYTES * slices, "in fp32, each rank's slice"))
+    return HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), tuple(parts))
 
 
 def _staged_share(part: str, layout: Layout) -> float:

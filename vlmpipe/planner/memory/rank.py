@@ -26,7 +26,7 @@ from vlmpipe.planner.memory.components import (
     average_parts,
     split,
 )
-from vlmpipe.planner.memory.host import ERRORS, HostMemory, placed
+from vlmpipe.planner.memory.host import ACTIVATIONS, ERRORS, HostMemory, placed
 from vlmpipe.planner.memory.powersgd import FACTORS, lasting_parts, moving_parts
 from vlmpipe.planner.memory.zero import gathered, partitioned, reduces_once
 from vlmpipe.planner.memory.zero_config import ZeroSettings
@@ -314,4 +314,5 @@ def _phase(held: Mapping[str, int], layout: Layout, extra: list[MemoryPart]) -> 
         share = layout.pipeline_parallel if category == WEIGHT_COPIES else 1
         # A pipeline's first stage holds as many micro-batches as there are stages, each of its share of the layers.
         parts.append(MemoryPart(name, held.get(category, 0) // share, why))
+    parts.append(MemoryPart(ACTIVATIONS, held.get("offloaded", 0), "inputs of layers, train.activation_offloading"))
     return [*parts, *extra]

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.strategies import NOT_SELECTIVE
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
@@ -205,7 +204,7 @@ def less_memory(config: RunConfig, heads: int) -> dict[str, Any]:
     """The next change that takes less memory and more time: more activation checkpointing, then ranks of a node that
     share a sequence. Empty after the last. heads: of the language model."""
     train = config.train
-    if train.activation_checkpointing == "none" and train.strategy not in NOT_SELECTIVE:
+    if train.activation_checkpointing == "none":
         return {"train.activation_checkpointing": "selective"}
     if train.activation_checkpointing != "full":
         return {"train.activation_checkpointing": "full"}

@@ -104,6 +104,9 @@ class Degrees:
         )
 
 
+WITHOUT_CHECKPOINTING = {"train.activation_checkpointing": "none", "train.activation_offloading": False}
+
+
 def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterator[dict[str, Any]]:
     """All strategies, degrees and micro-batches on the cluster, as fields of the run file.
 
@@ -148,7 +151,7 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
         for size in MICRO_BATCH_SIZES:
             if train.global_batch_size % (copies * size):
                 continue
-            yield change | {"train.micro_batch_size": size, "train.activation_checkpointing": "none"}
+            yield change | {"train.micro_batch_size": size} | WITHOUT_CHECKPOINTING
 
 
 def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:

@@ -33,6 +33,12 @@ What = Literal["gradients", "weights", "activations"]
 # node; GoogleCloudPlatform/ai-infra-cluster-provisioning#376) and 85-96 % on InfiniBand (NVIDIA/nccl-tests#119).
 LINK_SHARE = 0.75
 NIC_SHARE = 0.7
+# Seconds that a collective takes however small it is. Read: 48 to 51 us for 32 KiB to 1 MiB in a node of eight B200;
+# between nodes 46 us on InfiniBand (NVIDIA/nccl#1244, two nodes) to 380 us on EFA (ml-engineering, four nodes).
+LINK_LATENCY_S = 50e-6
+NIC_LATENCY_S = 130e-6
+
+DDP_BUCKET_BYTES = 25 * 2**20  # torch's default
 
 FP32_BYTES, BF16_BYTES, INT8_BYTES, INT4_BYTES = 4, 2, 1, 0.5
 
@@ -48,6 +54,7 @@ class Transfer:
     payload_bytes: float
     bytes_per_rank: float  # sent by one GPU; between nodes, its share of the node's network card
     bytes_per_nic: float  # sent by a node's network card; 0 inside a node
+    calls: float = 1.0  # collectives of the step
     of_node: bool = False  # of a group that lies in one node, beside the same collective over all ranks
 
     @property
@@ -82,6 +89,10 @@ class Work:
         return FP32_BYTES if self.precision == "fp32" else BF16_BYTES
 
     @property
+    def recomputes(self) -> bool:
+        return self.activation_checkpointing != "none"
+
+    @property
     def gathered_bytes(self) -> int:
         """Of one weight that ZeRO-3 gathers: under qwZ 8 bits, in the forward and in the backward pass. Their scales,
         4 bytes for each block of some thousand weights, are left out."""
@@ -104,24 +115,26 @@ class _Group:
     def nodes(self) -> int:
         return -(-self.size // self.ranks_in_node)
 
-    def collective(self, what: What, collective: Collective, payload_bytes: float) -> Iterator[Transfer]:
-        """The traffic of one collective, inside nodes and between them; nothing for a group of one."""
+    def collective(
+        self, what: What, collective: Collective, payload_bytes: float, calls: float = 1.0
+    ) -> Iterator[Transfer]:
+        """The traffic of `calls` collectives, inside nodes and between them; nothing for a group of one."""
         passes = 2 if collective == "all_reduce" else 1
         if self.ranks_in_node > 1:
             sent = passes * (self.ranks_in_node - 1) / self.ranks_in_node * payload_bytes
-            yield Transfer(what, collective, "intra", payload_bytes, sent, 0.0)
+            yield Transfer(what, collective, "intra", payload_bytes, sent, 0.0, calls)
         if self.nodes > 1:
             sent = passes * (self.nodes - 1) / self.nodes * payload_bytes / self.ranks_in_node
-            yield Transfer(what, collective, "inter", payload_bytes, sent, sent * self.ranks_per_node)
+            yield Transfer(what, collective, "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
 
-    def all_to_all(self, what: What, payload_bytes: float) -> Iterator[Transfer]:
+    def all_to_all(self, what: What, payload_bytes: float, calls: float) -> Iterator[Transfer]:
         """The same of an all-to-all of `payload_bytes` on each rank, which sends each other rank an equal part."""
         each = payload_bytes / self.size
         if self.ranks_in_node > 1:
-            yield Transfer(what, "all_to_all", "intra", payload_bytes, each * (self.ranks_in_node - 1), 0.0)
+            yield Transfer(what, "all_to_all", "intra", payload_bytes, each * (self.ranks_in_node - 1), 0.0, calls)
         if self.nodes > 1:
             sent = each * (self.size - self.ranks_in_node)
-            yield Transfer(what, "all_to_all", "inter", payload_bytes, sent, sent * self.ranks_per_node)
+            yield Transfer(what, "all_to_all", "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
 
 
 def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
@@ -162,6 +175,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
     in_layers = _sliced_bytes(
         layout, shape, lambda part: work.compute_bytes * (part in ("language_layers", "adapters") or trains_tower(part))
     )
+    units = shape.language.layers + shape.tower.layers * bool(shape.sliced["tower"]) + 2  # embedding and head
+    passes = units * work.micro_steps
     outside_layers = max(0, shape.sliced["tower"] - shape.tower.layers * shape.tower.layer_parameters)
     in_layers -= work.compute_bytes * outside_layers
     match strategy:
@@ -169,16 +184,16 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             sent_bytes = fp32 * BF16_BYTES / FP32_BYTES if work.rounds_gradients else reduced
             if work.gradient_rank:
                 sent_bytes = FP32_BYTES * numbers_sent(shape, work.gradient_rank)
-            found += data.collective("gradients", "all_reduce", sent_bytes)
+            found += data.collective("gradients", "all_reduce", sent_bytes, max(1.0, sent_bytes / DDP_BUCKET_BYTES))
         case "pp" | "tp+pp+dp":
             weights = _stage_weights(layout, shape, work, stage)
-            found += data.collective("weights", "all_gather", work.compute_bytes * weights.sliced)
-            found += data.collective("gradients", "reduce_scatter", FP32_BYTES * weights.trainable)
+            found += data.collective("weights", "all_gather", work.compute_bytes * weights.sliced, len(stage.layers))
+            found += data.collective("gradients", "reduce_scatter", FP32_BYTES * weights.trainable, len(stage.layers))
         case "zero1":
             found += data.collective("gradients", "all_reduce", mixed)
             found += data.collective("weights", "all_gather", updated)
         case "zero2":
-            found += data.collective("gradients", "all_reduce", mixed * work.micro_steps)
+            found += data.collective("gradients", "all_reduce", mixed * work.micro_steps, work.micro_steps)
             found += data.collective("weights", "all_gather", updated)
         case "zero3":
             # Frozen weights too, but for the tower's: with cached features it is not there, and else it is small.
@@ -194,11 +209,13 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
                 # of frozen weights lasts.
                 found += data.collective("weights", "all_gather", gathered)
                 node = _Group(layout.copy_shards, 1, layout.ranks_per_node)
-                inside = node.collective("weights", "all_gather", (gathers - 1) * gathered + gathers * frozen)
+                inside = node.collective(
+                    "weights", "all_gather", (gathers - 1) * gathered + gathers * frozen, 2 * passes
+                )
                 found += [replace(transfer, of_node=True) for transfer in inside]
             else:
-                found += data.collective("weights", "all_gather", gathers * (gathered + frozen))
-            found += data.collective("gradients", "reduce_scatter", sent * work.micro_steps)
+                found += data.collective("weights", "all_gather", gathers * (gathered + frozen), 2 * passes)
+            found += data.collective("gradients", "reduce_scatter", sent * work.micro_steps, passes)
         case "fsdp" | "tp" | "hsdp":
             shards = _Group(layout.weight_shards, layout.tensor_parallel, layout.ranks_per_node)
             copies = _Group(
@@ -208,8 +225,8 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             )
             compute = _sliced_bytes(layout, shape, lambda part: work.compute_bytes)
             again = {"auto": in_layers, "always": compute, "never": 0.0}[work.reshard_after_forward]
-            found += shards.collective("weights", "all_gather", (compute + again) * work.micro_steps)
-            found += shards.collective("gradients", "reduce_scatter", reduced * work.micro_steps)
+            found += shards.collective("weights", "all_gather", (compute + again) * work.micro_steps, 2 * passes)
+            found += shards.collective("gradients", "reduce_scatter", reduced * work.micro_steps, passes)
             found += copies.collective("gradients", "all_reduce", reduced / layout.weight_shards)
         case _:
             raise KeyError(strategy)
@@ -217,13 +234,15 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
 
 
 def seconds(transfer: Transfer, machine: Machine, gpu: Gpu) -> float:
-    """Time on the links inside a node, or on its network card, at the assumed shares of their bandwidth.
-
-    The time to start a collective is left out: it counts only where tensors are small.
-    """
+    """Time on the links inside a node, or on its network card, at the assumed shares of their bandwidth."""
     if transfer.scope == "intra":
-        return transfer.bytes_per_rank / (gpu.link_gbytes_per_s * 1e9 * LINK_SHARE)
-    return transfer.bytes_per_nic / (machine.nic_gbps / 8 * 1e9 * NIC_SHARE)
+        return transfer.calls * LINK_LATENCY_S + link_seconds(transfer.bytes_per_rank, gpu)
+    return transfer.calls * NIC_LATENCY_S + transfer.bytes_per_nic / (machine.nic_gbps / 8 * 1e9 * NIC_SHARE)
+
+
+def link_seconds(bytes_per_rank: float, gpu: Gpu) -> float:
+    """Time that these bytes take on a GPU's links to the others of its node."""
+    return bytes_per_rank / (gpu.link_gbytes_per_s * 1e9 * LINK_SHARE)
 
 
 def pipeline_bubble(layout: Layout, micro_steps: int) -> float:
@@ -272,17 +291,16 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     (trainer/strategies/tensor_parallel/plan.py).
 
     A layer sums what attention and feed-forward part give, and backward the gradients of their inputs (Shoeybi et al.
-    2019, arXiv 1909.08053), but for `_shared_layers`; checkpointing sums again what attention gives, for after the
-    feed-forward part's last product nothing is needed. The embedding is summed forward, the head's inputs backward, and
-    three numbers of each label for the loss. FSDP casts weights, so what it leaves whole computes in fp32.
+    2019, arXiv 1909.08053), but for `_shared_layers`; of checkpointing see `_sums_again`. The embedding is summed
+    forward, the head's inputs backward, and three numbers of each label for the loss. What FSDP leaves whole it does
+    not cast either: without bf16 weights it computes in fp32.
     """
 
     def bytes_of(part: Part) -> int:
-        return FP32_BYTES if part in shape.left_whole else work.compute_bytes
+        return FP32_BYTES if part in shape.left_whole and not work.bf16_weights else work.compute_bytes
 
     tokens, labels = work.micro_batch_size * work.sequence_length, work.micro_batch_size * work.sequence_label_tokens
-    again = work.activation_checkpointing == "full"
-    layer_bytes = (2 + again) * bytes_of("language_layers") + 2 * work.compute_bytes
+    layer_bytes = (2 + _sums_again(shape, work)) * bytes_of("language_layers") + 2 * work.compute_bytes
     language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
     embedding = bytes_of("embedding") * stage.is_first
     tower_bytes = 2 * bytes_of("tower") + (2 * work.compute_bytes if shape.trained["tower"] else 0)
@@ -290,6 +308,13 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     tower = work.micro_batch_size * work.max_images_per_sequence * shape.tower_tokens * tower_layers * tower_bytes
     head = stage.is_last * labels * (shape.language.hidden * work.compute_bytes + 3 * FP32_BYTES)
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head
+
+
+def _sums_again(shape: ModelShape, work: Work) -> bool:
+    """Whether checkpointing sums again what attention gives; after the feed-forward part's last product nothing is
+    needed. Selective checkpointing saves a sum with its product (trainer/strategies/tensor_parallel/rowwise.py), but
+    not with an adapter's."""
+    return bool(shape.adapters) if work.activation_checkpointing == "selective" else work.recomputes
 
 
 def _num_shared(shape: ModelShape, work: Work, stage: Stage) -> int:
@@ -301,17 +326,17 @@ def _shared_layers(shape: ModelShape, work: Work, stage: Stage) -> tuple[float, 
     """Bytes that ranks which share the tokens of layers reduce-scatter in a micro-batch, and that they all-gather.
 
     Each sum of a layer is one of both (trainer/strategies/tensor_parallel/sequence_parallel.py), of numbers that
-    products take and give. Checkpointing gathers both inputs again. A stage's last output is gathered, and backward
-    what its first layer takes.
+    products take and give. Checkpointing gathers both inputs again, and may sum again (`_sums_again`). A stage's last
+    output is gathered, and backward what its first layer takes.
     """
     layers = _num_shared(shape, work, stage)
     if not layers:
         return 0.0, 0.0
-    number_bytes = FP32_BYTES if "language_layers" in shape.left_whole else work.compute_bytes
+    left_fp32 = "language_layers" in shape.left_whole and not work.bf16_weights
+    number_bytes = FP32_BYTES if left_fp32 else work.compute_bytes
     numbers = work.micro_batch_size * work.sequence_length * shape.language.hidden
-    again = work.activation_checkpointing == "full"
-    scattered = (4 + again) * number_bytes * layers
-    gathered = ((4 + 2 * again) * layers + 2) * number_bytes
+    scattered = (4 + _sums_again(shape, work)) * number_bytes * layers
+    gathered = ((4 + 2 * work.recomputes) * layers + 2) * number_bytes
     return numbers * scattered, numbers * gathered
 
 
@@ -326,24 +351,29 @@ def _exchanged(shape: ModelShape, work: Work, ranks: int) -> float:
     heads = 2 * language.heads + 2 * math.lcm(language.kv_heads, ranks)
     passes = 2 + (work.activation_checkpointing != "none")
     numbers = work.micro_batch_size * work.sequence_length * heads * language.head_dim * language.layers
-    number_bytes = FP32_BYTES if "language_layers" in shape.left_whole else work.compute_bytes
+    left_fp32 = "language_layers" in shape.left_whole and not work.bf16_weights
+    number_bytes = FP32_BYTES if left_fp32 else work.compute_bytes
     return passes * numbers * number_bytes / ranks
 
 
 def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> Iterator[Transfer]:
     tensor = _Group(layout.tensor_parallel, 1, layout.ranks_per_node)
     sums = work.micro_steps * _tensor_sums(shape, work, stage)
-    yield from tensor.collective("activations", "all_reduce", sums)
+    sums_in_layer = 4 + (work.activation_checkpointing == "full")
+    calls = work.micro_steps * sums_in_layer * len(stage.layers)
+    yield from tensor.collective("activations", "all_reduce", sums, calls)
     scattered, gathered = (work.micro_steps * sent for sent in _shared_layers(shape, work, stage))
     if scattered:
-        yield from tensor.collective("activations", "reduce_scatter", scattered)
-        yield from tensor.collective("activations", "all_gather", gathered)
+        yield from tensor.collective("activations", "reduce_scatter", scattered, calls)
+        yield from tensor.collective("activations", "all_gather", gathered, calls)
     if shape.adapters:
         whole = shape.unsharded_adapters * len(stage.layers) / layout.weight_shards
         yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
     if layout.context_parallel > 1:
         context = _Group(layout.context_parallel, 1, layout.ranks_per_node)
-        yield from context.all_to_all("activations", work.micro_steps * _exchanged(shape, work, context.size))
+        exchanges = 4 * (2 + (work.activation_checkpointing != "none")) * shape.language.layers * work.micro_steps
+        exchanged = work.micro_steps * _exchanged(shape, work, context.size)
+        yield from context.all_to_all("activations", exchanged, exchanges)
     stages = layout.pipeline_parallel
     if stages > 1:
         # In the compute type, to the next stage forward and to the one before backward; the first of all has none

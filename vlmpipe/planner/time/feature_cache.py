@@ -16,7 +16,8 @@ from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import sequence_flops
 from vlmpipe.planner.parallel_layout import Layout
-from vlmpipe.planner.time.step_time import SAVE_BYTES_PER_S, compute_seconds, reached
+from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
+from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.workload import Workload
 
 if TYPE_CHECKING:
@@ -111,7 +112,17 @@ def _per_image(
     if gpu is None or not load.images_per_sequence:
         return online.total / cached.total, None
     rates, _ = reached(config, shape, layout, gpu, cached=False)
-    online_s, cached_s = (compute_seconds(flops, shape, layout, rates) for flops in (online, cached))
+    online_s, cached_s = (
+        compute_seconds(
+            flops,
+            moved_bytes(config, shape, load, flops, rates, cached=without_tower),
+            config,
+            shape,
+            layout,
+            rates,
+        )
+        for flops, without_tower in ((online, False), (cached, True))
+    )
     gpus = layout.world_size // layout.data_parallel  # that compute a sequence together
     write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node
     encode_s = tower_flops_per_image(shape, config.model.feature_layer) / rates.fp32 + write_s

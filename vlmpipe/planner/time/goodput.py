@@ -1,4 +1,4 @@
-"""Time lost to checkpoints and preemptions, and the checkpoint interval that loses least."""
+"""Time lost to checkpoints, failures and preemptions, and the checkpoint interval that loses least."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class GoodputLoss:
 
     every_s: float  # of training between checkpoints
     saves_hours: float
-    rework_hours: float  # computed again after a preemption: half an interval each time
+    rework_hours: float  # computed again after an interruption
     restarts_hours: float
-    preemptions: float
+    interruptions: float  # failures of machines and, on Spot, preemptions
 
     @property
     def total_hours(self) -> float:
@@ -32,25 +32,31 @@ def young_daly_s(save_s: float, mtbf_s: float) -> float:
     return math.sqrt(2 * save_s * mtbf_s)
 
 
-def mean_time_between_preemptions_s(config: RunConfig) -> float:
-    """Of the training job: a preempted node stops all. Infinite at a rate of 0."""
-    rate_per_hour = config.plan.preemptions_per_node_hour * config.cluster.replica_count
+def mean_time_between_interruptions_s(config: RunConfig, *, preemptible: bool) -> float:
+    """Of the training job: one lost machine stops all. Infinite if both rates are 0."""
+    cluster, plan = config.cluster, config.plan
+    rate_per_hour = plan.failures_per_gpu_hour * cluster.replica_count * cluster.accelerator_count
+    if preemptible:
+        rate_per_hour += plan.preemptions_per_node_hour * cluster.replica_count
     return 3600 / rate_per_hour if rate_per_hour else math.inf
 
 
-def expected_loss(work_s: float, save_s: float, every_s: float, mtbf_s: float, restart_s: float) -> GoodputLoss | None:
+def expected_loss(
+    work_s: float, save_s: float, every_s: float, mtbf_s: float, restart_s: float, *, writes_s: float = 0.0
+) -> GoodputLoss | None:
     """Loss of a run that computes `work_s` and saves each `every_s`. None: it would never end.
 
-    In its duration T it is preempted T / mtbf times and loses half an interval and a restart each time:
-    T = work + saves + T / mtbf x (every / 2 + restart).
+    In its duration T it is interrupted T / mtbf times and each time loses a restart, half an interval, and what it
+    computed while the newest checkpoint was still written: T = work + saves + T / mtbf x (every / 2 + writes + restart)
     """
     saves_s = work_s / every_s * save_s
-    lost_share = (every_s / 2 + restart_s) / mtbf_s
+    rework_s = every_s / 2 + min(writes_s, every_s)
+    lost_share = (rework_s + restart_s) / mtbf_s
     if lost_share >= 1:
         return None
-    preemptions = (work_s + saves_s) / (1 - lost_share) / mtbf_s
+    interruptions = (work_s + saves_s) / (1 - lost_share) / mtbf_s
     return GoodputLoss(
-        every_s, saves_s / 3600, preemptions * every_s / 2 / 3600, preemptions * restart_s / 3600, preemptions
+        every_s, saves_s / 3600, interruptions * rework_s / 3600, interruptions * restart_s / 3600, interruptions
     )
 
 
@@ -58,10 +64,13 @@ def goodput_loss(
     config: RunConfig, time: Time, *, preemptible: bool, every_s: float | None = None
 ) -> GoodputLoss | None:
     """Loss of the training job, at the run file's interval or at `every_s`. None: not known, or it would never end."""
-    if time.step_s is None or time.steps is None or time.save_s is None:
+    if time.step_s is None or time.steps is None or time.save is None:
         return None
     every_steps = config.train.checkpoint_every_steps
-    work_step_s = time.step_s - time.save_s / every_steps
-    mtbf_s = mean_time_between_preemptions_s(config) if preemptible else math.inf
+    work_step_s = time.working_s
+    mtbf_s = mean_time_between_interruptions_s(config, preemptible=preemptible)
     every_s = every_s or every_steps * work_step_s
-    return expected_loss(time.steps * work_step_s, time.save_s, every_s, mtbf_s, config.plan.restart_s)
+    save_s = time.save.blocks_s + max(0.0, time.save.writes_s - every_s)
+    return expected_loss(
+        time.steps * work_step_s, save_s, every_s, mtbf_s, config.plan.restart_s, writes_s=time.save.writes_s
+    )

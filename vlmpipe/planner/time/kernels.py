@@ -1,26 +1,13 @@
-"""How much faster computing is with compiled layers and with products of 8-bit floats."""
+"""What plans say of compiled layers and products of 8-bit floats. Their time: `vlmpipe.planner.time.computing`."""
 
 from __future__ import annotations
 
 from vlmpipe.planner.scenario import Scenario
-
-# Read, tokens/s of one GPU in torchtitan's runs of an 8B model on 8 H100, sequences of 8,192 tokens: 5,762 eager and
-# 6,667 compiled (benchmarks, 2024-12); compiled, on other machines, 5,760 in bf16, 7,186 tensorwise (which gathered
-# weights in 8 bits too) and 6,424 rowwise (commit 7a04053, 2025-01).
-COMPILED = 6667 / 5762
-FLOAT8 = {"tensorwise": 7186 / 5760, "rowwise": 6424 / 5760}
-
-
-def kernel_speedup(case: Scenario) -> float:
-    """Rate of computing relative to eager layers in bf16; 1 where `plan.efficiency` says what was measured."""
-    if case.config.plan.efficiency:
-        return 1.0
-    compiled = COMPILED if case.compiling.on else 1.0
-    return compiled * FLOAT8.get(case.config.train.float8, 1.0)
+from vlmpipe.planner.time.computing import BYTES_PER_NUMBER, COMPILED_BYTES_PER_NUMBER, FLOAT8
 
 
 def kernel_sentences(case: Scenario) -> list[str]:
-    """What is assumed of kernels."""
+    """Assumptions as sentences."""
     recipe, said = case.config.train.float8, []
     if case.compiling.on:
         said.append("Memory is that of uncompiled layers; compiling, minutes in the first step, is not counted.")
@@ -30,9 +17,9 @@ def kernel_sentences(case: Scenario) -> list[str]:
         return said
     if case.compiling.on:
         said.append(
-            f"Compiled layers are taken to be {COMPILED:.2f} times as fast, as in a published run of an 8B model on 8 "
-            "H100; small models may gain more."
+            f"Compiled layers are taken to move {COMPILED_BYTES_PER_NUMBER / BYTES_PER_NUMBER:.0%} of the bytes that "
+            "kernels move which are not fused, and to launch without delay."
         )
     if recipe != "none":
-        said.append(f"float8 {recipe} is taken to be {FLOAT8[recipe]:.2f} times as fast, as in such runs.")
+        said.append(f"float8 {recipe}: products of language layers are taken to be {FLOAT8[recipe]:.2f} times as fast.")
     return said

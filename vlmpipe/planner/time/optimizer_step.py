@@ -1,10 +1,12 @@
-"""Time of the optimizer update, on the GPU or offloaded (`train.offload`)."""
+"""Time of the optimizer update, on the GPU or offloaded (`train.offload`), and of offloaded activations."""
 
 from __future__ import annotations
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.host import CPU_SHARE, GIB, PROCESS_BYTES
+from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.communication import Work
 
 # Memory traffic per fp32 parameter of torch's fused AdamW, which reads weight, gradient and two moments once (16) and
 # writes all but the gradient (12), and of clipping (norm 4, scaling 8).
@@ -46,6 +48,19 @@ def update_times(case: Scenario, *, micro_steps: int) -> dict[str, float]:
     return times
 
 
+def activation_copies_s(case: Scenario, work: Work) -> float:
+    """Seconds in which the inputs of blocks go to the machine's memory in one forward pass, and come back in one
+    backward pass (`train.activation_offloading`)."""
+    train, shape = case.config.train, case.shape
+    if not train.activation_offloading:
+        return 0.0
+    # Between blocks, autocast leaves fp32.
+    number_bytes = 2 if train.has_bf16_weights or (train.strategy in SHARDED_BY_FSDP and work.compute_bytes == 2) else 4
+    shares = case.layout.context_parallel * (case.layout.tensor_parallel if train.sequence_parallel else 1)
+    numbers = work.micro_batch_size * work.sequence_length * shape.language.hidden / shares
+    return shape.language.layers * numbers * number_bytes / LINK_BYTES_PER_S
+
+
 def _owned(case: Scenario) -> float:
     """Parameters that a rank updates."""
     return case.shape.trainable_parameters / (case.layout.optimizer_shards * case.layout.model_ranks)
@@ -68,10 +83,15 @@ def _stays_in_memory(case: Scenario) -> bool:
 
 def update_sentences(case: Scenario) -> list[str]:
     """Assumptions of `update_times`."""
-    config = case.config
+    config, said = case.config, []
+    if config.train.activation_offloading:
+        said.append(
+            f"Inputs of blocks move at {LINK_BYTES_PER_S / 1e9:g} GB/s between the machine's memory and each GPU "
+            "(assumed), behind what a pass computes."
+        )
     if config.train.offload == "none":
-        return []
-    said = [
+        return said
+    said += [
         f"An offloaded update moves {HOST_BYTES_PER_S / 1e9:g} GB/s a rank in the machine's memory (one thread, alone, "
         f"moved 44 on another machine), and {LINK_BYTES_PER_S / 1e9:g} GB/s between it and each GPU (assumed). Nothing "
         "hides them."

@@ -8,8 +8,8 @@ from trainer.sizing.flops import flops_per_sequence
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
+from vlmpipe.planner.time.computing import reached
 from vlmpipe.planner.time.feature_cache import CacheAdvice
-from vlmpipe.planner.time.step_time import reached
 from vlmpipe.planner.workload import Workload
 
 

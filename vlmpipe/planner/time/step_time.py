@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.flops import SequenceFlops, model_flops_per_sequence
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import Stage, stages_of
-from vlmpipe.catalog.machines import Gpu
+from trainer.sizing.flops import model_flops_per_sequence
+from trainer.sizing.pipeline_partition import Stage
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
-from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.calibration import Calibration, calibration_of
 from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
-from vlmpipe.planner.time.kernels import kernel_sentences, kernel_speedup
-from vlmpipe.planner.time.optimizer_step import update_sentences, update_times
-from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication
+from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
+from vlmpipe.planner.time.interval import Interval, interval_of
+from vlmpipe.planner.time.kernels import kernel_sentences
+from vlmpipe.planner.time.optimizer_step import activation_copies_s, update_sentences, update_times
+from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication, slowed_seconds
+from vlmpipe.planner.time.saving import SaveTime, save_sentences, save_time
+from vlmpipe.planner.workload import Workload
 
-# Share of the peak that computing reaches, recomputation and padding included. Read: 39-43 % of an H100's bf16 peak in
-# NeMo AutoModel and torchtitan, 30-40 % with packed images on A800 in lmms-engine, 41-48 % in Megatron-LM.
-ASSUMED_EFFICIENCY = 0.40
-GPUS_WITH_PUBLISHED_EFFICIENCY = frozenset(
-    {
-        "NVIDIA_TESLA_A100",
-        "NVIDIA_A100_80GB",
-        "NVIDIA_H100_80GB",
-        "NVIDIA_H100_MEGA_80GB",
-        "NVIDIA_H200_141GB",  # an H100 with more memory
-    }
-)
+# By how much of computing runs with images take longer than text of the same arithmetic: images are decoded, and ranks
+# whose images and samples differ wait for each other. Read: LLaVA-1.5 7B, 3.5 h and 10 h; lmms-engine on 32 A800, MFU
+# 30-40 % of Qwen2.5-VL 7B with images and 50-55 % of text. Steps of equal budgets may lose less: nobody measured them.
+IMAGE_SHARE = 0.5
 DATA_WAIT_SHARE = 0.02  # the loader's goal; the part `loops` of `make bench-train` measures it
 
-# Bytes a second that a node saves. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for
-# a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
-SAVE_BYTES_PER_S = 0.5e9
-
+SAVING = "saving checkpoints"
 OVERLAPPED = "communication behind computing"
+SLOWED = "computing slowed by communication"
+# Loss by the slowest rank for each doubling of nodes. Read: 8B on 8 and on 128 H100, 2.7 and 2.3 % (torchtitan); 1B to
+# 70B on 64 to 512, 2 to 5 % a doubling (llm-foundry).
+STRAGGLER_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -59,19 +55,16 @@ class Time:
     steps: int | None
     train_hours: float | None
     tokens_per_s_per_gpu: float | None  # useful tokens
-    save_s: float | None  # that one checkpoint holds training up
+    save: SaveTime | None
     exposed_all_reduce_s: float  # between nodes, in a step: what a Reduction Server could shorten
     assumptions: tuple[str, ...]
+    pace: float = 1.0  # by which parts are longer than without plan.calibrate_from
+    interval: Interval | None = None  # shares of step_s and train_hours that published runs took
 
-
-@dataclass(frozen=True)
-class Rates:
-    """FLOP/s that one GPU reaches."""
-
-    trained: float  # in the run's precision
-    frozen: float  # frozen parts of the model in the training step
-    fp32: float  # jobs that compute in fp32: encoding features, evaluation
-    peak: float  # nominal, of the run's precision
+    @property
+    def working_s(self) -> float:
+        """A step without its share of checkpoints."""
+        return sum(part.s for part in self.parts if not part.hidden and part.name != SAVING)
 
 
 def estimate_time(case: Scenario) -> Time:
@@ -89,7 +82,7 @@ def _after_first_steps(time: Time, before: Time, first: int) -> Time:
         return time
     if time.steps is not None and time.steps <= first:
         said = f"All {time.steps:,} steps are before train.powersgd.start_step {first:,}: no gradient is compressed."
-        return replace(before, save_s=time.save_s, assumptions=(*before.assumptions, said))
+        return replace(before, save=time.save, assumptions=(*before.assumptions, said))
     said = (
         f"PowerSGD begins after {first:,} steps, which take {before.step_s:.3g} s each. What it computes is not in the "
         "time of a step, and nothing hides what it sends: torch's hook waits for the GPU in each bucket."
@@ -109,7 +102,8 @@ def _time_of_steps(case: Scenario) -> Time:
     work = work_of(case)
     flops = sequence_flops(config, shape, load, cached=case.cached)
     rank_sequences = work.micro_steps * work.micro_batch_size
-    compute_s = rank_sequences * compute_seconds(flops, shape, layout, rates) / kernel_speedup(case)
+    moved = moved_bytes(config, shape, load, flops, rates, cached=case.cached)
+    compute_s = rank_sequences * compute_seconds(flops, moved, config, shape, layout, rates)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - flops.forward / flops.total)
     behind = Hiding.of(
@@ -121,20 +115,34 @@ def _time_of_steps(case: Scenario) -> Time:
     )
     exposed = exposed_communication(transfers, case.machine, case.gpu, behind)
     hidden_s = sum(by_name(transfers, case.machine, case.gpu).values()) - sum(each.s for each in exposed)
-    saved_bytes = checkpoint_bytes(shape.trainable_parameters, config.train, layout.replicas)
-    save_s = config.plan.checkpoint_save_s or saved_bytes / layout.nodes / SAVE_BYTES_PER_S
-
+    slowed_s = slowed_seconds(transfers, exposed, case.machine, case.gpu)
     parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
+    if slowed_s > 0:
+        parts.append(TimePart(SLOWED, slowed_s))
+    if load.images_per_sequence:
+        parts.append(TimePart("decoding images, and uneven ranks", IMAGE_SHARE * (compute_s + slowed_s)))
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
+    copying_s = work.micro_steps * activation_copies_s(case, work)
+    waiting_s = max(0.0, copying_s - (compute_s - backward_s)) + max(0.0, copying_s - backward_s)
+    if waiting_s:
+        parts.append(TimePart("waiting for offloaded activations", waiting_s))
     updating = update_times(case, micro_steps=work.micro_steps)
     parts += [TimePart(name, spent_s) for name, spent_s in updating.items()]
+    if layout.nodes > 1:
+        lost = STRAGGLER_SHARE * math.log2(layout.nodes)
+        parts.append(TimePart("waiting for the slowest rank", lost * sum(part.s for part in parts)))
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
-    parts.append(TimePart("saving checkpoints", save_s / config.train.checkpoint_every_steps))
+    calibration = _calibration(case)
+    parts = [replace(part, s=part.s * calibration.pace) for part in parts]
+    save, every_steps = save_time(case), config.train.checkpoint_every_steps
+    parts.append(TimePart(SAVING, save.in_a_step(sum(part.s for part in parts), every_steps)))
     step_s = sum(part.s for part in parts)
     if hidden_s > 0:
         parts.append(TimePart(OVERLAPPED, hidden_s, hidden=True))
+    if copying_s:
+        parts.append(TimePart("copies of activations behind computing", 2 * copying_s - waiting_s, hidden=True))
 
     sequences = load.sequences_per_step
     useful = sequences * model_flops_per_sequence(
@@ -153,16 +161,32 @@ def _time_of_steps(case: Scenario) -> Time:
         steps=load.steps,
         train_hours=None if load.steps is None else load.steps * step_s / 3600,
         tokens_per_s_per_gpu=sequences * load.useful_tokens_per_sequence / step_s / layout.world_size,
-        save_s=save_s,
+        save=save,
         exposed_all_reduce_s=sum(each.s for each in exposed if each.between_nodes and each.all_reduce),
         assumptions=(
             *assumptions,
+            *([calibration.origin] if calibration.origin else []),
             *kernel_sentences(case),
-            *_sentences(config, layout, save_s),
+            *_sentences(config, layout, load),
+            *save_sentences(case, save),
             *update_sentences(case),
             load.origin,
         ),
+        pace=calibration.pace,
+        interval=interval_of(case, measured=bool(calibration.accelerator_type or config.plan.efficiency)),
     )
+
+
+def _calibration(case: Scenario) -> Calibration:
+    """What plan.calibrate_from measured; a pace of 1 without it, and on other GPUs than it ran on."""
+    uri = case.config.plan.calibrate_from
+    if not uri:
+        return Calibration(1.0, "", "")
+    found, wanted = calibration_of(uri), case.config.cluster.accelerator_type
+    if found.accelerator_type != wanted:
+        ran_on = found.accelerator_type or "CPUs"
+        return Calibration(1.0, "", f"Not calibrated: {uri} (plan.calibrate_from) ran on {ran_on}, this is {wanted}.")
+    return found
 
 
 def work_of(case: Scenario) -> Work:
@@ -191,60 +215,7 @@ def work_of(case: Scenario) -> Work:
     )
 
 
-def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, cached: bool) -> tuple[Rates, list[str]]:
-    """The rates to compute with, and their assumptions as sentences."""
-    said = []
-    fp32 = gpu.fp32_tflops * 1e12
-    peak = fp32
-    if config.train.compute_type == "bf16" and gpu.bf16_tflops is None:
-        said.append(f"{gpu.accelerator_type} has no bf16 units: bf16 is taken as no faster than fp32.")
-    elif config.train.precision == "fp16" and gpu.bf16_tflops is None:
-        said.append(f"The catalogue has no fp16 rate of {gpu.accelerator_type}: fp16 is taken as no faster than fp32.")
-    elif config.train.precision != "fp32":
-        assert gpu.bf16_tflops is not None  # fp16 has the rate of bf16 on GPUs that have both
-        peak = gpu.bf16_tflops * 1e12
-    efficiency = config.plan.efficiency
-    if efficiency:
-        said.append(f"Computing reaches {efficiency:.0%} of the peak (plan.efficiency).")
-    else:
-        efficiency = ASSUMED_EFFICIENCY
-        text = f"Computing is taken to reach {efficiency:.0%} of the GPU's peak; published runs on A100 and H100 "
-        text += "reach 30-48 %."
-        if gpu.accelerator_type not in GPUS_WITH_PUBLISHED_EFFICIENCY:
-            text += f" None is known for {gpu.accelerator_type}."
-        said.append(f"{text} Set plan.efficiency to what a run of yours measured.")
-    frozen = peak
-    computes_frozen = shape.left_whole - ({"tower"} if cached else set())
-    leaves_fp32 = layout.strategy in SHARDED_BY_FSDP and not config.train.has_bf16_weights
-    if leaves_fp32 and peak > fp32 and computes_frozen:
-        frozen = fp32
-        said.append("Frozen parts stay fp32, so they compute at the fp32 rate.")
-    return Rates(peak * efficiency, frozen * efficiency, fp32 * efficiency, peak), said
-
-
-def compute_seconds(flops: SequenceFlops, shape: ModelShape, layout: Layout, rates: Rates) -> float:
-    """One rank's time for one packed sequence; in a pipeline, that of the slowest stage.
-
-    Tensor parallelism shards all but the projector and one of each adapter's matrices; context parallelism all but the
-    tower and the projector.
-    """
-    language_rate = rates.frozen if "language_layers" in shape.left_whole else rates.trained
-    tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
-    projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
-    whole = flops.tower.total / tower_rate / layout.tensor_parallel + flops.projector.total / projector_rate
-    layers = (flops.language_layers.total + flops.attention.total) / language_rate / layout.tensor_parallel
-    layers += shape.of_tensor_rank("adapters", flops.adapters.total, layout.tensor_parallel) / rates.trained
-    head = flops.head.total / language_rate / layout.tensor_parallel
-    layers, head = layers / layout.context_parallel, head / layout.context_parallel
-    one_layer = layers / shape.language.layers
-    stages = stages_of(shape.language.layers, layout.stages, flops, image_layers=shape.image_layers)
-    return max(
-        whole * stage.is_first + one_layer * len(stage.layers) + head * stage.is_last
-        for stage in by_rank(stages, layout)
-    )
-
-
-def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
+def _sentences(config: RunConfig, layout: Layout, load: Workload) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.quantizes_base:
         said.append("Not counted: dequantizing 4-bit weights in each pass. Steps take longer than planned.")
@@ -253,12 +224,10 @@ def _sentences(config: RunConfig, layout: Layout, save_s: float) -> list[str]:
             f"Each of the {layout.context_parallel} ranks that share sequences runs the vision encoder, where it runs, "
             "and the projector for all of their images. Labels are taken as spread evenly over a sequence."
         )
-    if config.plan.checkpoint_save_s:
-        said.append(f"A checkpoint holds training up for {save_s:.0f} s (plan.checkpoint_save_s).")
-    else:
+    if load.images_per_sequence:
         said.append(
-            f"A checkpoint holds training up for {save_s:.0f} s: a node is taken to save "
-            f"{SAVE_BYTES_PER_S / 1e9:g} GB/s. Set plan.checkpoint_save_s to what a run of yours measured."
+            f"Computing with images is taken to last {IMAGE_SHARE:.0%} longer than text of the same arithmetic, as in "
+            "published runs (LLaVA-1.5, lmms-engine); nobody has measured packed sequences of equal budgets."
         )
     if layout.world_size > 1:
         said.append(

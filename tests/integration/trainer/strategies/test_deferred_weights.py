@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.support.short_form import chosen
-from tests.support.trainer.runs import losses, make_run, train_runs
+from tests.support.drivers.weigh_start import MARK
+from tests.support.short_form import WHOLE, chosen
+from tests.support.trainer.runs import losses, make_run, run_ranks, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.job import JobConfig, defers_weights
 from trainer.config.model import LoraConfig
@@ -21,9 +23,9 @@ from trainer.storage import open_storage
 
 TEXT = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 # fsdp and tp run on stored weights in test_lora.py too; of the pipelines, one whose ranks have two stages each.
-RUNS = {name: strategy_changes(name) for name in ("fsdp", "tp", "pp")}
+RUNS = {name: strategy_changes(name) for name in ("fsdp", "tp", "pp", "zero3")}
 RUNS["pp interleaved"] = RUNS["pp"] | {"train.virtual_stages": 2}
-CHOSEN = chosen(RUNS, lambda name: name in ("fsdp", "pp interleaved"))
+CHOSEN = chosen(RUNS, lambda name: name in ("fsdp", "pp interleaved", "zero3"))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,24 @@ def test_losses_equal_those_of_a_model_that_was_built_whole(name: str, runs: dic
     assert defers_weights(runs[name].model, runs[name].train)
     assert not defers_weights(runs["one"].model, runs["one"].train)
     assert losses(runs[name]) == pytest.approx(losses(runs["one"]), rel=1e-5)
+
+
+def test_no_rank_holds_the_whole_model_at_the_start(tmp_path: Path, base: Path) -> None:
+    """Of a frozen language model, two ranks hold half each, and one part of it whole; zero2 holds all of it."""
+    frozen = {"model.freeze": ["tower", "language_model"], "features.cache": "off"}
+    stored = {"model.language_model": {"weights": str(base)}, "model.tower.config.num_hidden_layers": 1}
+    strategies: dict[str, dict[str, Any]] = {"zero3": {}, "zero2": {}}
+    strategies |= {"fsdp": {"train.shard_frozen_weights": True}} if WHOLE else {}
+    jobs = [
+        make_run(tmp_path, name, {**stored, **frozen, "train.strategy": name, **changes}, features="off")
+        for name, changes in strategies.items()
+    ]
+    configs = [f"{job.run.run_uri}/run.json" for job in jobs]
+    printed = run_ranks("tests.support.drivers.weigh_start", ["--configs", *configs], processes=2)
+    found = json.loads(next(line for line in printed.splitlines() if line.startswith(MARK)).removeprefix(MARK))
+    held = {name: weighed["peak"] / (4 * weighed["parameters"]) for name, weighed in found.items()}
+    assert held.pop("zero2") > 1, "the measure sees a model that is built whole"
+    assert max(held.values()) < 0.95
 
 
 def test_a_filled_model_is_the_built_one(runs: dict[str, JobConfig]) -> None:

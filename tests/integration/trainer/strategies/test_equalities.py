@@ -43,11 +43,10 @@ ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 # The short form leaves out what shares its code with one of these, or has a test of its own: test_tensor_parallel.py,
 # test_pipeline_parallel.py and test_world_sizes.py.
 STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "hsdp", "zero2", "zero3"))
-# The others share their code with one of these; those with True have selective checkpointing too, which zero3 refuses.
-THOROUGH = chosen({"ddp": True, "fsdp": True, "zero2": True, "zero3": False}, lambda name: name in ("fsdp", "zero3"))
+# The others share their code with one of these.
+THOROUGH = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "zero3")), lambda name: name in ("fsdp", "zero3"))
 # What each format of checkpoints restores; of DDP's, over more ranks: test_exact_resume.py.
 RESUMED = chosen(STRATEGIES, lambda name: name in ("fsdp", "zero2", "zero3"))
-SELECTIVE = [name for name, takes_it in THOROUGH.items() if takes_it]
 # Rows and features reach every engine by the same loader.
 READING = chosen(THOROUGH, lambda name: name == "fsdp")
 # How they are compiled: all strategies that train.compile takes.
@@ -64,6 +63,11 @@ COMPILED: dict[str, dict[str, Any]] = chosen(
     },
     lambda name: name == "fsdp",
 )
+RECOMPUTING: dict[str, dict[str, Any]] = {
+    "full": {"train.activation_checkpointing": "full"},
+    "selective": {"train.activation_checkpointing": "selective"},
+    "offloaded": {"train.activation_checkpointing": "full", "train.activation_offloading": True},
+}
 KINDS = ("bf16", "fp16") if WHOLE else ("bf16",)  # of compressed gradients
 MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
 
@@ -191,15 +195,13 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
     if strategy not in THOROUGH:
         return jobs
     changes: dict[str, dict[str, Any]] = {
-        "checkpointing": {**base, "train.activation_checkpointing": "full"},
+        **{kind: base | recomputing for kind, recomputing in RECOMPUTING.items()},
         "bf16": {**base, "train.precision": "bf16"},
     }
     if strategy in READING:
         whole = {**base, "train.global_batch_size": WHOLE_SET_ROWS, "train.micro_batch_size": 8}
         changes |= {"packed": whole, "unpacked": {**whole, "data.pack": False}}
         jobs["online"] = make_run(root, f"{strategy}-online", base, features="off")
-    if strategy in SELECTIVE:
-        changes["selective"] = {**base, "train.activation_checkpointing": "selective"}
     if WHOLE:
         changes["fp16"] = {**base, "train.precision": "fp16"}
     jobs |= {name: make_run(root, f"{strategy}-{name}", change) for name, change in changes.items()}
@@ -287,11 +289,10 @@ def test_packed_equals_unpacked(strategy: str, runs_of: Callable[[str], Runs]) -
 
 
 @pytest.mark.parametrize("strategy", THOROUGH)
-def test_activation_checkpointing_changes_no_number(strategy: str, runs_of: Callable[[str], Runs]) -> None:
+def test_activation_checkpointing_and_offloading_change_no_bit(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
-    assert losses(runs["checkpointing"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
-    if strategy in SELECTIVE:
-        assert losses(runs["selective"]) == pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
+    for kind in RECOMPUTING:
+        assert losses(runs[kind]) == losses(runs["accumulated"]), kind
 
 
 @pytest.mark.parametrize("strategy", COMPILED)

@@ -29,20 +29,31 @@ from trainer.setup import require_divisible
 from trainer.strategies.tensor_parallel.plan import require_shardable
 
 PROCESSES = 4
-WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp", "tp bf16 checkpointing"))
+WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp", "tp selective", "tp bf16 checkpointing"))
+LESS = chosen(  # cases with selective checkpointing, and those that hold more without it
+    {"tp selective": "tp", "tp shared tokens selective": "tp shared tokens", "tp adapters selective": "tp adapters"},
+    WEIGHED.__contains__,
+)
 ALONE = chosen(SPLIT_CASES, lambda name: name == "tp bf16 one pass")  # on two processes: one copy of the model
 ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "model.freeze": ["tower"]}
 SHARED = {"train.sequence_parallel": True}
+IN_HOST = {"train.activation_checkpointing": "full", "train.activation_offloading": True}
+SELECTIVE = {"train.activation_checkpointing": "selective"}
 # What else is trained: changes of the run file, and the run of one process that it equals.
 OTHERS: dict[str, tuple[dict[str, Any], str]] = chosen(
     {
         "adapters": (ADAPTED, "reference adapters"),
         "shared tokens": (SHARED, "reference"),
         "shared tokens checkpointing": (SHARED | {"train.activation_checkpointing": "full"}, "reference"),
+        "selective": (SELECTIVE, "reference"),
+        "activations offloaded": (SHARED | IN_HOST, "reference"),
+        "selective adapters": (SELECTIVE | ADAPTED, "reference adapters"),
+        "shared tokens selective": (SHARED | SELECTIVE, "reference"),
+        "shared tokens selective adapters": (SHARED | SELECTIVE | ADAPTED, "reference adapters"),
         "shared tokens adapters": (SHARED | ADAPTED, "reference adapters"),
         "shared tokens unpacked": (SHARED | {"data.pack": False}, "reference unpacked"),
     },
-    lambda name: name == "shared tokens checkpointing",
+    lambda name: name in ("shared tokens checkpointing", "shared tokens selective"),
 )
 UNPACKED = {"data.pack": False} if any("unpacked" in name for name in OTHERS) else None
 # From one layout to another, and the run of one process that the whole equals.
@@ -146,6 +157,11 @@ def test_a_rank_holds_what_the_planner_says(processes: int, name: str, measured:
     for part in ("weights", "gradients", "optimizer"):
         assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
     assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)
+
+
+@pytest.mark.parametrize("name", LESS)
+def test_selective_checkpointing_holds_less(name: str, measured: dict[tuple[int, str], Any]) -> None:
+    assert measured[PROCESSES, name]["peak"] < 0.9 * measured[PROCESSES, LESS[name]]["peak"]
 
 
 @pytest.mark.parametrize("run", MOVES)

@@ -28,7 +28,7 @@ from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 
-SPOT_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
+SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 FALLBACK = (
     "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 600s}, {scheduling_strategy: "
     "flex_start, wait: 1200s}, {scheduling_strategy: standard, wait: 0s}]"

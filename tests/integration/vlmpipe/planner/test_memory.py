@@ -18,10 +18,12 @@ PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
     "ddp", "ddp bf16", "fsdp bf16 loss in chunks", "fsdp adapters bf16", "zero1 bf16", "zero2 bf16", "zero2 adapters",
-    "zero2 offload", "zero3", "qwen3_vl fsdp context parallel bf16",
+    "zero2 offload", "zero3", "zero3 selective", "qwen3_vl fsdp context parallel bf16",
+    "ddp activations offloaded", "fsdp nf4 bf16 selective", "fsdp 8-bit",
     "fsdp frozen in front bf16", "qwen2_5_vl zero2 bf16 checkpointing", "smolvlm_tiles fsdp online",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
+LESS = {f"{name} selective": name for name in OF_ONE_NODE if f"{name} selective" in OF_ONE_NODE}
 OF_TWO_NODES = chosen(HYBRID_CASES, lambda name: name == "hsdp")
 TOGETHER = 40
 
@@ -60,6 +62,11 @@ def test_counted_parts_and_the_peak_are_what_a_real_run_holds(name: str, measure
     _compare(CASES[name], PROCESSES, measured.of(name))
 
 
+@pytest.mark.parametrize("name", LESS)
+def test_selective_checkpointing_holds_less(name: str, measured: Measured) -> None:
+    assert measured.of(name)["peak"] < 0.9 * measured.of(LESS[name])["peak"]
+
+
 @pytest.mark.parametrize("name", OF_TWO_NODES)
 def test_hybrid_sharding_holds_what_is_said(name: str, measured_on_two_nodes: Measured) -> None:
     _compare(HYBRID_CASES[name], 2 * PROCESSES, measured_on_two_nodes.of(name))
@@ -67,10 +74,11 @@ def test_hybrid_sharding_holds_what_is_said(name: str, measured_on_two_nodes: Me
 
 def _compare(case: Case, processes: int, found: dict[str, int]) -> None:
     expected = predicted(case, processes)
-    for part in ("weights", "bf16_weights", "optimizer", "gradients", "node_weights"):
+    for part in ("weights", "bf16_weights", "quantized", "optimizer", "gradients", "node_weights"):
         if found[part]:  # offloaded, DeepSpeed's gradients are in no one place
             assert expected[part] == pytest.approx(found[part], rel=COUNTED), part
     assert bool(found["bf16_weights"]) == bool(expected["bf16_weights"])
+    assert bool(found["quantized"]) == bool(expected["quantized"])
     assert bool(found["node_weights"]) == bool(expected["node_weights"])
     assert expected["on_disk"] == pytest.approx(found["on_disk"], rel=COUNTED)
     assert bool(expected["on_disk"]) == ("train.nvme_path" in case.changes)

@@ -154,7 +154,7 @@ def refusal_on_kubeflow(config: RunConfig, **inputs: Any) -> str:
 
 def on_vertex(tmp_path: Path, *overrides: str) -> RunConfig:
     return load_run_file(
-        ROOT / "configs/llava-7b-zero2-spot.yaml",
+        ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml",
         [f"output.root_uri={tmp_path}", "gcp.pipeline_root=gs://bucket/folder", *overrides],
     )
 

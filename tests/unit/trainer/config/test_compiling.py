@@ -45,6 +45,7 @@ def choice(
         ({"gcc": False}, "off"),
         ({"nf4": True}, "off"),
         ({"strategy": "zero3"}, "off"),
+        ({"activation_checkpointing": "full", "activation_offloading": True}, "off"),
         ({"parameters": 7 * B, "tokens": 8192, "float8": "tensorwise"}, "on"),
         ({"on_gpu": False, "float8": "tensorwise"}, "off"),  # emulated
     ],
@@ -78,6 +79,7 @@ def test_every_strategy_compiles_or_says_which_do(strategy: str) -> None:
         ({"precision": "fp32"}, "use bf16"),
         ({"precision": "bf16-autocast"}, "use bf16"),
         ({"compile": "off"}, "leave compile at auto"),
+        ({"activation_checkpointing": "full", "activation_offloading": True}, "leave activation_offloading out"),
     ],
 )
 def test_float8_is_refused_with_what_works(changes: dict[str, Any], said: str) -> None:

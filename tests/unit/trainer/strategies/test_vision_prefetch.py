@@ -29,7 +29,7 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.model_architecture import architecture
 
 CPU = torch.device("cpu")
-RUN_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
+RUN_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
 
 

@@ -294,7 +294,7 @@ def test_completion_can_be_installed(vlmpipe: Vlmpipe) -> None:
 
 
 def test_plan_shows_the_pools_and_marks_unknown_values(vlmpipe: Vlmpipe) -> None:
-    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "plan.samples=0")
+    answer = vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", "plan.samples=0")
     assert answer.code == 0
     pools = [line.split() for line in answer.out.splitlines() if "a2-ultragpu-8g" in line or "n1-highcpu-16" in line]
     assert ["2", "Reduction", "Server", "13", "x", "n1-highcpu-16", "–", "–"] in pools
@@ -302,7 +302,7 @@ def test_plan_shows_the_pools_and_marks_unknown_values(vlmpipe: Vlmpipe) -> None
 
 
 def test_plan_of_a_local_run_has_no_prices(vlmpipe: Vlmpipe) -> None:
-    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "--target", "local")
+    answer = vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", "--target", "local")
     assert answer.code == 0 and "training " in answer.out
     assert "$" not in answer.out and "cost" not in answer.out.lower() and "price" not in answer.out
     plan = vlmpipe("plan", "configs/digits.yaml", "--target", "local", "--json").json
@@ -312,7 +312,7 @@ def test_plan_of_a_local_run_has_no_prices(vlmpipe: Vlmpipe) -> None:
 
 
 def test_a_red_plan_ends_with_64_and_names_settings_that_fit(vlmpipe: Vlmpipe) -> None:
-    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "train.strategy=ddp", "--json")
+    answer = vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", "train.strategy=ddp", "--json")
     plan = json.loads(answer.out)
     assert (answer.code, plan["state"]) == (64, "red")
     assert {"train.strategy": "zero2"} in [setting["change"] for setting in plan["memory"]["nearest"]]
@@ -320,7 +320,7 @@ def test_a_red_plan_ends_with_64_and_names_settings_that_fit(vlmpipe: Vlmpipe) -
 
 @only_whole
 def test_suggestions_keep_to_the_bound_and_can_be_planned_as_printed(vlmpipe: Vlmpipe) -> None:
-    answer = vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", "--suggest", "under:1200", "--json")
+    answer = vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", "--suggest", "under:1200", "--json")
     suggestions = json.loads(answer.out)["suggestions"]
     assert suggestions and all(one["usd"] <= 1200 for one in suggestions)
     assert [one["hours"] for one in suggestions] == sorted(one["hours"] for one in suggestions)
@@ -328,7 +328,7 @@ def test_suggestions_keep_to_the_bound_and_can_be_planned_as_printed(vlmpipe: Vl
     assert {"pp", "tp"} <= strategies  # more GPUs than a step has rows
     for one in suggestions:
         change = [f"{field}={json.dumps(value)}" for field, value in one["change"].items()]
-        plan = json.loads(vlmpipe("plan", "configs/llava-7b-zero2-spot.yaml", *change, "--json").out)
+        plan = json.loads(vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", *change, "--json").out)
         assert plan["memory"]["fits"] and plan["memory"]["total_bytes"] / 2**30 == pytest.approx(one["memory_gib"])
         assert plan["time"]["step_s"] == pytest.approx(one["step_s"])
         assert plan["cost"]["usd"] == pytest.approx(one["usd"])

@@ -35,7 +35,7 @@ def test_shipped_run_files_are_valid_and_complete_for_vertex(path: Path) -> None
 
 
 def test_the_spot_run_file_has_reducers_for_the_bandwidth_of_its_nodes() -> None:
-    cluster = load_run_file(ROOT / "configs" / "llava-7b-zero2-spot.yaml").cluster
+    cluster = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml").cluster
     node_gbps, reducer_gbps = 100, 32
     assert cluster.reduction_server
     assert cluster.reduction_server.replica_count == -(-cluster.replica_count * node_gbps // reducer_gbps)
@@ -111,12 +111,13 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"gate__min_scores": {"cider_d": 1}, "evaluate__cider_d": "off"}, "gate.min_scores.cider_d"),
         ({"train__global_batch_size": 6, "cluster__replica_count": 4}, "train.global_batch_size"),
         ({"train__micro_batch_size": 3}, "train"),
-        ({"train__strategy": "zero3", "train__activation_checkpointing": "selective"}, "train"),
+        ({"train__activation_offloading": True}, "train"),
         (
             {
-                "train__strategy": "tp",
-                "train__tensor_parallel": 2,
-                "train__activation_checkpointing": "selective",
+                "train__activation_offloading": True,
+                "train__activation_checkpointing": "full",
+                "train__strategy": "pp",
+                "train__pipeline_parallel": 2,
             },
             "train",
         ),

@@ -149,9 +149,9 @@ FALLBACK = "cluster.capacity_fallback=[{scheduling_strategy: spot}, {scheduling_
 @pytest.mark.parametrize(
     ("run_file", "overrides", "expected"),
     [
-        ("digits", [], {"cpus": 16}),  # two n1-standard-8
-        ("llava-7b-lora", [], {"preemptible_nvidia_a100_gpus": 8}),
-        ("llava-7b-zero2-spot", [FALLBACK], {
+        ("configs/digits", [], {"cpus": 16}),  # two n1-standard-8
+        ("configs/llava-7b-lora", [], {"preemptible_nvidia_a100_gpus": 8}),
+        ("tests/fixtures/run_files/llava-7b-zero2-spot", [FALLBACK], {
             "preemptible_nvidia_a100_80gb_gpus": 32, "preemptible_cpus": 208,  # 13 reducers of 16
             "nvidia_a100_80gb_gpus": 32, "cpus": 208,
         }),
@@ -160,5 +160,5 @@ FALLBACK = "cluster.capacity_fallback=[{scheduling_strategy: spot}, {scheduling_
 def test_a_runs_quotas_are_those_of_its_largest_job_for_each_capacity_option(
     run_file: str, overrides: list[str], expected: dict[str, int]
 ) -> None:
-    found = quotas(load_run_file(ROOT / "configs" / f"{run_file}.yaml", overrides))
+    found = quotas(load_run_file(ROOT / f"{run_file}.yaml", overrides))
     assert found == {f"custom_model_training_{name}": count for name, count in expected.items()}

@@ -118,7 +118,8 @@ def test_the_jobs_of_a_shipped_run_file_have_no_error(path: Path) -> None:
 
 
 def test_a_run_file_with_several_wrong_settings_gets_all_of_them_in_one_error() -> None:
-    overrides = ["cluster.accelerator_count=4", "gcp.location=europe-west12"]
+    several = ["cluster.replica_count=2", "cluster.restart_job_on_worker_restart=true"]
+    overrides = ["cluster.accelerator_count=4", "gcp.location=europe-west12", *several]
     config = load_run_file(ROOT / "configs/llava-13b-fsdp.yaml", overrides)
     with pytest.raises(ConfigError) as caught:
         check_jobs(config, "gs://example-bucket/runs/r1")
@@ -179,7 +180,9 @@ def test_the_comparable_gpu_machine_has_at_least_the_memory(machine: str, expect
 
 
 def test_too_few_reducers_are_answered_with_the_sufficient_number() -> None:
-    config = load_run_file(ROOT / "configs/llava-7b-zero2-spot.yaml", ["cluster.reduction_server.replica_count=2"])
+    config = load_run_file(
+        ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", ["cluster.reduction_server.replica_count=2"]
+    )
     (found,) = [one for one in job_violations(config, "train", "gs://b/r") if one.code == "VP215"]
     assert (found.severity, found.found) == ("warning", "2 reducers, 64 Gbit/s in total")
     assert (found.expected, found.fix) == ("at least the 400 Gbit/s of the 4 nodes", "write replica_count: 13")

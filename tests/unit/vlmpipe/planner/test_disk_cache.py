@@ -229,7 +229,7 @@ def test_the_second_plan_needs_neither_torch_nor_transformers(tmp_path: Path) ->
         "import json, sys\n"
         "from vlmpipe.config.run_config import load_run_file\n"
         "from vlmpipe.planner.plan import plan_run\n"
-        f"plan = plan_run(load_run_file({str(ROOT / 'configs/llava-7b-zero2-spot.yaml')!r}, ()))\n"
+        f"plan = plan_run(load_run_file({str(ROOT / 'tests/fixtures/run_files/llava-7b-zero2-spot.yaml')!r}, ()))\n"
         "heavy = [name for name in ('torch', 'transformers') if name in sys.modules]\n"
         "print(json.dumps([heavy, plan.memory.total_bytes, plan.cost.usd]))"
     )

@@ -28,9 +28,9 @@ from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB, fullest, training_phases
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
-from vlmpipe.planner.plan import Plan, plan_run
+from vlmpipe.planner.plan import Plan, described_machine, plan_run
 
-SEVEN_B = ROOT / "configs/llava-7b-zero2-spot.yaml"
+SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 
 
 def planned(*overrides: str) -> Plan:
@@ -51,6 +51,18 @@ def test_a_complete_plan_of_a_spot_run_is_green_and_has_a_price(plan: Plan) -> N
     assert plan.state == "green"
     assert plan.cost is not None and plan.cost.usd is not None and plan.cost.usd > 0
     assert plan.memory is not None and plan.memory.fits
+
+
+def test_a_described_machine_takes_the_place_of_the_catalogues() -> None:
+    catalog = load_catalog()
+    fast = described_machine(load_run_file(SEVEN_B, ["plan.machine.nic_gbps=3200"]), catalog)
+    own = {"cluster.machine_type": "dgx", "plan.machine.nic_gbps": 3200, "plan.machine.memory_gib": 2048}
+    known = load_run_file(SEVEN_B, [f"{name}={value}" for name, value in own.items()])
+    unknown = load_run_file(SEVEN_B, ["cluster.machine_type=dgx", "plan.machine.nic_gbps=3200"])
+    assert fast is not None and (fast.nic_gbps, fast.memory_gib) == (3200, 1360)
+    found = described_machine(known, catalog)
+    assert found is not None and (found.machine_type, found.nic_gbps, found.memory_gib) == ("dgx", 3200, 2048)
+    assert described_machine(unknown, catalog) is None
 
 
 def test_a_job_that_the_run_leaves_out_is_not_among_its_machines(plan: Plan) -> None:

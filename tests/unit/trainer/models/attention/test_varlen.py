@@ -35,6 +35,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from tests.support.trainer.memory_cases import Case
 from trainer.models.attention import kernels as attention_kernels
+from trainer.models.attention import sample_groups
 from trainer.models.attention.block_mask import block_diagonal_mask, mask_of
 from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, Kernel, VarlenArgs, is_right
@@ -98,7 +99,7 @@ def with_gradients(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     """Each of those that run here, in queries of a few tokens at a time. Samples of up to 6 tokens share calls."""
     monkeypatch.setattr(attention_kernels, "MAX_SCORES", 4 * HEADS * TOKENS)
-    monkeypatch.setattr(attention_kernels, "MAX_JOINED", 6 * HEADS * HEAD_DIM)
+    monkeypatch.setattr(sample_groups, "MAX_JOINED", 6 * HEADS * HEAD_DIM)
     monkeypatch.setattr("trainer.models.attention.varlen.kernel_for", lambda *_: KERNELS[request.param])
     yield KERNELS[request.param]
 

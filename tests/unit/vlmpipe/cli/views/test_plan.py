@@ -38,9 +38,12 @@ def line_with(text: str, start: str) -> str:
 
 
 def test_a_green_plan_answers_in_its_first_two_lines() -> None:
-    first, second = printed(make_plan()).splitlines()[:2]
-    assert first.split() == ["✓", "green", "planned"]
-    assert second == ("Fits: 60.0 of 80.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 spare; training 10.0 h; $810 on spot.")
+    text = printed(make_plan())
+    assert text.splitlines()[0].split() == ["✓", "green", "planned"]
+    assert (
+        "Fits: 60.0 of 80.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 spare; training 10.0 h (9.0 to 12.0 h); "
+        "$810 ($729 to $972) on spot."
+    ) in " ".join(text.split())
 
 
 def test_time_is_split_into_binding_and_hidden_parts() -> None:
@@ -56,7 +59,7 @@ def test_terms_stand_side_by_side_and_the_run_files_is_marked() -> None:
     assert line_with(text, "cost") == "cost standard spot ◂ run file flex_start"
     assert line_with(text, "whole run") == "whole run $1,620 $810 –"
     assert "train $1,600, 10.0 h $800, 10.0 h –" in [" ".join(line.split()) for line in text.splitlines()]
-    assert line_with(text, "lost to preemptions") == "lost to preemptions none expected 2.0 h –"
+    assert line_with(text, "lost to interruptions") == "lost to interruptions none expected 2.0 h –"
     assert "flex_start is not possible: flex_start needs the same machine in all pools." in text
     assert "Storage: 240 GB, $4.80 a month. Schedule: 4.0 runs a month, $3,240." in text
     assert "a checkpoint every 450 steps (15 min): train.checkpoint_every_steps" in " ".join(text.split())
@@ -76,7 +79,7 @@ def test_unknown_values_have_a_reason() -> None:
     assert "2.00 s a step, training hours unknown; cost unknown." in text
     assert "number of steps unknown" in text
     assert line_with(text, "whole run") == "whole run unknown unknown –"
-    assert line_with(text, "lost to preemptions") == "lost to preemptions unknown unknown –"
+    assert line_with(text, "lost to interruptions") == "lost to interruptions unknown unknown –"
     assert "No price is known for: a3-megagpu-8g in us-central1, spot." in text
     assert "Storage: 240 GB, unknown a month. Schedule: 4.0 runs a month, unknown." in text
     assert "$0" not in text

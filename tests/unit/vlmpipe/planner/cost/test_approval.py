@@ -19,7 +19,7 @@ PLAN = Spending("llava", "green", (), 412.0, 11.25, "4 x a2-ultragpu-8g", "spot"
 RED = dataclasses.replace(PLAN, state="red", errors=("VP101 machine_type: no such machine", "memory: 12 GiB too much"))
 UNKNOWN = dataclasses.replace(PLAN, usd=None, hours=None, unknown="no price of a4x-highgpu-4g")
 
-CONFIG = load_run_file(ROOT / "configs" / "llava-7b-zero2-spot.yaml")
+CONFIG = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
 
 
 class Person:

@@ -23,7 +23,7 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import Plan
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.feature_cache import advise
-from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_preemptions_s, young_daly_s
+from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
 
@@ -41,7 +41,7 @@ def estimated(prices: Any = None, *, node: Any = None, **run: Any) -> tuple[Cost
 
 
 def test_training_costs_its_hours_times_its_nodes() -> None:
-    cost, time = estimated(cluster__replica_count=2)
+    cost, time = estimated(cluster__replica_count=2, plan__failures_per_gpu_hour=0)
     train = next(step for step in cost.steps if step.job == "train")
     assert (train.replicas, train.hours) == (2, time.train_hours)
     assert train.usd == pytest.approx(2 * NODE_USD * time.train_hours)
@@ -54,6 +54,12 @@ def test_the_run_is_the_sum_of_its_jobs() -> None:
     assert all(step.hours and step.hours > 0 for step in cost.steps)
 
 
+def test_a_price_in_the_run_file_is_that_of_a_machine_on_every_term() -> None:
+    cost, _ = estimated(plan__machine={"usd_per_hour": 10.0})
+    (hourly,) = {step.usd_per_hour for term in cost.by_term.values() for step in term.steps}
+    assert hourly == pytest.approx(10 + 100 * 0.17 / HOURS_PER_MONTH)
+
+
 def test_a_job_that_does_not_run_costs_nothing() -> None:
     assert [step.job for step in estimated(features__cache="off")[0].steps] == ["train", "evaluate"]
 
@@ -64,7 +70,7 @@ def test_evaluation_on_more_nodes_takes_less_time() -> None:
 
 
 def test_terms_are_compared_side_by_side() -> None:
-    cost, time = estimated()
+    cost, time = estimated(plan__failures_per_gpu_hour=0)
     standard, spot, flex = (cost.by_term[name] for name in ("standard", "spot", "flex_start"))
     assert cost.usd == standard.usd
     assert standard.train_hours == flex.train_hours == time.train_hours
@@ -181,6 +187,24 @@ def test_storage_holds_checkpoints_the_export_and_features() -> None:
     assert off.storage_usd_per_month == pytest.approx(off.storage_bytes / 2**30 * 0.02)
 
 
+def test_spot_that_costs_more_than_standard_and_much_lost_time_are_doubts() -> None:
+    spot: dict[str, Any] = {"cluster__scheduling_strategy": "spot", "train__checkpoint_every_steps": 100}
+    assert estimated(**spot)[0].doubts(0.1) == []
+    often = estimated(**spot, plan__preemptions_per_node_hour=0.8)[0].doubts(0.1)
+    assert len(often) == 1 and "of training is lost to interruptions" in often[0]
+    dearer = estimated(**spot, plan__preemptions_per_node_hour=2)[0].doubts(0.1)
+    assert dearer[0].startswith("spot costs more than standard: $")
+
+
+def test_dollars_have_the_range_of_the_training_time() -> None:
+    cost, time = estimated()
+    train = next(step.usd for step in cost.steps if step.job == "train")
+    assert cost.usd_range is not None and time.interval is not None
+    low, high = cost.usd_range
+    assert low == pytest.approx(cost.usd - (1 - time.interval.low) * train)
+    assert high == pytest.approx(cost.usd + (time.interval.high - 1) * train)
+
+
 # The interval between checkpoints
 
 
@@ -188,10 +212,15 @@ def test_young_daly() -> None:
     assert young_daly_s(50, 36_000) == pytest.approx(math.sqrt(2 * 50 * 36_000))
 
 
-def test_more_nodes_are_preempted_more_often() -> None:
-    one, four = (mean_time_between_preemptions_s(run_config(cluster__replica_count=nodes)) for nodes in (1, 4))
-    assert one == pytest.approx(50 * 3600) and four == pytest.approx(one / 4)
-    assert mean_time_between_preemptions_s(run_config(plan__preemptions_per_node_hour=0)) == math.inf
+def test_more_gpus_fail_more_often_and_spot_nodes_are_preempted_besides() -> None:
+    def mtbf_hours(nodes: int, *, preemptible: bool, **plan: float) -> float:
+        config = run_config(cluster__replica_count=nodes, **{f"plan__{name}": rate for name, rate in plan.items()})
+        return mean_time_between_interruptions_s(config, preemptible=preemptible) / 3600
+
+    assert mtbf_hours(1, preemptible=False) == pytest.approx(50_000 / 8)
+    assert mtbf_hours(4, preemptible=False) == pytest.approx(50_000 / 32)
+    assert mtbf_hours(4, preemptible=True) == pytest.approx(1 / (32 / 50_000 + 4 * 0.02))
+    assert mtbf_hours(1, preemptible=True, failures_per_gpu_hour=0, preemptions_per_node_hour=0) == math.inf
 
 
 def test_expected_loss_by_hand() -> None:
@@ -199,14 +228,21 @@ def test_expected_loss_by_hand() -> None:
     lost = expected_loss(360_000, 36, 3600, 36_000, 360)
     assert lost is not None
     assert lost.saves_hours == pytest.approx(1)
-    assert lost.preemptions == pytest.approx(101 / (1 - 0.06) / 10)
-    assert lost.rework_hours == pytest.approx(0.5 * lost.preemptions)
-    assert lost.restarts_hours == pytest.approx(0.1 * lost.preemptions)
+    assert lost.interruptions == pytest.approx(101 / (1 - 0.06) / 10)
+    assert lost.rework_hours == pytest.approx(0.5 * lost.interruptions)
+    assert lost.restarts_hours == pytest.approx(0.1 * lost.interruptions)
 
 
-def test_no_preemptions_lose_only_saves() -> None:
+def test_without_interruptions_only_saves_are_lost() -> None:
     lost = expected_loss(360_000, 36, 3600, math.inf, 360)
     assert lost is not None and lost.total_hours == lost.saves_hours == pytest.approx(1)
+
+
+def test_work_since_a_checkpoint_that_is_still_written_is_lost_too() -> None:
+    written, writing = (expected_loss(360_000, 36, 3600, 36_000, 360, writes_s=s) for s in (0, 600))
+    assert written is not None and writing is not None
+    per_interruption = [lost.rework_hours / lost.interruptions for lost in (written, writing)]
+    assert per_interruption[1] - per_interruption[0] == pytest.approx(600 / 3600)
 
 
 def test_a_run_that_loses_more_than_it_computes_never_ends() -> None:
@@ -228,8 +264,11 @@ def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
     cost, time = estimated(
         cluster__scheduling_strategy="spot", cluster__replica_count=4, train__checkpoint_every_steps=10
     )
-    assert time.save_s is not None
-    assert cost.checkpoint_every_s == pytest.approx(math.sqrt(2 * time.save_s * 3600 / (4 * 0.02)))
+    assert time.save is not None
+    rate_per_s = (4 * 0.02 + 32 * 2e-5) / 3600
+    assert cost.checkpoint_every_s == pytest.approx(
+        max(time.save.writes_s, math.sqrt(2 * time.save.blocks_s / rate_per_s))
+    )
     assert cost.expected_lost_hours is not None and cost.least_lost_hours is not None
     assert cost.least_lost_hours < cost.expected_lost_hours
     best = estimated(

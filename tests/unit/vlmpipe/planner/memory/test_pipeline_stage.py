@@ -55,7 +55,8 @@ EIGHT_NODES = {
 def config_of(**changes: Any) -> RunConfig:
     fields = {**LLAMA_70B, **EIGHT_NODES, **{name.replace("__", "."): value for name, value in changes.items()}}
     return load_run_file(
-        ROOT / "configs/llava-7b-zero2-spot.yaml", [f"{name}={json.dumps(value)}" for name, value in fields.items()]
+        ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml",
+        [f"{name}={json.dumps(value)}" for name, value in fields.items()],
     )
 
 
@@ -78,12 +79,17 @@ def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies(tmp_path:
     assert sizes["gathered weights"] == pytest.approx(sizes["whole gradients"] / 2, rel=1e-6)  # bf16
 
 
-def test_zero3_holds_the_whole_model_at_the_start() -> None:
-    """A 70B in bf16 takes 130 GiB of an A100 before it is partitioned, whatever its shards take."""
-    changes = {"train__strategy": "zero3", "train__tensor_parallel": 1, "train__pipeline_parallel": 1}
-    found = memory(config_of(**changes, train__sequence_parallel=False))
-    assert found.moment == "start" and not found.fits
-    assert found.parts[0].name == "whole model" and found.parts[0].bytes > 130 * GIB
+def test_zero3_holds_no_whole_model_at_the_start(tmp_path: Path) -> None:
+    """As above; DeepSpeed alone would move the whole model, 130 GiB in bf16, to each A100 before it is partitioned."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B["model.language_model"]["config"]))
+    changes: dict[str, Any] = {"train__strategy": "zero3", "train__tensor_parallel": 1, "train__pipeline_parallel": 1}
+    changes |= {"train__sequence_parallel": False, "train__activation_checkpointing": "full"}
+    found = memory(config_of(**changes, model__language_model={"weights": str(tmp_path)}))
+    assert found.fits and found.start
+    slices = next(part.bytes for part in found.start.parts if part.name == "masters at the start")
+    assert slices == pytest.approx(8 * 4 * 70e9 / 64, rel=0.02)
+    random = memory(config_of(**changes))
+    assert random.total_bytes == found.total_bytes and random.start and not random.start.fits
 
 
 def test_one_copy_alone_does_not_hold_it() -> None:

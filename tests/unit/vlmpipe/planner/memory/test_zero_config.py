@@ -16,7 +16,7 @@ from vlmpipe.planner.memory.zero_config import ZeroSettings
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run
 
-RUN_FILE = ROOT / "configs/llava-7b-zero2-spot.yaml"
+RUN_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 GIVEN = 2_000_000_000  # so many that the moment that has them is the fullest
 
 

@@ -1,4 +1,4 @@
-"""Compiled layers and 8-bit floats make computing faster by published ratios, and nothing else."""
+"""Compiled layers move fewer bytes, 8-bit floats make products faster, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from tests.support.planner.configs import H100, LLAVA_7B, machine, run_config
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.time.kernels import COMPILED, FLOAT8
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
 
@@ -25,21 +24,26 @@ def computing(time: Time) -> float:
 
 
 @pytest.mark.parametrize(
-    ("changes", "factor", "said"),
+    ("changes", "least", "most", "said"),
     [
-        ({"train__compile": "on"}, COMPILED, "1.16 times"),
-        ({"train__compile": "auto"}, COMPILED, "1.16 times"),  # at most 4,096 tokens
-        ({"train__compile": "auto", "data__sequence_length": 8192, "train__float8": "rowwise"}, None, "23 % more"),
-        ({"train__compile": "auto", "train__float8": "tensorwise"}, COMPILED * FLOAT8["tensorwise"], "1.25 times"),
-        ({"train__compile": "auto", "train__float8": "rowwise"}, COMPILED * FLOAT8["rowwise"], "1.12 times"),
+        ({"train__compile": "on"}, 1.1, 1.4, "36% of the bytes"),
+        ({"train__compile": "auto"}, 1.1, 1.4, "36% of the bytes"),  # at most 4,096 tokens
+        ({"train__compile": "auto", "train__float8": "tensorwise"}, 1.5, 2.1, "1.76 times"),
+        ({"train__compile": "auto", "train__float8": "rowwise"}, 1.3, 1.7, "1.30 times"),
     ],
 )
-def test_computing_is_faster_by_the_published_ratio(changes: dict[str, Any], factor: float | None, said: str) -> None:
-    eager, faster = timed(), timed(**changes)
-    if factor:
-        assert computing(eager) / computing(faster) == pytest.approx(factor)
+def test_computing_is_faster_and_the_plan_says_what_it_takes(
+    changes: dict[str, Any], least: float, most: float, said: str
+) -> None:
+    eager, faster = timed(train__compile="off"), timed(**changes)
+    assert least < computing(eager) / computing(faster) < most
     assert any(said in sentence for sentence in faster.assumptions)
-    assert not any("1.16 times" in sentence for sentence in eager.assumptions)
+    assert not any(said in sentence for sentence in eager.assumptions)
+
+
+def test_rowwise_scales_take_memory_that_is_not_counted() -> None:
+    said = timed(train__compile="auto", train__float8="rowwise").assumptions
+    assert any("23 % more" in sentence for sentence in said)
 
 
 def test_a_measured_efficiency_counts_whatever_ran() -> None:

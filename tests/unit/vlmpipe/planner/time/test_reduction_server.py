@@ -100,7 +100,7 @@ def test_old_prices_are_reported() -> None:
 def test_only_strategies_that_all_reduce_may_have_it(strategy: str) -> None:
     config = run_config(cluster__replica_count=4)
     layout = make_layout(strategy, 4, 8)
-    time = Time(1.0, (), 0.3, "computing", 1, 1.0, 1.0, 1.0, 0.4, ())
+    time = Time(1.0, (), 0.3, "computing", 1, 1.0, 1.0, None, 0.4, ())
     advice = advise(config, layout, time, SLOW, RoundPrices())
     assert (advice.state != "not possible") == (strategy in ELIGIBLE)
 

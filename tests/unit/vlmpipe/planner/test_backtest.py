@@ -1,0 +1,120 @@
+"""Forecasts against published runs: the planner's promise about its own errors."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.support.planner.configs import A100_80, LLAVA_7B, machine, run_config
+from vlmpipe.catalog.machines import read_yaml
+from vlmpipe.catalog.prices import load_prices
+from vlmpipe.planner.backtest import Outcome, outcomes, published_runs, published_text_runs, quartiles, scenario
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.interval import interval_of
+from vlmpipe.planner.time.reduction_server import all_reduce_gain, step_gain
+from vlmpipe.planner.time.step_time import estimate_time
+from vlmpipe.planner.workload import Workload
+
+RUNS = outcomes()
+TEXT_RUNS = outcomes(published_text_runs())
+NEVER_FITTED = [one for one in RUNS if one.run.source in ("torchtitan", "torchtitan-tp", "automodel", "llama-3")]
+
+
+def test_every_published_run_is_predicted_or_says_why_not() -> None:
+    data = read_yaml("published_runs.yaml")
+    assert len({run.id for run in published_runs()}) == len(published_runs()) >= 38
+    for run in published_runs():
+        assert run.source in data["sources"] and run.gpu in data["gpus"], run.id
+        assert run.measured and bool(run.why_not) != bool(run.train), run.id
+    assert len(RUNS) + sum(bool(run.why_not) for run in published_runs()) == len(published_runs())
+
+
+@pytest.mark.parametrize("found", [RUNS, TEXT_RUNS, NEVER_FITTED], ids=["all", "llm-foundry", "other sources"])
+def test_median_and_quartiles_of_predicted_over_published_speed(found: Sequence[Outcome]) -> None:
+    lower, median, upper = quartiles(one.ratio for one in found)
+    print(f"{len(found)} runs: quartiles {lower:.3f}, {median:.3f}, {upper:.3f}")
+    assert 0.90 <= median <= 1.10
+    assert lower >= 0.80 and upper <= 1.25
+
+
+@pytest.mark.parametrize("gpu", ["A100", "H100"])
+def test_neither_gpu_is_planned_too_fast_or_too_slow(gpu: str) -> None:
+    ratios = [one.ratio for one in (*RUNS, *TEXT_RUNS) if one.run.gpu.startswith(gpu)]
+    assert 0.90 <= statistics.median(ratios) <= 1.10
+
+
+def test_no_run_is_off_by_more_than_a_factor_of_2_without_a_reason() -> None:
+    off = {one.run.id: one.ratio for one in (*RUNS, *TEXT_RUNS) if not 0.5 <= one.ratio <= 2 and not one.run.reason}
+    assert not off
+
+
+def test_ranges_of_text_and_images_are_the_errors_of_the_published_runs() -> None:
+    text = statistics.quantiles(
+        [one.ratio for one in (*RUNS, *TEXT_RUNS) if not one.run.sample_images], n=10, method="inclusive"
+    )
+    images = [one.ratio for one in RUNS if one.run.sample_images]
+    by_kind = {bool(run.sample_images): interval_of(scenario(run)) for run in published_runs() if run.train}
+    assert by_kind[False].low == pytest.approx(text[0], abs=0.01)
+    assert by_kind[False].high == pytest.approx(text[-1], abs=0.01)
+    assert by_kind[True].low < min(images) and by_kind[True].high == pytest.approx(max(images), abs=0.01)
+
+
+def test_lora_under_tensor_parallelism_computes_at_the_rate_of_its_precision() -> None:
+    """Frozen bf16 layers were once planned at the fp32 rate: 0.05 of what was published."""
+    sharded = [one.ratio for one in RUNS if one.run.lora_rank and (one.run.train or {})["strategy"] == "tp"]
+    assert len(sharded) == 4 and min(sharded) > 0.9
+
+
+def test_parts_that_grow_with_scale_are_bounded_for_16_384_gpus() -> None:
+    run = next(run for run in published_runs() if run.id == "meta-llama3-405b")
+    time = estimate_time(scenario(run))
+    parts = {part.name: part.s for part in time.parts if not part.hidden}
+    assert time.step_s is not None
+    assert parts["waiting for the slowest rank"] < 0.12 * time.step_s
+
+
+# What popular guides say: the table in docs/reference/forecasts.md
+
+
+def step_s(strategy: str, *, nodes: int = 1, nic_gbps: float = 100, **run: Any) -> float:
+    """Of LLaVA 7B on 8 A100 80 GB a node."""
+    config = run_config(train__strategy=strategy, cluster__replica_count=nodes, **run)
+    load = Workload.assumed(config, LLAVA_7B)
+    node = machine(nic_gbps=nic_gbps)
+    found = estimate_time(Scenario(config, LLAVA_7B, layout_of(config), load, node, A100_80)).step_s
+    assert found is not None
+    return found
+
+
+def test_zero2_is_as_fast_as_ddp_with_one_micro_batch_a_step_and_slower_with_many() -> None:
+    one, many = (
+        step_s("ddp", train__global_batch_size=batch) / step_s("zero2", train__global_batch_size=batch)
+        for batch in (8, 128)
+    )
+    assert one == pytest.approx(1.05, abs=0.02) and many == pytest.approx(0.87, abs=0.02)
+
+
+def test_hsdp_is_faster_than_fsdp_by_as_much_as_the_network_is_slow() -> None:
+    def gain(nic_gbps: float) -> float:
+        fsdp, hsdp = (step_s(one, nodes=4, nic_gbps=nic_gbps, train__global_batch_size=128) for one in ("fsdp", "hsdp"))
+        return fsdp / hsdp
+
+    assert gain(3200) == pytest.approx(1.01, abs=0.02) and gain(100) == pytest.approx(2.2, abs=0.1)
+
+
+def test_a_reduction_server_makes_a_step_1_3_times_as_fast_where_half_of_it_is_the_ring() -> None:
+    gain = all_reduce_gain(nodes=8, nic_gbps=100, reducers=25)
+    assert gain == pytest.approx(1.75)
+    assert step_gain(0.54, gain) == pytest.approx(1.3, abs=0.01)
+
+
+def test_spot_is_a_third_cheaper_on_vertex_ai() -> None:
+    prices = load_prices()
+    for gpu in (("a2-ultragpu-8g", "NVIDIA_A100_80GB", 8), ("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)):
+        standard, spot = (prices.machine(*gpu, "us-central1", term).usd_per_hour for term in ("standard", "spot"))
+        assert standard is not None and spot is not None
+        assert 1 - spot / standard == pytest.approx(0.34, abs=0.02)

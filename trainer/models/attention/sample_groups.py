@@ -1,0 +1,90 @@
+"""Which samples of packed sequences share a call of a kernel that takes equally long ones.
+
+A long sample is read where it lies. Short ones of like lengths are copied side by side, which costs less than calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_JOINED = 1 << 13  # numbers in a sample's query up to which a call of its own costs more than copying it
+LIKE = 0.8  # of the longest sample's tokens: shorter ones do not share its call
+
+Spans = tuple[tuple[int, int], ...]  # first token and number of tokens of each
+
+
+@dataclass(frozen=True)
+class LongSample:
+    """One that has a call of its own."""
+
+    start: int
+    tokens: int
+
+    def read(self, heads: Tensor, *, repeat: bool = True) -> Tensor:
+        """(heads, all tokens, ...) -> (1, heads, tokens, ...), in the same memory."""
+        return heads.narrow(1, self.start, self.tokens).unsqueeze(0)
+
+    def write(self, found: Tensor, heads: Tensor) -> None:
+        """The inverse of `read`."""
+        self.read(heads).copy_(found)
+
+
+@dataclass(frozen=True)
+class ShortSamples:
+    """Several of like lengths. A shorter one repeats its last token, which those before it do not see."""
+
+    index: Tensor  # (samples, tokens of the longest) their tokens
+    is_own: Tensor  # (samples, tokens of the longest), false for repetitions
+    own: Tensor  # where it is true in the flattened index
+
+    def read(self, heads: Tensor, *, repeat: bool = True) -> Tensor:
+        """(heads, all tokens, ...) -> (samples, heads, tokens, ...). repeat: False reads zeros for repetitions."""
+        found = heads.transpose(0, 1).index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+        return (found if repeat else found * self.is_own[..., None, None]).transpose(1, 2)
+
+    def write(self, found: Tensor, heads: Tensor) -> None:
+        """The inverse of `read`."""
+        rows, index = found.transpose(1, 2).flatten(0, 1).to(heads.dtype), self.index.flatten()
+        heads.transpose(0, 1).index_copy_(0, index.index_select(0, self.own), rows.index_select(0, self.own))
+
+
+def groups_of(bounds: Tensor, query: Tensor) -> tuple[Sequence[LongSample | ShortSamples], Spans]:
+    """Calls for the samples with these bounds (see `CuSeqlens`), and the padding between them."""
+    samples = [(start, end) for start, end in bounds.tolist() if start < end]
+    edges = [0, *itertools.chain.from_iterable(samples), query.shape[:2].numel()]
+    padding = tuple((end, start - end) for end, start in zip(edges[::2], edges[1::2], strict=True) if end < start)
+    spans = tuple((start, end - start) for start, end in samples)
+    return _groups(spans, MAX_JOINED // query.shape[2:].numel(), query.device), padding
+
+
+def clear(padding: Spans, *heads: Tensor) -> None:
+    """Put zeros into padding of tensors (heads, all tokens, ...)."""
+    for start, tokens in padding:
+        for each in heads:
+            each.narrow(1, start, tokens).zero_()
+
+
+@functools.lru_cache(maxsize=32)  # all layers ask for the same
+def _groups(samples: Spans, short: int, device: torch.device) -> list[LongSample | ShortSamples]:
+    """short: tokens up to which samples share a call with those of like length."""
+    groups: list[LongSample | ShortSamples] = [LongSample(*sample) for sample in samples if sample[1] > short]
+    left = sorted((sample for sample in samples if sample[1] <= short), key=lambda sample: -sample[1])
+    while left:
+        alike = sum(tokens >= LIKE * left[0][1] for _, tokens in left)
+        groups.append(_joined(left[:alike], device) if alike > 1 else LongSample(*left[0]))
+        left = left[alike:]
+    return groups
+
+
+def _joined(samples: Sequence[tuple[int, int]], device: torch.device) -> ShortSamples:
+    starts, lengths = torch.tensor(samples)[..., None].unbind(1)  # (samples, 1) each
+    place = torch.arange(int(lengths.max()))
+    is_own = place < lengths
+    index, own = starts + place.minimum(lengths - 1), is_own.flatten().nonzero().flatten()
+    return ShortSamples(index.to(device), is_own.to(device), own.to(device))

@@ -1,0 +1,30 @@
+"""The chat template of a run file, so far as it is on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.config.data import OWN_FORMAT
+from trainer.data.tokenize import TRAINED_PREFIX
+
+if TYPE_CHECKING:
+    from trainer.config.data import DataConfig
+    from trainer.config.model import ModelConfig
+    from trainer.data.chat.proof import Proof
+
+
+def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
+    """What the template allows; None for the format of models trained from scratch, and for files on other machines.
+
+    Raises ConfigError for a template that cannot be used.
+    """
+    name, weights = data.chat_format(model), (model.pretrained or model.language_model).weights
+    tokenizer = "" if model.tokenizer.startswith(TRAINED_PREFIX) else model.tokenizer
+    elsewhere = any(one and not Path(one).expanduser().is_dir() for one in (tokenizer, weights))
+    if name == OWN_FORMAT or name.startswith("gs://") or elsewhere:
+        return None
+    from trainer.data.chat.make import make_chat  # imports transformers
+    from trainer.data.chat.proof import prove
+
+    return prove(make_chat(model, data, ()))

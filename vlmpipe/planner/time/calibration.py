@@ -1,0 +1,55 @@
+"""`plan.calibrate_from`: how long the steps of an earlier run took beside their forecast."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.errors import ConfigError
+from trainer.storage import open_storage
+from trainer.storage.records import read_record, unseal_lines
+
+PLAN, METRICS = "plan.json", "metrics.jsonl"
+FEWEST = 3  # logged steps behind the first, which compiles and warms up
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run measured: `pace` is by how much its steps were slower than planned without calibration."""
+
+    pace: float
+    accelerator_type: str
+    origin: str  # a sentence
+
+
+@functools.cache
+def calibration_of(run_uri: str) -> Calibration:
+    """Of the run in this folder. Raises ConfigError if it has no plan with a time, or too few measured steps."""
+    store = open_storage(run_uri)
+    lacking = [name for name in (PLAN, METRICS) if store.stat(name) is None]
+    if lacking:
+        raise _unusable(run_uri, f"{' and '.join(lacking)} are not there")
+    plan = read_record(store, PLAN)
+    time: dict[str, Any] = plan.get("time") or {}
+    if not time.get("step_s"):
+        raise _unusable(run_uri, f"its {PLAN} has no time of a step")
+    steps = [float(line["step_s"]) for line in unseal_lines(store.read(METRICS)) if "step_s" in line][1:]
+    if len(steps) < FEWEST:
+        raise _unusable(run_uri, f"{len(steps)} logged steps after the first")
+    measured_s, planned_s = statistics.median(steps), time["step_s"] / time.get("pace", 1.0)
+    return Calibration(
+        measured_s / planned_s,
+        plan["jobs"]["train"][0]["accelerator_type"],
+        f"Steps take {measured_s / planned_s:.2f} of their forecast, as in {run_uri}: {measured_s:.3g} s measured, "
+        f"{planned_s:.3g} s planned (plan.calibrate_from).",
+    )
+
+
+def _unusable(run_uri: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"plan.calibrate_from {run_uri}: {found}",
+        expected=f"the folder of a run on Vertex AI with {PLAN}, and at least {FEWEST} logged steps after the first",
+        fix="name another run, or leave plan.calibrate_from out",
+    )

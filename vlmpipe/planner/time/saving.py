@@ -1,0 +1,52 @@
+"""Time that checkpoints take: what holds training up, and what a background thread writes meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.optimizer_step import LINK_BYTES_PER_S
+
+# Bytes a second that a node writes, uploads and commits. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on
+# one rank; 148.8 s for a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
+SAVE_BYTES_PER_S = 0.5e9
+
+
+@dataclass(frozen=True)
+class SaveTime:
+    """Seconds of one checkpoint."""
+
+    blocks_s: float  # training waits: for the copy to the machine's memory, or for all of it
+    writes_s: float  # from the copy to COMMIT; a failure meanwhile goes back to the checkpoint before
+
+    def in_a_step(self, step_s: float, every_steps: int) -> float:
+        """A step's share of a checkpoint each `every_steps` steps of `step_s`: what blocks, and what is not written
+        by the next save, which waits for it."""
+        return (self.blocks_s + max(0.0, self.writes_s - every_steps * step_s)) / every_steps
+
+
+def save_time(case: Scenario) -> SaveTime:
+    """Time of one checkpoint of the training job, or what the run file says was measured."""
+    config, layout = case.config, case.layout
+    saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train, layout.replicas)
+    writes_s = saved_bytes / layout.nodes / SAVE_BYTES_PER_S
+    if config.plan.checkpoint_save_s:
+        return SaveTime(config.plan.checkpoint_save_s, 0.0)
+    if config.train.nvme_path or not config.checkpoint.async_save:
+        return SaveTime(writes_s, 0.0)  # state on disk has no copy that could be written meanwhile
+    return SaveTime(saved_bytes / (layout.optimizer_shards * layout.model_ranks) / LINK_BYTES_PER_S, writes_s)
+
+
+def save_sentences(case: Scenario, save: SaveTime) -> list[str]:
+    """Assumptions of `save_time`."""
+    if case.config.plan.checkpoint_save_s:
+        return [f"A checkpoint holds training up for {save.blocks_s:.0f} s (plan.checkpoint_save_s)."]
+    rate = f"a node is taken to save {SAVE_BYTES_PER_S / 1e9:g} GB/s"
+    if not save.writes_s:
+        return [f"A checkpoint holds training up for {save.blocks_s:.0f} s: {rate}."]
+    return [
+        f"A checkpoint holds training up for {save.blocks_s:.1f} s, the copy to the machine's memory at "
+        f"{LINK_BYTES_PER_S / 1e9:g} GB/s a GPU; {save.writes_s:.0f} s of writing go on in the background: {rate}. Set "
+        "plan.checkpoint_save_s to what a run of yours measured."
+    ]
