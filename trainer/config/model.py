@@ -266,7 +266,7 @@ def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
         ("pretrained", pretrained, "give tower and language_model, each with a config"),
         ("projector", content.get("projector"), "leave projector out, and a new one is drawn"),
     ):
-        if part.get("config") if isinstance(part, dict) else part and part.config:
+        if part.get("config") if isinstance(part, dict) else getattr(part, "config", None):
             raise ValueError(f"{name} of family llava takes weights only: {instead}")
     return {**content, **dict.fromkeys(PARTS, pretrained)} if pretrained else content
 

@@ -86,6 +86,7 @@ def test_a_whole_llava_is_where_its_parts_are_from_and_is_written_as_it_was_give
         ({"pretrained": WHOLE}, "pretrained is where all parts come from, so tower and language_model cannot be given"),
         ({"projector": {"config": {"model_type": "llava"}}}, "projector of family llava takes weights only"),
         ({"projector": {"weights": ""}}, "exactly one of weights"),
+        ({"projector": "org/llava"}, "org/llava"),
         ({"hub_token_secret": "hf_abcdefgh"}, "projects"),
     ],
 )
