@@ -10,7 +10,7 @@ from trainer.data.chat.encode import Chat
 from trainer.data.chat.messages import as_chat
 from trainer.data.sample import Turn
 
-SAMPLES = 2000
+SAMPLES = 500
 
 
 def tokens(bench: Bench) -> None:
@@ -19,7 +19,7 @@ def tokens(bench: Bench) -> None:
     bench.expect(2 * len(loads))
     for load in loads:
         split, reader = load.split(), load.reader()
-        count = min(len(split), SAMPLES // 10 if bench.quick else SAMPLES)
+        count = min(len(split), SAMPLES // 5 if bench.quick else SAMPLES)
         turns = [reader.turns(split.sample_location(number)) for number in range(count)]
         counts = [split.image_token_counts(number) for number in range(count)]
         works = {

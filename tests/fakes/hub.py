@@ -26,7 +26,7 @@ class Repository:
 
 @dataclass
 class FakeHub:
-    """The hub's repositories, its endpoint, and the requests that arrived."""
+    """The hub's repositories, its endpoint, and the requests of files that arrived."""
 
     repositories: dict[str, Repository]
     endpoint: str = ""
@@ -64,9 +64,10 @@ def running_hub(**repositories: Repository) -> Iterator[FakeHub]:
             self.wfile.write(self._answer())
 
         def _answer(self) -> bytes:
-            hub.requests.append(self.path)
-            status, code = hub.answer(self.path, self.headers.get("Authorization", "").removeprefix("Bearer "))
             asked = FILE.fullmatch(self.path)
+            if asked:  # the client also asks once a process for what else the hub can do
+                hub.requests.append(self.path)
+            status, code = hub.answer(self.path, self.headers.get("Authorization", "").removeprefix("Bearer "))
             content = hub.repositories[asked["repo"]].content if asked and status == 200 else b""
             self.send_response(status)
             self.send_header("ETag", '"0"')

@@ -27,7 +27,8 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture, require_shardable
 from vlmpipe.planner.parallel_layout import STRATEGIES
 
-NODES = (1, 2, 4, 8, 16)
+NODES = (1, 2, 4, 8, 16)  # and on, where the run file has more
+MOST_NODES = 512
 MICRO_BATCH_SIZES = (1, 2, 4, 8)
 
 
@@ -59,6 +60,12 @@ class Cluster:
         }
 
 
+def node_counts(config: RunConfig) -> tuple[int, ...]:
+    """Numbers of nodes to compare: powers of two up to 16, or up to what the run file asks for."""
+    largest = min(MOST_NODES, max(NODES[-1], config.cluster.replica_count))
+    return tuple(2**power for power in range(largest.bit_length()))
+
+
 def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cluster]:
     """Clusters that are sold in the run file's region and term, support its precision and have a price."""
     region, term = config.gcp.location, config.cluster.scheduling_strategy
@@ -75,7 +82,7 @@ def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cl
                 for count in counts:
                     quote = prices.machine(machine.machine_type, accelerator_type, count, region, term)
                     if quote.usd_per_hour is not None:
-                        yield from (Cluster(machine, gpu, count, nodes) for nodes in NODES)
+                        yield from (Cluster(machine, gpu, count, nodes) for nodes in node_counts(config))
 
 
 @dataclass(frozen=True)

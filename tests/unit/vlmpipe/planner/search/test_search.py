@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.planner.configs import run_config
 from tests.support.trainer.runs import merged
 from tests.support.trainer.tiny_native import model_section
 from trainer.config.model import GRID_FAMILIES
@@ -18,7 +20,7 @@ from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import more_context_parallel
 from vlmpipe.planner.search.search import Goal, Suggestion, less_memory
-from vlmpipe.planner.search.space import Cluster, Degrees, candidates
+from vlmpipe.planner.search.space import Cluster, Degrees, candidates, node_counts
 
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
 GPU = load_catalog().gpus["NVIDIA_A100_80GB"]
@@ -171,3 +173,10 @@ def test_a_table_names_its_order(goal: str, title: str, capsys: pytest.CaptureFi
     way = Suggestion({"train.strategy": "fsdp"}, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
     print_suggestions([way], Goal.parse(goal), run_file(), "run.yaml")
     assert re.match(title, capsys.readouterr().out.strip())
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(1, 16), (16, 16), (64, 64), (512, 512), (2000, 512)])
+def test_as_many_nodes_are_compared_as_the_run_file_has(nodes: int, most: int) -> None:
+    counts = node_counts(run_config(cluster__replica_count=nodes, train__global_batch_size=8 * nodes))
+    assert counts[0] == 1 and counts[-1] == most
+    assert all(after == 2 * before for before, after in itertools.pairwise(counts))

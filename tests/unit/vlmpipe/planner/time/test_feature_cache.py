@@ -69,7 +69,7 @@ def test_speedup_is_the_towers_share_of_a_sequence() -> None:
 
 def test_a_small_language_model_is_more_than_twice_as_fast_from_the_cache() -> None:
     advice = advised(plan__sample_tokens=131, plan__efficiency=0.5)  # 81 of the image, 50 of text
-    assert advice.speedup == pytest.approx(2.59, rel=0.02)  # so400m/384 with Qwen3-0.6B, samples attend by themselves
+    assert advice.speedup == pytest.approx(2.53, rel=0.02)  # so400m/384 with Qwen3-0.6B, samples attend by themselves
 
 
 def test_a_frozen_language_model_gains_more() -> None:
