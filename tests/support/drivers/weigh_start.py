@@ -10,6 +10,7 @@ import gc
 import json
 
 from tests.support.trainer.measure_memory import Scales
+from trainer.config.compiling import CompileChoice
 from trainer.config.job import JobConfig
 from trainer.distributed.data_parallel_rank import replica_of
 from trainer.distributed.process import run_worker, start_worker
@@ -17,6 +18,7 @@ from trainer.models.registry import family_of
 from trainer.setup import build_model, build_strategy, open_data
 
 MARK = "weighed: "
+UNCOMPILED = CompileChoice("off", "nothing is trained")
 
 
 def main() -> int:
@@ -29,7 +31,7 @@ def main() -> int:
         family, data = family_of(job.model), open_data(job)
         with Scales() as scales:
             built = build_model(job, family, data, replica_of(job.train, worker))
-            strategy, _ = build_strategy(job, family, data, built, worker)
+            strategy, _ = build_strategy(job, family, data, built, worker, UNCOMPILED)
         found[job.run.run_id] = {"peak": scales.peak_bytes, "parameters": built.num_parameters}
         del built, strategy
         gc.collect()
