@@ -72,6 +72,9 @@ def _animation() -> bytes:
     return encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
 
 
+# vlmpipe's own format writes no thinking.
+_THOUGHT_OVER = [turn | {"thinking": "Hm."} for turn in conversation("<image>\nWhat?", "This.")]
+
 IN_LINES: dict[RejectCode, Callable[[Path], Line]] = {
     RejectCode.RECORD_ENCODING: _line(b'{"id": "\xff"}'),
     RejectCode.RECORD_PARSE: _line(b'{"id": "bad", '),
@@ -81,6 +84,7 @@ IN_LINES: dict[RejectCode, Callable[[Path], Line]] = {
     RejectCode.SAMPLE_DUPLICATE: _line(record(0, id="bad")),
     RejectCode.CONV_ROLES: _line(record(0, id="bad", conversations=conversation("<image>\nWhat?", "This.", "And?"))),
     RejectCode.CONV_IMAGE_COUNT: _talk("What?", "This."),
+    RejectCode.CONV_TEMPLATE: _line(record(0, id="bad", conversations=_THOUGHT_OVER)),
     RejectCode.CONV_TOO_LONG: _talk("<image>\nWhat?", "long " * 300),
     RejectCode.CONV_TOO_MANY_IMAGES: _talk("<image><image><image>\nWhat?", "This.", image=["0.png"] * 3),
     RejectCode.TEXT_EMPTY: _talk("<image>\nWhat?", " \n"),

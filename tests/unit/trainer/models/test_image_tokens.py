@@ -43,7 +43,9 @@ def without(name: str, config: dict[str, Any]) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("select", ["full", "drop_cls"])
 def test_the_count_is_the_familys(tower: dict[str, Any], select: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(tower))
+    sized = {"image_size": 56}  # stored towers take images of their own size only
+    vision = {"vision_config": tower["vision_config"] | sized} if "vision_config" in tower else sized
+    (tmp_path / "config.json").write_text(json.dumps(tower | vision))
     for source in ({"config": tower}, {"weights": str(tmp_path)}):
         config = model(source, feature_select=select)
         assert image_tokens_of(config)(40, 30) == family_of(config).feature_shape(config)[0]
