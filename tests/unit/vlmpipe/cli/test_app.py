@@ -288,8 +288,9 @@ def test_the_shell_completes_commands_run_files_and_run_ids(
     assert complete("vlmpipe status fi") == ["first-1"]
 
 
-def test_completion_can_be_installed(vlmpipe: Vlmpipe) -> None:
-    assert "complete -o default -F _vlmpipe_completion vlmpipe" in vlmpipe("--show-completion", "bash").out
+def test_completion_can_be_installed(vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))  # which the tests may not run under
+    assert "complete -o default -F _vlmpipe_completion vlmpipe" in vlmpipe("--show-completion").out
     assert "--install-completion" in vlmpipe("--help").out
 
 
