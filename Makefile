@@ -146,7 +146,7 @@ docs: $(INSTALLED_DEV)  ## the documentation as a site in build/docs; a dead lin
 
 .PHONY: golden
 golden: $(INSTALLED_DEV)  ## write the outlines of the shipped run files' pipelines anew, which a test compares
-	@$(BIN)/python -m tests.support.golden_pipelines
+	@$(BIN)/python -m tests.support.pipelines.golden_pipelines
 
 .PHONY: bench-data
 bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path; args=--list says the parts of this and the others

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.cases import FULL
 from tests.fakes.gcs.server import FakeGcs
+from tests.support.crash.cases import FULL
 from trainer.storage.base import Storage
 from trainer.storage.gcs import RETRY, GcsStorage
 from trainer.storage.local import LocalStorage

@@ -94,7 +94,7 @@ def main() -> int:
 if __name__ == "__main__":
     os.environ["VLMPIPE_CRASH_MATRIX"] = "full"  # before the registry is imported: it reads it
 
-from tests.crash.cases import CASES, GROUPS, Case  # noqa: E402
+from tests.support.crash.cases import CASES, GROUPS, Case  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.crash.cases import FULL, case
-from tests.crash.world import after_a_fault, loaded, run_once, save, upload
+from tests.support.crash.cases import FULL, case
+from tests.support.crash.world import after_a_fault, loaded, run_once, save, upload
 from tests.support.paths import ROOT
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import checkpoint_name, committed
@@ -64,7 +64,7 @@ def test_killed_at_a_point_of_the_protocol(point: str, store: Storage, scratch: 
     host = (
         {} if isinstance(store, LocalStorage) else {"STORAGE_EMULATOR_HOST": request.getfixturevalue("server").endpoint}
     )
-    done = killed_at(point, "tests.crash.program", store.root_uri, str(scratch), **host)
+    done = killed_at(point, "tests.support.crash.program", store.root_uri, str(scratch), **host)
     assert done.returncode == -signal.SIGKILL, f"never came to {point!r}: {done.stderr}"
     require_old_or_new(store, scratch, point, old)
 
@@ -76,7 +76,7 @@ def savers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     points = POINTS if FULL else OF_THE_SAVER
     for number, _ in enumerate(points):
         before_the_crash(LocalStorage(root / str(number)), root)
-    done = killed_at("", "tests.crash.saver_program", str(root), *points, TMPDIR=str(root))
+    done = killed_at("", "tests.support.crash.saver_program", str(root), *points, TMPDIR=str(root))
     assert done.returncode == 0, done.stderr
     return root, json.loads(done.stdout)
 

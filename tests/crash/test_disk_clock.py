@@ -11,8 +11,8 @@ from typing import IO
 
 import pytest
 
-from tests.crash.cases import case
-from tests.crash.world import (
+from tests.support.crash.cases import case
+from tests.support.crash.world import (
     after_a_fault,
     loaded,
     run_once,

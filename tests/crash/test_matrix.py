@@ -7,8 +7,8 @@ import importlib
 import re
 from pathlib import Path
 
-from tests.crash.cases import CASES, GROUPS
 from tests.crash.matrix import documented, registered
+from tests.support.crash.cases import CASES, GROUPS
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs/reference/failure-modes.md"

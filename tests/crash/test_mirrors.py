@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.cases import FULL, case
-from tests.crash.world import KEY, SHARD, flip, forged, loaded, on_another_machine, save, tamper, two_committed
+from tests.support.crash.cases import FULL, case
+from tests.support.crash.world import KEY, SHARD, flip, forged, loaded, on_another_machine, save, tamper, two_committed
 from tests.support.trainer.checkpoints import newest_good
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import (

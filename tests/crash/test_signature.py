@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.cases import case
-from tests.crash.world import (
+from tests.support.crash.cases import case
+from tests.support.crash.world import (
     KEY,
     SHARD,
     after_a_fault,

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from tests.conftest import MEMORY
-from tests.crash.cases import FULL, case
 from tests.crash.conftest import IMPATIENT
-from tests.crash.world import Meanwhile, flip, half, tamper, upload
 from tests.fakes.gcs.server import FakeGcs
+from tests.support.crash.cases import FULL, case
+from tests.support.crash.world import Meanwhile, flip, half, tamper, upload
 from tests.support.trainer.checkpoints import newest_good, record
 from trainer.checkpoint import commit as protocol
 from trainer.checkpoint import retention as clearing

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.crash.cases import case
 from tests.crash.conftest import STALL_S
-from tests.crash.world import after_a_fault, loaded, run_once, save, two_committed
 from tests.fakes.gcs.server import TRICKLE_PIECES, TRICKLE_S, FakeGcs, Fault
+from tests.support.crash.cases import case
+from tests.support.crash.world import after_a_fault, loaded, run_once, save, two_committed
 from trainer.checkpoint.attempts import claim_attempt, read_attempts
 from trainer.checkpoint.commit import LATEST, checkpoint_name, committed
 from trainer.errors import ExitCode, UserError

@@ -10,7 +10,7 @@ import pytest
 from lark import UnexpectedInput
 
 from tests.support.paths import ROOT
-from tests.support.terraform_files import Module, read_schema
+from tests.support.pipelines.terraform_files import Module, read_schema
 from vlmpipe.config.gcp import GcpConfig, PscInterfaceConfig
 
 FOLDER = ROOT / "terraform"

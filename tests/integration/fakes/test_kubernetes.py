@@ -15,7 +15,7 @@ import yaml
 
 from tests.fakes.kubernetes.api import TOKEN, FakeKubernetes
 from tests.fakes.kubernetes.pods import Course, Scene
-from tests.support.train_jobs import made, pools
+from tests.support.pipelines.train_jobs import made, pools
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
 Change = Callable[[dict[str, Any]], object]

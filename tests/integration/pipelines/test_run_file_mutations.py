@@ -21,8 +21,8 @@ from components.runtime.step_logic import prepare_run
 from pipelines.check import check_run
 from pipelines.submit import Submitted, submit_run
 from tests.fakes.gcs.server import FakeGcs
-from tests.support import golden_pipelines
-from tests.support.run_file_mutations import changes, mutated
+from tests.support.pipelines import golden_pipelines
+from tests.support.pipelines.run_file_mutations import changes, mutated
 from tests.support.trainer.runs import ends_of_ranks
 from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.job import JobConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.check import check_run
-from tests.support.run_files import small
+from tests.support.pipelines.run_files import small
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from trainer.errors import ExitCode
 

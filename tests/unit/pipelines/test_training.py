@@ -17,9 +17,9 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from pipelines.compile import check_file, compile_pipeline
 from pipelines.targets import TargetName
 from pipelines.training import build
-from tests.support import golden_pipelines
-from tests.support.graphs import Spec, all_tasks, shape, steps
 from tests.support.paths import ROOT
+from tests.support.pipelines import golden_pipelines
+from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -94,7 +94,7 @@ def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> No
 def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> None:
     kept = (golden_pipelines.FOLDER / path.name).read_text()
     assert golden_pipelines.text(load_run_file(path)) == kept, (
-        "python -m tests.support.golden_pipelines writes them anew"
+        "python -m tests.support.pipelines.golden_pipelines writes them anew"
     )
 
 

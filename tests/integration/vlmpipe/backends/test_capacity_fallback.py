@@ -16,8 +16,8 @@ from google.api_core.retry import Retry
 from components.run_vertex_job import run_vertex_job
 from pipelines.compile import compile_pipeline
 from tests.fakes.vertex.server import FakeVertex, Fault
-from tests.support.graphs import all_tasks, shape, steps
 from tests.support.paths import ROOT
+from tests.support.pipelines.graphs import all_tasks, shape, steps
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import retries

@@ -13,7 +13,7 @@ import pytest
 from components.run_kubeflow_job import run_kubeflow_job
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.fakes.kubernetes.pods import Course, Scene, pod
-from tests.support.kubeflow_steps import inputs, run_folder, start_step, step_record
+from tests.support.pipelines.kubeflow_steps import inputs, run_folder, start_step, step_record
 from trainer.errors import ExitCode
 from vlmpipe.backends.kubeflow import watch as train_job_watch
 

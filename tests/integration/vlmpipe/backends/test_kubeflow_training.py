@@ -20,8 +20,8 @@ import yaml
 from components.runtime.step_logic import job_metrics
 from pipelines.compile import compile_pipeline
 from tests.fakes.kubernetes.api import FakeKubernetes
-from tests.support.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
 from tests.support.paths import ROOT
+from tests.support.pipelines.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics
 from trainer.errors import ExitCode

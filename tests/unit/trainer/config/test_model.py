@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.run_files import SMALL, problems_of, small
+from tests.support.pipelines.run_files import SMALL, problems_of, small
 from vlmpipe.config.run_config import parse_run_config
 
 WHOLE_MODEL = {"family": "qwen2_5_vl", "pretrained": {"config": {"model_type": "qwen2_5_vl"}}, "tokenizer": "train:300"}

@@ -17,7 +17,7 @@ from transformers.models.smolvlm import processing_smolvlm
 
 from pipelines.check import check_run
 from tests.support.data.prepared import encode, job_config, run_prepare, write_json
-from tests.support.run_files import small
+from tests.support.pipelines.run_files import small
 from tests.support.trainer.native_models import picture
 from tests.support.trainer.tiny_native import model_section
 from trainer.config.data import DataConfig

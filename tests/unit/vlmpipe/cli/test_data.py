@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.support.data.prepared import conversation, llava_folder, record, write_json
-from tests.support.run_files import SMALL
+from tests.support.pipelines.run_files import SMALL
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from trainer.errors import ExitCode, UserError
 from vlmpipe.cli.app import app

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from tests.support.run_files import SMALL, problems_of, small
+from tests.support.pipelines.run_files import SMALL, problems_of, small
 from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ConfigError
 from vlmpipe.config import json_schema as schema

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.run_files import SMALL
+from tests.support.pipelines.run_files import SMALL
 from trainer.storage.export_manifest import MARKER
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import RunFileError

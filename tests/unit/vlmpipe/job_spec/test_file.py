@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.job_specs import CASES, CLUSTER, IMAGE, ONE, REDUCED, Case, a100, changed, leaves
 from tests.support.paths import ROOT
+from tests.support.pipelines.job_specs import CASES, CLUSTER, IMAGE, ONE, REDUCED, Case, a100, changed, leaves
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli import app as cli

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pipelines.check import check_run
 from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
-from tests.support.job_specs import (
+from tests.support.paths import ROOT
+from tests.support.pipelines.job_specs import (
     CASES,
     CPU,
     HUB_TOKEN,
@@ -31,7 +32,6 @@ from tests.support.job_specs import (
     leaves,
     pool,
 )
-from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 from vlmpipe.catalog.machines import Machine, load_catalog

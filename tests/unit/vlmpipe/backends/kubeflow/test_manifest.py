@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.kubernetes.pods import condition, pod
 from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
-from tests.support.train_jobs import IMAGE, PLACEMENT, RUN_URI, made, pools
+from tests.support.pipelines.train_jobs import IMAGE, PLACEMENT, RUN_URI, made, pools
 from trainer.errors import ConfigError
 from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, job_name
 from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of

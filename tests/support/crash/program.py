@@ -1,4 +1,4 @@
-"""One start of a training job as far as its checkpoints go: python -m tests.crash.program ROOT SCRATCH
+"""One start of a training job as far as its checkpoints go: python -m tests.support.crash.program ROOT SCRATCH
 
 The environment says where it kills itself (VLMPIPE_CRASH_AT).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.crash.world import run_once
+from tests.support.crash.world import run_once
 from trainer.storage import open_storage
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The real CheckpointSaver and resume, in one process, without a model: -m tests.crash.saver_program ROOT POINT...
+"""The real CheckpointSaver and resume, in one process, without a model: python -m MODULE ROOT POINT...
 
 For the Nth point, a forked child continues the run in ROOT/N and is killed there. Two others are the ranks of a job
 that fails on one of them. Then other runs are resumed that must be refused, or whose newest checkpoint is damaged.
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.crash.world import contents, flip, save, tamper, upload
+from tests.support.crash.world import contents, flip, save, tamper, upload
 from tests.support.trainer.checkpoints import record
 from trainer.checkpoint import async_saver as saver_module
 from trainer.checkpoint import commit as commit_module

@@ -1,6 +1,6 @@
 """What is kept of each shipped run file's pipeline, so that a change of it is seen in review: tests/fixtures/pipelines.
 
-    python -m tests.support.golden_pipelines
+    python -m tests.support.pipelines.golden_pipelines
 
 writes the outlines anew. An outline has the graph, each step's image, machine, retries, display name and constants, the
 parameters of the console, the jobs with their worker pools, and what is different on Kubeflow. It has not the steps'
