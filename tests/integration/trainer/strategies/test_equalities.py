@@ -41,12 +41,12 @@ ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 
 
 # The short form leaves out what shares its code with one of these, or has a test of its own: test_tensor_parallel.py,
-# test_pipeline_parallel.py and test_world_sizes.py.
-STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "hsdp", "zero2", "zero3"))
+# test_pipeline_parallel.py and, of zero2, test_world_sizes.py and test_mixed_precision.py.
+STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "hsdp", "zero3"))
 # The others share their code with one of these.
 THOROUGH = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "zero3")), lambda name: name in ("fsdp", "zero3"))
 # What each format of checkpoints restores; of DDP's, over more ranks: test_exact_resume.py.
-RESUMED = chosen(STRATEGIES, lambda name: name in ("fsdp", "zero2", "zero3"))
+RESUMED = chosen(STRATEGIES, lambda name: name in ("fsdp", "zero3"))
 # Rows and features reach every engine by the same loader.
 READING = chosen(THOROUGH, lambda name: name == "fsdp")
 # How they are compiled: all strategies that train.compile takes.

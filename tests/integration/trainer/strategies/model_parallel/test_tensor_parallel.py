@@ -29,7 +29,7 @@ from trainer.setup import require_divisible
 from trainer.strategies.tensor_parallel.plan import require_shardable
 
 PROCESSES = 4
-WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp", "tp selective", "tp bf16 checkpointing"))
+WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp", "tp selective"))
 LESS = chosen(  # cases with selective checkpointing, and those that hold more without it
     {"tp selective": "tp", "tp shared tokens selective": "tp shared tokens", "tp adapters selective": "tp adapters"},
     WEIGHED.__contains__,

@@ -20,7 +20,7 @@ from trainer.data.tokenize import load_tokenizer
 from trainer.errors import DataError, ExitCode, UserError
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
-FLIPS = int(os.environ.get(EXAMPLES_VARIABLE, 300 if WHOLE else 100)) // 50  # of each file
+FLIPS = int(os.environ.get(EXAMPLES_VARIABLE, 300 if WHOLE else 50)) // 50  # of each file
 ONE_OF_EACH_KIND = {DONE, "index.parquet", "stats.json", "tokenizer/tokenizer.json"}
 
 
