@@ -62,7 +62,8 @@ CHOICES = {
 NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}
 STRATEGIES = ("ddp", "fsdp", "zero2", "zero1", "zero3", "hsdp", "tp", "pp", "tp+pp+dp")
 SHORT = {
-    "fsdp, frozen in front", "fsdp, tower thawed in part", "zero2, frozen in front",
+    "fsdp, frozen in front", "fsdp, trained at the end", "fsdp, tower thawed in part",
+    "zero2, frozen in front",
 }  # fmt: skip
 CASES = chosen({f"{name}, {choice}": (name, choice) for name in STRATEGIES for choice in CHOICES}, SHORT.__contains__)
 RESUMED = chosen({name: name for name in STRATEGIES}, lambda name: name == "fsdp")

@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = chosen(
 
 # Where a stopped run was, and where it goes on.
 WAYS = chosen(
-    {"on": ("disk", "disk"), "back": ("disk", "memory"), "to disk": ("memory", "disk")}, lambda name: name == "on"
+    {"on": ("disk", "disk"), "back": ("disk", "memory"), "to disk": ("memory", "disk")}, lambda name: name != "to disk"
 )
 
 
