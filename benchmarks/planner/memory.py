@@ -6,10 +6,9 @@ import gc
 import math
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from benchmarks.support.processes import announce
+from benchmarks.support.processes import announce, first_ranks_answer
 from benchmarks.support.suite import Bench, cases_in_time
 from tests.support.planner import planned_memory
 from tests.support.trainer import memory_cases, pipeline_memory
@@ -67,13 +66,8 @@ def measured(kind: str, names: list[str], seconds: float | None) -> tuple[int, d
     cases, _ = KINDS[kind]
     worker = start_worker()
 
-    def agreed(may_go_on: bool) -> bool:
-        answer = torch.tensor(may_go_on)  # all ranks go on, or none
-        dist.broadcast(answer, 0)
-        return bool(answer)
-
     found: dict[str, Any] = {}
-    for name in cases_in_time(names, math.inf if seconds is None else seconds, agreed):
+    for name in cases_in_time(names, math.inf if seconds is None else seconds, first_ranks_answer):
         if worker.is_first:
             announce(f"{kind}: {len(found) + 1} of {len(names)}, {name}")
         stages = cases[name].changes.get("train.pipeline_parallel", 1)

@@ -52,6 +52,16 @@ def call(
         return json.loads(output.read_text())
 
 
+def first_ranks_answer(may_go_on: bool) -> bool:
+    """Whether the first rank may go on, so that all ranks do or none. Collective."""
+    import torch  # not in the process that starts others
+    import torch.distributed as dist
+
+    answer = torch.tensor(may_go_on)
+    dist.broadcast(answer, 0)
+    return bool(answer)
+
+
 def announce(text: str) -> None:
     """Say what this process is at, for the one that called it."""
     print(f"{BEGINS}{text}", flush=True)

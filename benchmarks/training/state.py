@@ -7,12 +7,11 @@ import math
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.support.processes import announce
+from benchmarks.support.processes import announce, first_ranks_answer
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench, cases_in_time
 from benchmarks.support.tiny_run import TinyRun
@@ -66,13 +65,8 @@ def measured(names: list[str], seconds: float | None) -> tuple[int, dict[str, An
     """One rank: bytes a parameter, by case. Collective."""
     worker = start_worker()
 
-    def agreed(may_go_on: bool) -> bool:
-        answer = torch.tensor(may_go_on)  # all ranks go on, or none
-        dist.broadcast(answer, 0)
-        return bool(answer)
-
     found: dict[str, Any] = {}
-    for name in cases_in_time(names, math.inf if seconds is None else seconds, agreed):
+    for name in cases_in_time(names, math.inf if seconds is None else seconds, first_ranks_answer):
         if worker.is_first:
             announce(f"state: {len(found) + 1} of {len(names)}, {name}")
         strategy, changes = CASES[name]
