@@ -144,6 +144,7 @@ def from_validation_error(error: ValidationError, model: type[BaseModel]) -> lis
     fields = {path: field for path, field, _ in fields_of(model)}
     by_path: dict[str, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
+        fields |= _fields_of_item(details["loc"], fields)
         by_path.setdefault(_path(details["loc"], fields, details["type"]), []).append(details)
     problems: list[Problem] = []
     for path, group in by_path.items():
@@ -153,6 +154,15 @@ def from_validation_error(error: ValidationError, model: type[BaseModel]) -> lis
         else:
             problems.append(Problem(path, _text(path, group, fields)))
     return problems
+
+
+def _fields_of_item(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
+    """The fields of the section in a list that an error is in."""
+    if len(loc) < 2 or loc[0] not in fields:
+        return {}
+    items = [one for one in get_args(fields[str(loc[0])].annotation) if isinstance(one, type)]
+    models = [one for one in items if issubclass(one, BaseModel)] if isinstance(loc[1], int) else []
+    return {path: field for model in models for path, field, _ in fields_of(model, f"{loc[0]}.{loc[1]}")}
 
 
 def _path(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo], kind: str) -> str:

@@ -1,0 +1,152 @@
+"""The run file's `stages`: trainings that follow each other in one run, each from the model of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from trainer.config.base import Section
+from trainer.config.model import ModelPart
+from vlmpipe.config.validation_errors import Problem, show
+
+LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
+# What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
+OF_ONE_STAGE = ("freeze_parameters", "train_parameters", "lora", "min_pixels", "max_pixels", "longest_edge")
+OF_THE_LAST = ("max_regression", "regression_by", "when_not_comparable")  # conditions beside a registered champion
+
+
+class StageConfig(Section):
+    """One of several trainings: what is different from the run file's own sections."""
+
+    name: str = Field(
+        pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$",
+        description="Name of the stage: lower case, digits, dashes, at most 30.",
+    )
+    freeze: tuple[ModelPart, ...] | None = Field(
+        None, description="Parts whose weights do not change in this stage; null takes those of model.freeze."
+    )
+    model: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Other fields of model: freeze_parameters, train_parameters, lora, and min_pixels, max_pixels or "
+        "longest_edge, with which images have more pixels in a later stage. The rest is the same in all stages.",
+    )
+    data: dict[str, Any] = Field(default_factory=dict, description="Fields of data.")
+    features: dict[str, Any] = Field(default_factory=dict, description="Fields of features.")
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="Fields of train. A stage ends by its epochs or max_steps."
+    )
+    checkpoint: dict[str, Any] = Field(default_factory=dict, description="Fields of checkpoint.")
+    evaluate: dict[str, Any] = Field(default_factory=dict, description="Fields of evaluate.")
+    gate: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The conditions for starting the next stage, none where it is empty; of the last stage fields of "
+        "the run file's gate, for registering the model.",
+    )
+    cluster: dict[str, Any] = Field(default_factory=dict, description="Fields of cluster.")
+    plan: dict[str, Any] = Field(default_factory=dict, description="Fields of plan.")
+
+    def changes(self) -> dict[str, Any]:
+        """The stage's own values, in the run file's sections."""
+        changes = self.model_dump(mode="json", exclude={"name", "freeze"})
+        if self.freeze is not None:
+            changes["model"] = {**changes["model"], "freeze": list(self.freeze)}
+        return changes
+
+
+def stage_run_id(run_id: str, stage: str, stages: Sequence[str]) -> str:
+    """The id of a stage's run, whose folder is inside that of the whole run. The last stage is the run itself."""
+    return run_id if stage == stages[-1] else f"{run_id}/stages/{stage}"
+
+
+def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
+    """The content of each stage's own run file, by the stage's name. The last one is that of the run itself.
+
+    Args:
+        content: the run file's sections, without stages.
+    """
+    found = {}
+    for stage in stages:
+        own = _merged(content, stage.changes())
+        if stage is not stages[-1]:  # its model is registered by nobody, so it has no champion and no common bounds
+            own |= {"name": f"{content['name']}-{stage.name}", "gate": stage.gate, "register": {}}
+        found[stage.name] = {**own, "schedule": None}
+    return found
+
+
+def stage_problems(name: str, stages: Sequence[StageConfig]) -> Iterator[Problem]:
+    """What is wrong with the stages of the run file `name`, apart from the run file of each."""
+    names = [stage.name for stage in stages]
+    for number, stage in enumerate(stages):
+        path = f"stages.{stage.name}"
+        if stage.name in names[:number]:
+            yield Problem(f"stages.{number}.name", f"found {stage.name} twice, expected a name for each stage")
+        for field in stage.model:
+            if field == "freeze":
+                yield Problem(f"{path}.model.freeze", "expected freeze of the stage itself")
+            elif field not in OF_ONE_STAGE:
+                text = (
+                    "is the same in all stages, which train one model after another's export; expected it in the run "
+                    f"file's model section, and here one of freeze, {', '.join(OF_ONE_STAGE)}"
+                )
+                yield Problem(f"{path}.model.{field}", text)
+        if stage is not stages[-1]:
+            if len(whole := f"{name}-{stage.name}") > LONGEST_NAME:
+                yield Problem(path, f"is {whole} with the run file's name, expected at most {LONGEST_NAME} characters")
+            for field in OF_THE_LAST:
+                if field in stage.gate:
+                    text = f"found {show(stage.gate[field])}, but only the last stage's model has a champion beside it"
+                    yield Problem(f"{path}.gate.{field}", text)
+
+
+def path_in(stage: str, field: str) -> str:
+    """The dotted path of a stage's own value of a field of the run file."""
+    return f"stages.{stage}.{'freeze' if field == 'model.freeze' else field}"
+
+
+def problems_of_stages(found: Mapping[str, Sequence[Problem]]) -> list[Problem]:
+    """Problems by stage as those of the run file: what all stages share is the run file's own."""
+    shared = set.intersection(*map(set, found.values()))
+    own = [
+        Problem(path_in(stage, one.field), one.text)
+        for stage, problems in found.items()
+        for one in problems
+        if one not in shared
+    ]
+    return [*(one for one in next(iter(found.values())) if one in shared), *own]
+
+
+def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[str, list[str]]:
+    """Those of the dotted `fields` that stages have own values for, with the stages' names."""
+    stages = content.get("stages")
+    found: dict[str, list[str]] = {}
+    for stage in stages if isinstance(stages, list) else []:
+        if not isinstance(stage, Mapping):
+            continue
+        others = ("name",) if stage is stages[-1] else ("name", "gate")
+        own = {name: one for name, one in stage.items() if name not in others}
+        if own.get("freeze") is not None:
+            own = _merged(own, {"model": {"freeze": own["freeze"]}})
+        for path in _leaves(own):
+            for field in fields:
+                if f"{path}.".startswith(f"{field}.") or f"{field}.".startswith(f"{path}."):
+                    found.setdefault(field, []).append(str(stage.get("name")))
+    return found
+
+
+def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(content)
+    for name, value in changes.items():
+        before = result.get(name)
+        is_section = isinstance(value, Mapping) and isinstance(before, Mapping)
+        result[name] = _merged(before, value) if is_section else value
+    return result
+
+
+def _leaves(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
