@@ -121,11 +121,11 @@ def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[
     """Those of the dotted `fields` that stages have own values for, with the stages' names."""
     stages = content.get("stages")
     found: dict[str, list[str]] = {}
-    for stage in stages if isinstance(stages, list) else []:
-        if not isinstance(stage, Mapping):
-            continue
+    if not isinstance(stages, list):
+        return found
+    for stage in (one for one in stages if isinstance(one, Mapping)):
         others = ("name",) if stage is stages[-1] else ("name", "gate")
-        own = {name: one for name, one in stage.items() if name not in others}
+        own: dict[str, Any] = {name: one for name, one in stage.items() if name not in others}
         if own.get("freeze") is not None:
             own = _merged(own, {"model": {"freeze": own["freeze"]}})
         for path in _leaves(own):
@@ -139,8 +139,9 @@ def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     result = dict(content)
     for name, value in changes.items():
         before = result.get(name)
-        is_section = isinstance(value, Mapping) and isinstance(before, Mapping)
-        result[name] = _merged(before, value) if is_section else value
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = _merged(before, value)
+        result[name] = value
     return result
 
 
