@@ -47,7 +47,8 @@ def export_checkpoint(
     store = open_storage(job.run.run_uri)
     with contextlib.suppress(DataError):  # there is none, or a damaged one
         described = require_whole_export(store)
-        if (described["checkpoint"], described["ema_decay"]) == (checkpoint.name, job.train.ema_decay):
+        wanted = (checkpoint.name, job.train.ema_decay, job.model.exports_adapter)
+        if (described["checkpoint"], described["ema_decay"], described.get("is_adapter", False)) == wanted:
             return {**described, "reused": True}
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
@@ -96,6 +97,7 @@ def export_checkpoint(
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
         "averaged": averaged,
+        "is_adapter": job.model.exports_adapter,
         "ema_decay": job.train.ema_decay,
         "weights_sha256": weights_digest,
         "passed_over": passed_over,

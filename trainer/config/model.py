@@ -209,7 +209,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
         if self.family in GRID_FAMILIES:
-            if found := sorted({"image_size", "longest_edge", "feature_layer", "feature_select"} & _changed(self)):
+            if found := sorted(
+                {"image_size", "longest_edge", "feature_layer", "feature_select"} & changed_fields(self)
+            ):
                 raise ValueError(
                     f"{found[0]} has no meaning for family {self.family}: images keep their shape between min_pixels "
                     "and max_pixels, and the model says which features it takes"
@@ -224,7 +226,7 @@ class ModelConfig(Section):
         alien, own = {"longest_edge"}, "pretrained or its parts, and image_size"
         if self.family in WHOLE_FAMILIES:
             alien, own = {"feature_layer", "feature_select"}, "pretrained, image_size, longest_edge"
-        if found := sorted({"min_pixels", "max_pixels", *alien} & _changed(self)):
+        if found := sorted({"min_pixels", "max_pixels", *alien} & changed_fields(self)):
             raise ValueError(f"{found[0]} has no meaning for family {self.family}, which has {own}")
         if not self.image_size:
             raise ValueError(
@@ -307,7 +309,7 @@ def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
     return {**content, **dict.fromkeys(PARTS, pretrained)} if pretrained else content
 
 
-def _changed(section: Section) -> set[str]:
+def changed_fields(section: Section) -> set[str]:
     """Names of the fields that are not at their defaults."""
     fields = type(section).model_fields
     return {name for name, field in fields.items() if getattr(section, name) != field.default}
