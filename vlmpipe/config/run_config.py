@@ -17,31 +17,21 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_v
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import OWN_FORMAT, DataConfig
-from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
+from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
 from trainer.config.strategies import DECOMPOSING, QUANTIZING
 from trainer.config.train import TrainConfig
-from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig, duration_s
-from vlmpipe.config.gate import GateConfig
 from vlmpipe.config.gcp import GcpConfig
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
-from vlmpipe.config.output import OutputConfig, RegisterConfig
+from vlmpipe.config.output import GateConfig, OutputConfig, RegisterConfig
 from vlmpipe.config.plan import PlanConfig
 from vlmpipe.config.run_references import with_exports
 from vlmpipe.config.schedule import ScheduleConfig
-from vlmpipe.config.stages import (
-    StageConfig,
-    hidden_by_stages,
-    path_in,
-    problems_of_stages,
-    stage_contents,
-    stage_problems,
-    stage_run_id,
-)
+from vlmpipe.config.stages import StageConfig, problems_of_stages, stage_contents, stage_problems, with_overrides
 from vlmpipe.config.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
     Problem,
@@ -51,7 +41,7 @@ from vlmpipe.config.validation_errors import (
     from_validation_error,
     show,
 )
-from vlmpipe.config.yaml_loader import apply_overrides, parse_overrides, read_run_file
+from vlmpipe.config.yaml_loader import parse_overrides, read_run_file
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
@@ -172,20 +162,6 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
-def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the run file with dotted keys replaced. Raises RunFileError for one that a stage has its own value of:
-    the stage's value would stay."""
-    content = apply_overrides(data, overrides)
-    hidden = hidden_by_stages(content, list(overrides))
-    if hidden:
-        problems = [
-            Problem(field, f"stage {stages[0]} has its own; expected {path_in(stages[0], field)}, or another stage's")
-            for field, stages in hidden.items()
-        ]
-        raise RunFileError("overrides", problems)
-    return content
-
-
 def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
     """Check a run file's content. `source` names it in the error, a RunFileError that lists every problem."""
     try:
@@ -247,21 +223,18 @@ def _secrets(value: Any, path: str = "") -> Iterator[Problem]:
         yield Problem(path, text)
 
 
-def _stages_problems(config: RunConfig) -> Iterator[Problem]:
-    if problems := list(stage_problems(config.name, config.stages)):
-        yield from problems
-        return
-    if config.tune:
-        text = "found with stages, expected null: the trials of a search are single trainings"
-        yield Problem("tune", text)
-    found: dict[str, list[Problem]] = {}
-    for name, content in config._stage_contents().items():
-        found[name] = []
-        try:
-            RunConfig.model_validate(content)
-        except ValidationError as error:
-            found[name] = from_validation_error(error, RunConfig)
-    yield from problems_of_stages(found)
+def _stages_problems(config: RunConfig) -> list[Problem]:
+    contents = config._stage_contents()
+    own = list(stage_problems(config.name, config.stages, contents, is_search=config.tune is not None))
+    return own or problems_of_stages({name: _problems_of(content) for name, content in contents.items()})
+
+
+def _problems_of(content: Mapping[str, Any]) -> list[Problem]:
+    try:
+        RunConfig.model_validate(content)
+    except ValidationError as error:
+        return from_validation_error(error, RunConfig)
+    return []
 
 
 def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
@@ -409,14 +382,3 @@ def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[s
         yield "found without GPUs, expected GPU nodes (it works through NCCL)"
     if flex_start:
         yield f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null"
-
-
-def run_uri(compiled: str, run_id: str, job_name: str) -> str:
-    """The folder of the run or of one of its stages. Raises ConfigError for an id that cannot be a folder's name."""
-    if run_id and not RUN_ID.fullmatch(run_id):
-        raise ConfigError(
-            f"run_id is {run_id!r}",
-            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
-        )
-    settings = json.loads(compiled)
-    return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")
