@@ -20,7 +20,7 @@ from vlmpipe.config.run_config import RunConfig
 
 ALIGNED = 4  # steps of the first stage
 # One step, and an average that hardly moves: what is validated is the start.
-OF_THE_START = {"train.max_steps": 1, "train.validate_every_steps": 1, "train.ema_decay": 1 - 1e-9}
+OF_THE_START = {"max_steps": 1, "validate_every_steps": 1, "ema_decay": 1 - 1e-9}
 COMMON = {"features.cache": "off", "data.validation_fraction": 0.2, "train.validation_sequences": 5}
 FAMILIES: dict[str, dict[str, Any]] = {"llava": {}, "qwen3_vl": {"model": model_section("qwen3_vl")}}
 STAGES = [
@@ -29,7 +29,7 @@ STAGES = [
         "freeze": ["tower", "language_model"],
         "train": {"max_steps": ALIGNED, "validate_every_steps": 1},
     },
-    {"name": "finetune", "freeze": ["tower"]},
+    {"name": "finetune", "freeze": ["tower"], "train": OF_THE_START},
 ]
 
 
