@@ -48,7 +48,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[JobConfi
     configs = {}
     for name, changes in FAMILIES.items():
         content = merged(
-            TINY, COMMON | OF_THE_START | changes | {"output.root_uri": str(tmp_path_factory.mktemp(name))}
+            TINY, COMMON | changes | {"output.root_uri": str(tmp_path_factory.mktemp(name))}
         )
         configs[name] = RunConfig.model_validate(content | {"stages": STAGES})
     found = {}
