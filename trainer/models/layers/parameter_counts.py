@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
@@ -24,8 +25,8 @@ def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda n
 
 
 def tower_layers_of(tower: nn.Module) -> list[nn.Module]:
-    """The distinct layers of a vision tower, found by the class names that transformers gives them."""
-    return [module for module in tower.modules() if type(module).__name__.endswith(("EncoderLayer", "VisionBlock"))]
+    """The distinct layers of a vision tower; of a whole model, the tower's come first."""
+    return [module for module in tower.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def skeleton_of(
@@ -134,7 +135,7 @@ def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
-        intermediate=int(config.intermediate_size),
+        intermediate=int(getattr(config, "intermediate_size", 0) or hidden * config.mlp_ratio),
         gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
         layer_parameters=count_parameters(layer, lambda name: not is_adapter(name)),
     )
