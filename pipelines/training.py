@@ -94,6 +94,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                 ).outputs
                 is_last = stage == list(runs)[-1]
                 evaluated = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
+                # Behind both branches of a stage: kfp.local takes a condition on what joins branches as not met.
                 decision = of_stage.add(decide, run_uri=evaluated)
                 is_accepted = decision.outputs["Output"] == "accepted"
                 accepted.enter_context(dsl.If(is_accepted, name=of_stage.named("accepted")))
