@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.runtime.stage_start import continued, naming
+from components.runtime.stage_start import continued
 from trainer.config.job import RunPaths
 from trainer.config.model import ModelConfig
 from trainer.data.sources import open_source
@@ -20,7 +20,7 @@ from trainer.storage import open_storage
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri, with_overrides
-from vlmpipe.config.stages import stage_run_id
+from vlmpipe.config.stages import naming_stage, stage_run_id
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
@@ -123,10 +123,10 @@ def resolve(
     this, number = paths[stage], stages.index(stage)
     if number == 0:  # nothing starts where a later stage could not
         for name in stages[1:]:
-            with naming(name):
+            with naming_stage(name):
                 _checked(runs[name], settings, name, paths[name])
                 open_source(runs[name].data)
-    with naming(stage):
+    with naming_stage(stage):
         config = runs[stage]
         if number:
             config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])

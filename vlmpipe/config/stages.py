@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from trainer.config.base import Section
 from trainer.config.model import ModelPart
+from trainer.errors import UserError
 from vlmpipe.config.validation_errors import Problem, show
 
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
@@ -98,6 +100,18 @@ def stage_problems(name: str, stages: Sequence[StageConfig]) -> Iterator[Problem
                 if field in stage.gate:
                     text = f"found {show(stage.gate[field])}, but only the last stage's model has a champion beside it"
                     yield Problem(f"{path}.gate.{field}", text)
+
+
+@contextlib.contextmanager
+def naming_stage(stage: str) -> Iterator[None]:
+    """Errors for people inside the block name the stage; an empty name changes nothing."""
+    try:
+        yield
+    except UserError as error:
+        if stage:
+            error.found = f"stage {stage}: {error.found}"
+            error.args = (error.text(),)
+        raise
 
 
 def path_in(stage: str, field: str) -> str:
