@@ -3,8 +3,8 @@
     resolve-run -> prepare-data -> cache-features (job, when images have no features yet) -> train (job)
         -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted)
 
-With several stages, all steps but the last for each of them, in whose names the stage comes first; the next stage
-begins where the one before was accepted.
+With several stages, all steps but the last for each of them, in whose names the stage comes first. The next stage
+begins where the one before was accepted; find-stage sees whether an earlier attempt of the run has done that already.
 
 With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data;
 all inside an exit handler, notify, and with notify.email inside a second one, mail. Caching of steps is off everywhere:
@@ -27,6 +27,7 @@ from kfp.dsl.base_component import BaseComponent
 from components.collect_evaluation import collect_evaluation
 from components.collect_job import collect_job
 from components.decide import decide
+from components.find_stage import find_stage
 from components.notify import notify
 from components.plan_data import plan_data
 from components.prepare_chunks import prepare_chunks
@@ -34,10 +35,11 @@ from components.prepare_data import prepare_data
 from components.register_model import register_model
 from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
-from components.runtime.resolve import compiled_settings, parameter_defaults
+from components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
 from components.sync_checkpoint import sync_checkpoint
 from pipelines.targets import TARGETS, Target, TargetName, component_of
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.stages import hidden_by_stages, path_in
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 
 
@@ -89,7 +91,8 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                     min_exact_match=min_exact_match,
                     overrides=overrides,
                 ).outputs
-                answer = of_stage.train(resolved)
+                is_last = stage == list(runs)[-1]
+                answer = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
                 accepted.enter_context(dsl.If(answer == "accepted", name=of_stage.named("accepted")))
             steps.add(register_model, run_uri=resolved["run_uri"])
 
@@ -137,7 +140,13 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                 overrides=overrides,
             )
 
-    return dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
+    pipeline = dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
+    shown = pipeline.pipeline_spec.root.input_definitions.parameters
+    by_field = {field: name for name, field in PARAMETER_FIELDS.items()}
+    for field, names in hidden_by_stages(config.to_dict(), list(by_field)).items():
+        instead = " and ".join(path_in(name, field) for name in names)
+        shown[by_field[field]].description += f" Refused here, as stages have their own: give {instead} in overrides."
+    return pipeline
 
 
 class _Steps:
@@ -173,6 +182,16 @@ class _Steps:
         evaluation = self.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported.outputs["Output"])
         evaluated = self.collect("evaluate", evaluation, run_uri)
         return self.add(decide, run_uri=evaluated.outputs["Output"]).outputs["Output"]
+
+    def train_once(self, resolved: dict[str, Any]) -> Any:
+        """The same, unless an earlier attempt of the run was accepted: no machine starts for a stage that is done."""
+        known = self.add(find_stage, run_uri=resolved["run_uri"])
+        with dsl.If(known.output == "open", name=self.named("open")):
+            answer = self.train(resolved)
+        with dsl.Else(name=self.named("done")):
+            # A branch needs a step of its own to answer.
+            same = self.add(find_stage, name="reuse-stage", run_uri=resolved["run_uri"])
+        return dsl.OneOf(answer, same.output)
 
     def mail(self) -> PipelineTask | None:
         """The step that writes to notify.email; None without addresses, and on targets that send no mail."""

@@ -17,31 +17,21 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_v
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import OWN_FORMAT, DataConfig
-from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
+from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
-from trainer.config.strategies import QUANTIZING
+from trainer.config.strategies import DECOMPOSING, QUANTIZING
 from trainer.config.train import TrainConfig
-from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig, duration_s
-from vlmpipe.config.gate import GateConfig
 from vlmpipe.config.gcp import GcpConfig
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
-from vlmpipe.config.output import OutputConfig, RegisterConfig
+from vlmpipe.config.output import GateConfig, OutputConfig, RegisterConfig
 from vlmpipe.config.plan import PlanConfig
 from vlmpipe.config.run_references import with_exports
 from vlmpipe.config.schedule import ScheduleConfig
-from vlmpipe.config.stages import (
-    StageConfig,
-    hidden_by_stages,
-    path_in,
-    problems_of_stages,
-    stage_contents,
-    stage_problems,
-    stage_run_id,
-)
+from vlmpipe.config.stages import StageConfig, problems_of_stages, stage_contents, stage_problems, with_overrides
 from vlmpipe.config.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
     Problem,
@@ -51,7 +41,7 @@ from vlmpipe.config.validation_errors import (
     from_validation_error,
     show,
 )
-from vlmpipe.config.yaml_loader import apply_overrides, parse_overrides, read_run_file
+from vlmpipe.config.yaml_loader import parse_overrides, read_run_file
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
@@ -172,20 +162,6 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
-def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the run file with dotted keys replaced. Raises RunFileError for one that a stage has its own value of:
-    the stage's value would stay."""
-    content = apply_overrides(data, overrides)
-    hidden = hidden_by_stages(content, list(overrides))
-    if hidden:
-        problems = [
-            Problem(field, f"stage {stages[0]} has its own; expected {path_in(stages[0], field)}, or another stage's")
-            for field, stages in hidden.items()
-        ]
-        raise RunFileError("overrides", problems)
-    return content
-
-
 def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
     """Check a run file's content. `source` names it in the error, a RunFileError that lists every problem."""
     try:
@@ -247,45 +223,32 @@ def _secrets(value: Any, path: str = "") -> Iterator[Problem]:
         yield Problem(path, text)
 
 
-def _stages_problems(config: RunConfig) -> Iterator[Problem]:
-    if problems := list(stage_problems(config.name, config.stages)):
-        yield from problems
-        return
-    if config.tune:
-        text = "found with stages, expected null: the trials of a search are single trainings"
-        yield Problem("tune", text)
-    found: dict[str, list[Problem]] = {}
-    for name, content in config._stage_contents().items():
-        found[name] = []
-        try:
-            RunConfig.model_validate(content)
-        except ValidationError as error:
-            found[name] = from_validation_error(error, RunConfig)
-    yield from problems_of_stages(found)
+def _stages_problems(config: RunConfig) -> list[Problem]:
+    contents = config._stage_contents()
+    own = list(stage_problems(config.name, config.stages, contents, is_search=config.tune is not None))
+    return own or problems_of_stages({name: _problems_of(content) for name, content in contents.items()})
+
+
+def _problems_of(content: Mapping[str, Any]) -> list[Problem]:
+    try:
+        RunConfig.model_validate(content)
+    except ValidationError as error:
+        return from_validation_error(error, RunConfig)
+    return []
 
 
 def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
     model, train, register = config.model, config.train, config.register_
     is_trained, is_cached = "tower" not in model.freeze, config.features.cache == "on"
     if is_cached and is_trained:
-        text = "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off"
+        what = "has adapters" if model.lora and "tower" in model.lora.parts else "is trained"
+        text = f"found on, but the tower {what}, so its output changes; expected tower in model.freeze, or off"
         yield Problem("features.cache", text)
     if train.overlap_vision_encoder and (is_trained or is_cached):
         state = "is trained" if is_trained else "does not run: features.cache is on"
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
-    if model.quantizes_base and train.strategy not in QUANTIZING:
-        yield Problem(
-            "model.lora.quantize_base",
-            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
-            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
-        )
-    if model.quantizes_base and train.compile == "on":
-        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
-        yield Problem("train.compile", text)
-    if model.quantizes_base and train.float8 != "none":
-        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
-        yield Problem("train.float8", text)
+    yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
@@ -308,6 +271,45 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem("register.serving", text)
         if not config.gcp.project:
             yield Problem("gcp.project", f"{missing} the project that holds the model")
+
+
+def _adapter_problems(config: RunConfig) -> Iterator[Problem]:
+    model, train, lora = config.model, config.train, config.model.lora
+    if lora is None:
+        return
+    if model.quantizes_base and train.strategy not in QUANTIZING:
+        yield Problem(
+            "model.lora.quantize_base",
+            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
+            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
+        )
+    if model.quantizes_base and train.compile == "on":
+        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
+        yield Problem("train.compile", text)
+    if model.quantizes_base and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
+        yield Problem("train.float8", text)
+    if lora.use_dora and train.strategy not in DECOMPOSING:
+        expected = f"expected one of {', '.join(DECOMPOSING)}, such as fsdp"
+        text = f"found true with train.strategy {train.strategy}, which shards the weights it measures; {expected}"
+        yield Problem("model.lora.use_dora", text)
+    if lora.use_dora and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.use_dora, which measures the weights; expected none"
+        yield Problem("train.float8", text)
+    if set(lora.parts) != {"language_model"} and train.tensor_parallel > 1:
+        text = f"found with train.strategy {train.strategy}, which shards adapters of the language model only"
+        yield Problem("model.lora.parts", f"{text}; expected [language_model], or a strategy such as fsdp")
+    alone = {"export": lora.export == "adapter", "pretrained": bool(lora.pretrained)}
+    for name in (name for name, is_set in alone.items() if is_set):
+        if not (model.pretrained and model.pretrained.weights):
+            text = "found without model.pretrained.weights, the base that an adapter belongs to; expected that, such as"
+            yield Problem(f"model.lora.{name}", f"{text} run:RUN_ID of a run that exported the whole model")
+        if model.quantizes_base:
+            text = "found with quantize_base; an adapter trained on 4-bit weights gives other answers on the base"
+            yield Problem(f"model.lora.{name}", f"{text}; expected export merged, or no quantize_base")
+    if lora.export == "adapter" and config.register_.serving:
+        text = "found with model.lora.export adapter, which a serving container has no base for; expected merged"
+        yield Problem("register.serving", text)
 
 
 def _rank_problems(config: RunConfig) -> Iterator[Problem]:
@@ -380,14 +382,3 @@ def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[s
         yield "found without GPUs, expected GPU nodes (it works through NCCL)"
     if flex_start:
         yield f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null"
-
-
-def run_uri(compiled: str, run_id: str, job_name: str) -> str:
-    """The folder of the run or of one of its stages. Raises ConfigError for an id that cannot be a folder's name."""
-    if run_id and not RUN_ID.fullmatch(run_id):
-        raise ConfigError(
-            f"run_id is {run_id!r}",
-            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
-        )
-    settings = json.loads(compiled)
-    return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")

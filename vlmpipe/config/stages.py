@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from trainer.config.base import Section
+from trainer.config.job import RUN_ID, run_uri_of
 from trainer.config.model import ModelPart
-from trainer.errors import UserError
-from vlmpipe.config.validation_errors import Problem, show
+from trainer.errors import ConfigError, UserError
+from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.config.yaml_loader import apply_overrides
 
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
 # What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
@@ -62,6 +65,17 @@ def stage_run_id(run_id: str, stage: str, stages: Sequence[str]) -> str:
     return run_id if stage == stages[-1] else f"{run_id}/stages/{stage}"
 
 
+def run_uri(compiled: str, run_id: str, job_name: str) -> str:
+    """The folder of the run or of one of its stages. Raises ConfigError for an id that cannot be a folder's name."""
+    if run_id and not RUN_ID.fullmatch(run_id):
+        raise ConfigError(
+            f"run_id is {run_id!r}",
+            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
+        )
+    settings = json.loads(compiled)
+    return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")
+
+
 def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
     """The content of each stage's own run file, by the stage's name. The last one is that of the run itself.
 
@@ -77,8 +91,17 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
     return found
 
 
-def stage_problems(name: str, stages: Sequence[StageConfig]) -> Iterator[Problem]:
-    """What is wrong with the stages of the run file `name`, apart from the run file of each."""
+def stage_problems(
+    name: str, stages: Sequence[StageConfig], contents: Mapping[str, Mapping[str, Any]], *, is_search: bool
+) -> Iterator[Problem]:
+    """What is wrong with the stages of the run file `name`, apart from the run file of each.
+
+    Args:
+        contents: `stage_contents`.
+        is_search: the run file has a section tune.
+    """
+    if is_search:
+        yield Problem("tune", "found with stages, expected null: the trials of a search are single trainings")
     names = [stage.name for stage in stages]
     for number, stage in enumerate(stages):
         path = f"stages.{stage.name}"
@@ -100,6 +123,21 @@ def stage_problems(name: str, stages: Sequence[StageConfig]) -> Iterator[Problem
                 if field in stage.gate:
                     text = f"found {show(stage.gate[field])}, but only the last stage's model has a champion beside it"
                     yield Problem(f"{path}.gate.{field}", text)
+
+    yield from _adapter_problems(contents)
+
+
+def _adapter_problems(contents: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    """The next stage needs a whole model, and begins with one."""
+    first, last = next(iter(contents)), list(contents)[-1]
+    for name, content in contents.items():
+        lora = content["model"].get("lora") or {}
+        if name != last and lora.get("export") == "adapter":
+            text = "found adapter, but the next stage starts from a whole model; expected merged"
+            yield Problem(path_in(name, "model.lora.export"), text)
+        if name != first and lora.get("pretrained"):
+            text = f"found {show(lora['pretrained'])}, but this stage starts from the export of the one before"
+            yield Problem(path_in(name, "model.lora.pretrained"), f'{text}; expected ""')
 
 
 @contextlib.contextmanager
@@ -135,11 +173,11 @@ def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[
     """Those of the dotted `fields` that stages have own values for, with the stages' names."""
     stages = content.get("stages")
     found: dict[str, list[str]] = {}
-    for stage in stages if isinstance(stages, list) else []:
-        if not isinstance(stage, Mapping):
-            continue
+    if not isinstance(stages, list):
+        return found
+    for stage in (one for one in stages if isinstance(one, Mapping)):
         others = ("name",) if stage is stages[-1] else ("name", "gate")
-        own = {name: one for name, one in stage.items() if name not in others}
+        own: dict[str, Any] = {name: one for name, one in stage.items() if name not in others}
         if own.get("freeze") is not None:
             own = _merged(own, {"model": {"freeze": own["freeze"]}})
         for path in _leaves(own):
@@ -149,12 +187,27 @@ def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[
     return found
 
 
+def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the run file with dotted keys replaced. Raises RunFileError for one that a stage has its own value of:
+    the stage's value would stay."""
+    content = apply_overrides(data, overrides)
+    hidden = hidden_by_stages(content, list(overrides))
+    if hidden:
+        problems = [
+            Problem(field, f"stage {stages[0]} has its own; expected {path_in(stages[0], field)}, or another stage's")
+            for field, stages in hidden.items()
+        ]
+        raise RunFileError("overrides", problems)
+    return content
+
+
 def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(content)
     for name, value in changes.items():
         before = result.get(name)
-        is_section = isinstance(value, Mapping) and isinstance(before, Mapping)
-        result[name] = _merged(before, value) if is_section else value
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = _merged(before, value)
+        result[name] = value
     return result
 
 

@@ -128,6 +128,13 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     return models[0] if models else None
 
 
+def item_section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of the sections in a list; None for other fields."""
+    items = get_args(field.annotation) if get_origin(field.annotation) is tuple else ()
+    models = [item for item in items if isinstance(item, type) and issubclass(item, BaseModel)]
+    return models[0] if models else None
+
+
 def show(value: Any) -> str:
     """A value as it is written in YAML or JSON, shortened, without the secrets in it: errors end up in logs."""
     if isinstance(value, Mapping):
@@ -160,9 +167,8 @@ def _fields_of_item(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo])
     """The fields of the section in a list that an error is in."""
     if len(loc) < 2 or loc[0] not in fields:
         return {}
-    items = [one for one in get_args(fields[str(loc[0])].annotation) if isinstance(one, type)]
-    models = [one for one in items if issubclass(one, BaseModel)] if isinstance(loc[1], int) else []
-    return {path: field for model in models for path, field, _ in fields_of(model, f"{loc[0]}.{loc[1]}")}
+    item = item_section_of(fields[str(loc[0])]) if isinstance(loc[1], int) else None
+    return {path: field for path, field, _ in fields_of(item, f"{loc[0]}.{loc[1]}")} if item else {}
 
 
 def _path(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo], kind: str) -> str:

@@ -86,6 +86,14 @@ def test_the_stages_survive_json_and_decide_the_digest() -> None:
         ("stages.align.train.micro_batch_size=3", "stages.align.train: global_batch_size 4 must be a multiple"),
         ("train.micro_batch_size=3", "train: global_batch_size 4 must be a multiple"),
         ("name=" + "d" * 60, "stages.align: is " + "d" * 60 + "-align with the run file's name, expected at most 63"),
+        (
+            "stages=[{name: align, model: {lora: {export: adapter}}}, {name: finetune}]",
+            "stages.align.model.lora.export: found adapter, but the next stage starts from a whole model",
+        ),
+        (
+            "stages.finetune.model={lora: {pretrained: a/b}}",
+            "stages.finetune.model.lora.pretrained: found \"a/b\", but this stage starts from the export",
+        ),
         ("stages.alin.train.epochs=1", "stages.alin.train.epochs: there is no alin in the list; did you mean align?"),
         ("stages.align=3", "stages.align: stages is a list"),
         (
