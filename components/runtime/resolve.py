@@ -121,20 +121,21 @@ def resolve(
     }
     stage = settings["stage"]
     this, number = paths[stage], stages.index(stage)
+    plans = dict[str, Plan | None]()
     if number == 0:  # nothing starts where a later stage could not
         for name in stages[1:]:
             with naming_stage(name):
-                _checked(runs[name], settings, name, paths[name])
+                _, plans[name] = _checked(runs[name], settings, name, paths[name])
                 open_source(runs[name].data)
     with naming_stage(stage):
         config = runs[stage]
         if number:
             config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])
-        config, plan = _checked(config, settings, stage, this)
-    run = open_storage(this.run_uri)
-    if plan:
-        write_record(run, "plan.json", plan.as_dict(), indent=1)
-    write_record(run, "run.json", config.to_run_json(this), indent=1)
+        config, plans[stage] = _checked(config, settings, stage, this)
+    for name, plan in plans.items():
+        if plan:
+            write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
+    write_record(open_storage(this.run_uri), "run.json", config.to_run_json(this), indent=1)
     return Resolved(
         config=config,
         run_uri=this.run_uri,

@@ -87,6 +87,15 @@ def state_of(job: PipelineJob) -> str:
     return str(job.state.name).removeprefix("PIPELINE_STATE_")
 
 
+def stages_of_job(job: PipelineJob) -> list[str]:
+    """The names of the run's stages, which are fixed when the pipeline is compiled; one empty name without stages."""
+    inputs: Any = job.pipeline_spec or {}
+    for key in ("root", "inputDefinitions", "parameters", "run_file"):
+        inputs = inputs.get(key) or {}
+    run_file = json.loads(inputs.get("defaultValue") or "{}")
+    return [str(stage["name"]) for stage in run_file.get("stages") or ()] or [""]
+
+
 def run_uri_of_job(job: PipelineJob) -> str:
     """The run's folder, from the job's own parameters; empty for a job that is not vlmpipe's."""
     spec, given = job.pipeline_spec or {}, job.runtime_config.parameter_values or {}
