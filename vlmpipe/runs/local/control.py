@@ -57,7 +57,10 @@ def cancel(report: RunReport) -> bool:
 
 
 def log_files(folder: Path, step: str = "") -> list[Path]:
-    """The pipeline's log, or those of the replicas of one step, in whose name its stage comes first. Raises UserError where there are none."""
+    """The pipeline's log, or those of the replicas of one step, in whose name its stage comes first.
+
+    Raises UserError where there are none.
+    """
     known = {
         f"{stage}-{path.name}" if stage else path.name: path
         for stage, place in stage_folders(folder).items()

@@ -105,7 +105,7 @@ class RunState:
     @property
     def stage(self) -> str:
         """The current stage: the first one whose gate has not decided, else the last."""
-        return next((stage for stage in self.stages if stage not in self.decided), self.stages[-1])
+        return next((stage for stage in self.stages if stage not in self.decided), (self.stages or [""])[-1])
 
     @property
     def failed(self) -> Step | None:

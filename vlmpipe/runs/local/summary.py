@@ -182,12 +182,12 @@ def stage_lines(state: RunState, decision_of: Callable[[str], Mapping[str, Any]]
     """The answer of each stage's gate; none for a run without stages."""
     if len(state.stages) < 2:
         return []
-    lines = []
+    lines, begun = [], {step.stage for step in state.steps if step.state not in ("waiting", "skipped")}
     for stage in state.stages:
         decision = decision_of(stage) if stage in state.decided else {}
-        answer = "accepted" if decision.get("accepted") else "rejected" if decision else "not begun"
-        reason = f": {decision['reason']}" if decision.get("reason") else ""
-        lines.append(f"stage {stage}, {answer}{reason}")
+        answer = {True: "accepted", False: "rejected"}.get(decision.get("accepted"))
+        answer = answer or ("done" if stage in state.decided else "not finished" if stage in begun else "not begun")
+        lines.append(f"{f'stage {stage}':<20} {answer}{f': {reason}' if (reason := decision.get('reason')) else ''}")
     return [*lines, ""]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.backends.vertex.client import job_client, translate_errors
 from vlmpipe.backends.vertex.retries import send_request
