@@ -121,7 +121,7 @@ def resolve(
     }
     stage = settings["stage"]
     this, number = paths[stage], stages.index(stage)
-    plans = dict[str, Plan | None]()
+    plans: dict[str, Plan | None] = {}
     if number == 0:  # nothing starts where a later stage could not
         for name in stages[1:]:
             with naming_stage(name):
