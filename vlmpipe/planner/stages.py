@@ -41,17 +41,17 @@ class StagesPlan:
     @property
     def train_hours(self) -> float | None:
         """Hours of training in all stages."""
-        return self._sum(lambda plan: plan.time and plan.time.train_hours)
+        return self._sum(lambda plan: plan.time.train_hours if plan.time else None)
 
     @property
     def usd(self) -> float | None:
         """Cost of all jobs of all stages."""
-        return self._sum(lambda plan: plan.cost and plan.cost.usd)
+        return self._sum(lambda plan: plan.cost.usd if plan.cost else None)
 
     def _range(self, of_stage: Callable[[Plan], tuple[float, float] | None]) -> tuple[float, float] | None:
-        low = self._sum(lambda plan: (found := of_stage(plan)) and found[0])
-        high = self._sum(lambda plan: (found := of_stage(plan)) and found[1])
-        return None if low is None or high is None else (low, high)
+        ranges = [of_stage(plan) for plan in self.stages.values()]
+        known = [one for one in ranges if one is not None]
+        return (sum(low for low, _ in known), sum(high for _, high in known)) if len(known) == len(ranges) else None
 
     def _sum(self, of_stage: Callable[[Plan], float | None]) -> float | None:
         found = [of_stage(plan) for plan in self.stages.values()]
@@ -69,7 +69,7 @@ class StagesPlan:
             "train_hours": self.train_hours,
             "train_hours_range": self._range(_train_hours_range),
             "usd": usd,
-            "usd_range": self._range(lambda plan: plan.cost and plan.cost.usd_range),
+            "usd_range": self._range(lambda plan: plan.cost.usd_range if plan.cost else None),
             "schedule_runs_per_month": runs,
             "schedule_usd_per_month": None if runs is None or usd is None else runs * usd,
             "stages": {

@@ -185,8 +185,10 @@ def stage_lines(state: RunState, decision_of: Callable[[str], Mapping[str, Any]]
     lines, begun = [], {step.stage for step in state.steps if step.state not in ("waiting", "skipped")}
     for stage in state.stages:
         decision = decision_of(stage) if stage in state.decided else {}
-        answer = {True: "accepted", False: "rejected"}.get(decision.get("accepted"))
-        answer = answer or ("done" if stage in state.decided else "not finished" if stage in begun else "not begun")
+        if "accepted" in decision:
+            answer = "accepted" if decision["accepted"] else "rejected"
+        else:
+            answer = "done" if stage in state.decided else "not finished" if stage in begun else "not begun"
         lines.append(f"{f'stage {stage}':<20} {answer}{f': {reason}' if (reason := decision.get('reason')) else ''}")
     return [*lines, ""]
 

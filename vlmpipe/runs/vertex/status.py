@@ -117,8 +117,9 @@ class VertexStatus:
 
     @property
     def planned_usd(self) -> float | None:
-        usd = [(files.content("plan.json").get("cost") or {}).get("usd") for files in self.files_of.values()]
-        return None if None in usd else float(sum(usd))
+        costs = [files.content("plan.json").get("cost") or {} for files in self.files_of.values()]
+        usd = [cost["usd"] for cost in costs if cost.get("usd") is not None]
+        return float(sum(usd)) if len(usd) == len(costs) else None
 
     def lines(self) -> list[str]:
         """For people, below the table of steps."""
@@ -297,8 +298,8 @@ def _step(
         message = message or words
         detail.setdefault("error", words)
         detail.setdefault("exit_code", _exit_code(words))
-    times = {"elapsed_s": elapsed_s, "started_s": started_s}
-    return replace(said, name=name, stage=stage, state=state, message=message, detail=detail, **times)
+    said = replace(said, name=name, stage=stage, elapsed_s=elapsed_s, started_s=started_s)
+    return replace(said, state=state, message=message, detail=detail)
 
 
 def _state(task: PipelineTaskDetail | None) -> str:

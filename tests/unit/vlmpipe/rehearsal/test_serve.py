@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from vlmpipe.rehearsal.serve import moves_of
@@ -23,5 +25,5 @@ def test_tasks_begin_and_end_in_order(stages: list[str], shares: bool) -> None:
     assert set(states.values()) == {"SUCCEEDED", "NOT_TRIGGERED"}
     assert [name for name in begun if name.endswith("resolve-run")] == [f"{prefix}resolve-run" for prefix in prefixes]
     assert begun[-1] == "notify" and moves[-1].job == "SUCCEEDED" and tasks <= set(begun)
-    for before, after in zip(prefixes, prefixes[1:], strict=False):
+    for before, after in itertools.pairwise(prefixes):
         assert begun.index(f"{before}decide") < begun.index(f"{after}resolve-run")
