@@ -57,13 +57,15 @@ def steps_of(stages: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def with_reused_stages(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """A stage that was not run, though the next one began, was accepted in an earlier attempt: its steps are reused."""
-    begun = [step.stage for step in steps if step.state not in ("waiting", "skipped")]
-    stages = list(dict.fromkeys(step.stage for step in steps if step.name not in OF_THE_RUN))
-    last = max((number for number, stage in enumerate(stages) if stage in begun), default=0)
+    """Of a stage that an earlier attempt of the run finished only the first step and the gate run: the rest is reused.
+
+    The last stage's steps all run.
+    """
+    decided = [step.stage for step in steps if step.name == "decide" and step.state not in ("waiting", "skipped")]
+    last = [step.stage for step in steps if step.name == "decide"][-1:]
     return tuple(
         replace(step, state="reused", message="accepted in an earlier attempt")
-        if step.state in ("waiting", "skipped") and step.name not in OF_THE_RUN and step.stage in stages[:last]
+        if step.state in ("waiting", "skipped") and step.stage in decided and step.stage not in last and step.stage
         else step
         for step in steps
     )

@@ -98,6 +98,6 @@ def test_a_rejected_stage_is_the_runs_result(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_an_earlier_attempt_finished_is_reused(tmp_path: Path) -> None:
-    tasks = {"align-resolve-run": "SUCCEEDED", "align-train": "NOT_TRIGGERED", "align-reuse-stage": "SUCCEEDED"}
+    tasks = {"align-resolve-run": "SUCCEEDED", "align-train": "NOT_TRIGGERED", "align-decide": "SUCCEEDED"}
     found = status(tmp_path, {**tasks, "finetune-resolve-run": "RUNNING"})
     assert (states_of(found)["align-train"], found.state.stage) == ("reused", "finetune")
