@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
-from vlmpipe.cli.views.stages import stages_table
+from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.planner.cost.approval import dollars
 
@@ -36,6 +36,7 @@ def stages_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableTyp
     """The stages side by side with their sum, then the plan of each."""
     stages = plan["stages"]
     yield _state_line(plan)
+    yield Text(stages_headline(plan), style="bold")
     yield ""
     yield stages_table(plan)
     for name, stage in stages.items():

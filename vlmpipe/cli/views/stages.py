@@ -29,21 +29,34 @@ def stages_table(plan: Mapping[str, Any]) -> Table:
             Text(stage["starts_from"], overflow="fold"),
             Text(stage["data"], overflow="fold"),
             UNKNOWN if time.get("steps") is None else f"{time['steps']:,}",
-            UNKNOWN if time.get("train_hours") is None else hours_text(time["train_hours"]),
+            _hours(time.get("train_hours")),
             amount(cost["usd"]) if cost else "–",
             _memory(stage["memory"]),
         )
     table.add_section()
-    hours, usd, is_priced = plan["train_hours"], plan["usd"], any(one["cost"] for one in plan["stages"].values())
-    total = {"training": UNKNOWN if hours is None else hours_text(hours), "cost": amount(usd) if is_priced else "–"}
-    if ends := plan["train_hours_range"]:
-        total["training"] += f"\n{between(*ends)}"
-    if ends := plan["usd_range"]:
-        total["cost"] += f"\n{dollars(ends[0])} to {dollars(ends[1])}"
-    if runs := plan["schedule_runs_per_month"]:
-        total["cost"] += f"\n{amount(plan['schedule_usd_per_month'])} a month ({runs:,.1f} runs)"
-    table.add_row("all stages", "", "", "", total["training"], total["cost"], "", style="bold")
+    cost = amount(plan["usd"]) if _is_priced(plan) else "–"
+    table.add_row("all stages", "", "", "", _hours(plan["train_hours"]), cost, "", style="bold")
     return table
+
+
+def stages_headline(plan: Mapping[str, Any]) -> str:
+    """Hours and dollars of all stages in one sentence; a local run has no dollars."""
+    ends = plan["train_hours_range"]
+    facts = [f"training {_hours(plan['train_hours'])}{f' ({between(*ends)})' if ends else ''}"]
+    if _is_priced(plan):
+        ends = plan["usd_range"]
+        facts.append(f"cost {amount(plan['usd'])}{f' ({dollars(ends[0])} to {dollars(ends[1])})' if ends else ''}")
+    if (runs := plan["schedule_runs_per_month"]) is not None:
+        facts.append(f"{amount(plan['schedule_usd_per_month'])} a month in {runs:,.1f} runs")
+    return f"All stages: {'; '.join(facts)}."
+
+
+def _is_priced(plan: Mapping[str, Any]) -> bool:
+    return any(stage["cost"] for stage in plan["stages"].values())
+
+
+def _hours(hours: float | None) -> str:
+    return UNKNOWN if hours is None else hours_text(hours)
 
 
 def _memory(memory: Mapping[str, Any] | None) -> Text:

@@ -19,7 +19,7 @@ def printed(*stages: dict[str, Any], width: int = 120, **sums: Any) -> str:
         "name": "llava", "state": "green", "errors": [], "doubts": [], "train_hours": 20.0,
         "train_hours_range": (18.0, 24.0), "usd": 1620.0, "usd_range": (1458.0, 1944.0),
         "schedule_runs_per_month": None, "schedule_usd_per_month": None,
-        "stages": {name: {"starts_from": next(starts), "data": "gs://bucket/llava/mix.json", **stage}
+        "stages": {name: {"starts_from": next(starts), "data": "gs://b/mix.json", **stage}
                    for name, stage in named},
     }  # fmt: skip
     screen = Console(file=io.StringIO(), width=width, highlight=False)
@@ -29,12 +29,12 @@ def printed(*stages: dict[str, Any], width: int = 120, **sums: Any) -> str:
 
 
 def test_stages_stand_above_their_sum() -> None:
-    lines = [" ".join(line.split()) for line in printed(make_plan(), make_plan()).splitlines()]
+    lines = [" ".join(line.split()) for line in printed(make_plan(), make_plan(), width=140).splitlines()]
     assert lines[0] == "✓ green llava"
-    assert "✓ align lmsys/vicuna-7b-v1.5 gs://bucket/llava/mix.json 18,000 10.0 h $810 60.0 of 80.0 GiB" in lines
-    assert "✓ finetune export of align gs://bucket/llava/mix.json 18,000 10.0 h $810 60.0 of 80.0 GiB" in lines
-    total = lines.index("all stages 20.0 h $1,620")
-    assert lines[total + 1] == "18.0 to 24.0 h $1,458 to $1,944"
+    assert lines[1] == "All stages: training 20.0 h (18.0 to 24.0 h); cost $1,620 ($1,458 to $1,944)."
+    assert "✓ align lmsys/vicuna-7b-v1.5 gs://b/mix.json 18,000 10.0 h $810 60.0 of 80.0 GiB" in lines
+    assert "✓ finetune export of align gs://b/mix.json 18,000 10.0 h $810 60.0 of 80.0 GiB" in lines
+    assert "all stages 20.0 h $1,620" in lines
     assert [line.split()[1] for line in lines if line.startswith("stage ") and "─" in line] == ["align", "finetune"]
 
 
@@ -46,7 +46,8 @@ def test_notes_of_several_stages_are_printed_once() -> None:
 
 def test_a_stage_that_does_not_fit_is_marked_and_its_plan_says_what_would() -> None:
     text = printed(make_plan(), red(), state="red")
-    assert "✗ finetune" in text and "60.0 of 40.0 GiB, does not fit" in text
+    assert text.splitlines()[0].startswith("✗ red") and "✗ finetune" in text
+    assert "60.0 of 40.0 GiB, does not fit" in text.partition("stage align")[0]
     assert "30.0 GiB, fits: train.strategy=fsdp" in text
 
 
