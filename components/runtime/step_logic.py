@@ -102,9 +102,11 @@ def close_run(run_uri: str, pipeline_state: str) -> str:
     """Write the final report, if the run came far enough to have one. Returns a sentence about the run's end."""
     store = open_storage(run_uri)
     outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
-    if store.stat("run.json") is None:
-        return f"{outcome}: the run file was not accepted, so there is no report"
     from vlmpipe.report.build import write_report
+    from vlmpipe.report.stages import earlier_stages
+
+    if store.stat("run.json") is None and not earlier_stages(run_uri):
+        return f"{outcome}: the run file was not accepted, so there is no report"
 
     return f"{outcome}; report in {write_report(run_uri)}"
 
