@@ -20,8 +20,8 @@ UNKNOWN = "unknown"
 def earlier_stages(run_uri: str) -> dict[str, str]:
     """The folders of the stages before the last one that have begun, by name, in order; none without stages."""
     store = open_storage(run_uri)
-    begun = [info.name.split("/")[1] for info in store.list(FOLDER) if info.name.count("/") == 2]
-    stages = [stage for stage in dict.fromkeys(begun) if store.stat(f"{FOLDER}/{stage}/run.json")]
+    records = [info.name.split("/") for info in store.list(FOLDER) if info.name.endswith("/steps/resolve-run.json")]
+    stages = [stage for _, stage, *_ in records]
     return {stage: store.uri(f"{FOLDER}/{stage}") for stage in sorted(stages, key=lambda stage: _began_s(store, stage))}
 
 

@@ -62,7 +62,6 @@ def test_what_a_stage_ended_is_reported_as_its_own(tmp_path: Path) -> None:
     record(run, "train", "failed", 1.0)  # in an earlier attempt
     record(align, "resolve-run", "done", 2.0)
     record(align, "train", "failed", 3.0)
-    (align / "run.json").write_text("{}")
     assert webhook.message_of(str(run), "FAILED")["step"] == "align-train"
     record(align, "decide", "done", 4.0)
     (align / "decision.json").write_text('{"accepted": false, "reason": "loss 7 is above 6"}')
