@@ -86,8 +86,8 @@ def model_shape(
             f"the model section makes a model with {len(empty)} empty weights, for example {empty[0]}",
             expected="sizes of at least 1 in model.tower and model.language_model",
         )
-    text, language = model.config.text_config, model.get_decoder()
-    tied = bool(model.config.tie_word_embeddings)
+    text, language, head = model.config.get_text_config(), model.get_decoder(), model.get_output_embeddings()
+    tied = head.weight is language.embed_tokens.weight
     in_adapters, in_embedding = count_parameters(language, is_adapter), count_parameters(language.embed_tokens)
     chosen = _chosen_parameters(config, model, language.layers, tower_layers)
     quantized, quantized_bytes = quantized_size(model) if config.quantizes_base else (0, 0)
@@ -102,7 +102,7 @@ def model_shape(
             "embedding": in_embedding,
             "language_layers": count_parameters(language) - in_embedding - in_adapters,
             "adapters": in_adapters,
-            "head": 0 if tied else count_parameters(model.lm_head),
+            "head": 0 if tied else count_parameters(head),
         },
         frozen=_frozen_parts(config, chosen, tied=tied),
         chosen=chosen,

@@ -1,0 +1,163 @@
+"""The family `hf`: any image-text model that transformers loads from a folder or the hub, with its own processor.
+
+The tower is the model's vision encoder, the language model its decoder, the projector everything beside the two.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.initialization import no_init_weights
+
+from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
+from trainer.models.base import ShardingUnits
+from trainer.models.hf.model import HfVLM, encoder_of
+from trainer.models.hf.processor import PublishedImages, kind_of, published_images
+from trainer.models.hf_native.family import NativeFamily, save_model_settings
+from trainer.models.hf_native.pretrained import part_config, weights_description
+from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
+from trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
+from trainer.models.layers.freeze import part_of
+from trainer.models.layers.parameter_counts import model_shape, vocabulary_of
+from trainer.sizing.model_shape import ModelShape
+from trainer.sizing.pipeline_partition import Stage
+
+BLANK = (64, 64)  # pixels of the image that stands in where there is none
+LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))  # sizes that are tried for most tokens
+
+
+@dataclass(frozen=True)
+class PartNames:
+    """Where the library's model has its parts."""
+
+    tower: str  # prefix of the encoder's weights
+    embedding: str  # of the embedding's weight
+
+
+class HfFamily(NativeFamily):
+    """See `trainer.models.base.Family`."""
+
+    def images(self, config: ModelConfig) -> PublishedImages:
+        return published_images(config.tower, config.image_processor)
+
+    def type_of(self, config: ModelConfig) -> str:
+        return str(part_config(config.tower).model_type)
+
+    def kind(self, model_type: str) -> Any:
+        return kind_of(CONFIG_MAPPING[model_type])
+
+    def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
+        return copy.deepcopy(part_config(config.tower))
+
+    def config_for(self, config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
+        """The published one, with an embedding for each of the tokenizer's tokens."""
+        whole = self.whole_config(config)
+        text = whole.get_text_config()
+        text.vocab_size = max(len(tokenizer), text.vocab_size)
+        return whole
+
+    def stored_model(self, config: ModelConfig) -> PretrainedModel:
+        names = self._names(config)
+        return PretrainedModel(self.kind(self.type_of(config)), names.embedding, tower=names.tower)
+
+    def _names(self, config: ModelConfig) -> PartNames:
+        with torch.device("meta"), no_init_weights():
+            model = self.kind(self.type_of(config))(self.whole_config(config))
+        encoder, embedding = encoder_of(model), model.get_input_embeddings()
+        modules = {module: name for name, module in model.named_modules()}
+        return PartNames(f"{modules[encoder]}.", f"{modules[embedding]}.weight")
+
+    def build_tower(self, config: ModelConfig) -> nn.Module:
+        """The vision encoder on the CPU in fp32 and in evaluation mode."""
+        with parameters_on_meta(), no_init_weights():
+            model = self.kind(self.type_of(config))(self.whole_config(config)).float()
+        encoder = encoder_of(model)
+        weights = StoredWeights(config.tower, self.stored_model(config))
+        DeferredWeights(model, weights, torch.device("cpu")).fill(encoder)
+        return encoder.eval()
+
+    def tower(self, model: nn.Module) -> nn.Module:
+        return encoder_of(model)
+
+    def image_processor(self, config: ModelConfig) -> Any:
+        return self.images(config).processor.image_processor
+
+    def feature_shape(self, config: ModelConfig) -> tuple[int, ...]:
+        raise ConfigError("features of family hf are not cached", fix="set features.cache to off")
+
+    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+        """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
+        return weights_description(config)
+
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        images = self.images(config)
+        return HfVLM(config, model, images, images.tensors([Image.new("RGB", BLANK)]))
+
+    def blocks(self, module: HfVLM) -> ShardingUnits:
+        return ShardingUnits(
+            language_layers=list(module.language_model.layers),
+            tower_layers=layers_of(module.tower),
+            embedding=module.model.get_input_embeddings(),
+            head=module.model.get_output_embeddings(),
+            loss=module.token_loss,
+            reduce_to=_no_stages,
+            view=_no_stages,
+        )
+
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        save_model_settings(model, tokenizer, folder, config.tower)
+        self.images(config).save(tokenizer, folder, config.tower)
+
+    def shape(self, config: ModelConfig) -> ModelShape:
+        """Sizes, with the parameters counted on the meta device."""
+        whole, images = self.whole_config(config), self.images(config)
+        text, vision = whole.get_text_config(), whole.vision_config
+        with torch.device("meta"):
+            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
+        counts = Counter[str]()
+        for name, parameter in model.named_parameters():
+            counts[part_of(name)] += parameter.numel()
+        tokens, patches, patch_pixels = largest_image(images, vision)
+        return model_shape(
+            config,
+            model,
+            layers_of(encoder_of(model)),
+            vision,
+            tower_parameters=counts["tower"],
+            projector_parameters=counts["projector"],
+            tower_tokens=patches,
+            image_tokens=tokens,
+            feature_width=-(-counts["projector"] // int(text.hidden_size)),  # a projector of one product
+            projector_layers=1,
+            patch_pixels=patch_pixels,
+        )
+
+
+def layers_of(encoder: nn.Module) -> list[nn.Module]:
+    """The encoder's own layers: its longest list of modules of one class."""
+    lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList)]
+    return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
+
+
+def largest_image(images: PublishedImages, vision: PreTrainedConfig) -> tuple[int, int, int]:
+    """Most tokens of an image of some common sizes, patches of it in the encoder, and numbers of a patch."""
+    tokens, size = max((sum(images.texts((size,))[0].runs), size) for size in LARGE)
+    pixels = images.tensors([Image.new("RGB", size)])["pixel_values"]
+    side = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+    in_patch = pixels.shape[-1] if pixels.ndim < 4 else 3 * side**2
+    return tokens, pixels.numel() // in_patch, in_patch
+
+
+def _no_stages(stage: Stage) -> Any:
+    raise ConfigError(
+        "models of family hf cannot be split into pipeline stages", fix="use another strategy, such as fsdp"
+    )
