@@ -250,6 +250,11 @@ class ModelConfig(Section):
         }
 
     @property
+    def can_cache_features(self) -> bool:
+        """Whether the tower's output can be stored. That of family hf is not: it may lie behind the projector."""
+        return "tower" in self.freeze and self.family != "hf"
+
+    @property
     def has_patterns(self) -> bool:
         """Whether parameters are chosen by their names, beyond whole parts."""
         return bool(self.freeze_parameters or self.train_parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.config.job import JobConfig
@@ -112,7 +112,7 @@ class SampleValidator:
             images.append(image)
             repairs += image.repairs
         sizes = [(image.width, image.height) for image in images]
-        counts = self._image_tokens(sizes)
+        counts = self._counts(sizes)
         tiles = self._chat.form.num_tiles(counts)
         self._require_few(tiles, f"{len(images)} images in {tiles} tiles")
         turns = sample.turns
@@ -127,13 +127,19 @@ class SampleValidator:
             turns = turns[:-1]
             kept = sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
             images, sizes = images[:kept], sizes[:kept]
-            counts = self._image_tokens(sizes)
+            counts = self._counts(sizes)
             self._chat.verify(self._chat.messages(turns))
             encoded = self._chat.encode(turns, counts, sizes)
             repairs.append(Repair.TURNS_DROPPED)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
+
+    def _counts(self, sizes: Sequence[tuple[int, int]]) -> list[int]:
+        try:
+            return self._image_tokens(sizes)
+        except ValueError as error:
+            raise RejectedError(RejectCode.IMAGE_ASPECT, str(error)) from error
 
     def _require_few(self, count: int, images: str) -> None:
         most = self._data.max_images_per_sequence

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.initialization import no_init_weights
@@ -20,19 +19,16 @@ from transformers.initialization import no_init_weights
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.base import ShardingUnits
-from trainer.models.hf.model import HfVLM, encoder_of
+from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers
 from trainer.models.hf.processor import PublishedImages, kind_of, published_images
 from trainer.models.hf_native.family import NativeFamily, save_model_settings
 from trainer.models.hf_native.pretrained import part_config, weights_description
 from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
 from trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from trainer.models.layers.freeze import part_of
-from trainer.models.layers.parameter_counts import model_shape, vocabulary_of
+from trainer.models.layers.parameter_counts import model_shape
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import Stage
-
-BLANK = (64, 64)  # pixels of the image that stands in where there is none
-LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))  # sizes that are tried for most tokens
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,7 @@ class HfFamily(NativeFamily):
         return weights_description(config)
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        images = self.images(config)
-        return HfVLM(config, model, images, images.tensors([Image.new("RGB", BLANK)]))
+        return HfVLM(config, model, self.images(config))
 
     def blocks(self, module: HfVLM) -> ShardingUnits:
         return ShardingUnits(
@@ -117,16 +112,35 @@ class HfFamily(NativeFamily):
         save_model_settings(model, tokenizer, folder, config.tower)
         self.images(config).save(tokenizer, folder, config.tower)
 
+    def skeleton(
+        self,
+        config: ModelConfig,
+        *,
+        vocabulary: int,
+        language_layers: int | None = None,
+        one_inner_tower_layer: bool = False,
+    ) -> nn.Module:
+        """The model of `build` with undefined weights, for the meta device and fake tensors."""
+        whole = self.whole_config(config)
+        whole.get_text_config().vocab_size = vocabulary
+        if language_layers is not None:
+            fewer_layers(whole.get_text_config(), language_layers)
+        with no_init_weights():
+            model = self.kind(self.type_of(config))(whole)
+        model.tie_weights()  # skipped together with initialization
+        return self.freeze(model, config, is_whole=language_layers is None)
+
     def shape(self, config: ModelConfig) -> ModelShape:
-        """Sizes, with the parameters counted on the meta device."""
+        """Sizes, with the parameters counted on the meta device; images have the most tokens of some common sizes."""
         whole, images = self.whole_config(config), self.images(config)
         text, vision = whole.get_text_config(), whole.vision_config
         with torch.device("meta"):
-            model = self.skeleton(config, vocabulary=vocabulary_of(config, text))
+            model = self.skeleton(config, vocabulary=int(text.vocab_size))
         counts = Counter[str]()
         for name, parameter in model.named_parameters():
             counts[part_of(name)] += parameter.numel()
-        tokens, patches, patch_pixels = largest_image(images, vision)
+        patches, in_patch = images.patches(vision)
+        is_fixed = images.most_tokens == sum(images.texts((BLANK,))[0].runs)
         return model_shape(
             config,
             model,
@@ -135,10 +149,11 @@ class HfFamily(NativeFamily):
             tower_parameters=counts["tower"],
             projector_parameters=counts["projector"],
             tower_tokens=patches,
-            image_tokens=tokens,
-            feature_width=-(-counts["projector"] // int(text.hidden_size)),  # a projector of one product
+            image_tokens=images.most_tokens,
+            feature_width=-(-counts["projector"] // int(text.hidden_size)),  # as of one product
             projector_layers=1,
-            patch_pixels=patch_pixels,
+            patch_pixels=in_patch,
+            merge=0 if is_fixed else 1,
         )
 
 
@@ -146,15 +161,6 @@ def layers_of(encoder: nn.Module) -> list[nn.Module]:
     """The encoder's own layers: its longest list of modules of one class."""
     lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList)]
     return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
-
-
-def largest_image(images: PublishedImages, vision: PreTrainedConfig) -> tuple[int, int, int]:
-    """Most tokens of an image of some common sizes, patches of it in the encoder, and numbers of a patch."""
-    tokens, size = max((sum(images.texts((size,))[0].runs), size) for size in LARGE)
-    pixels = images.tensors([Image.new("RGB", size)])["pixel_values"]
-    side = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
-    in_patch = pixels.shape[-1] if pixels.ndim < 4 else 3 * side**2
-    return tokens, pixels.numel() // in_patch, in_patch
 
 
 def _no_stages(stage: Stage) -> Any:

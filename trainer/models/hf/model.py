@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from trainer.config.model import ModelConfig
 from trainer.models.attention.block_mask import block_diagonal_mask
@@ -18,6 +21,10 @@ from trainer.models.hf.processor import TYPES, PublishedImages, Tensors
 from trainer.models.image_inputs import Grid
 from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from trainer.models.layers.freeze import part_of, trains
+from trainer.models.layers.image_placeholders import places_of, put
+
+BLANK = (64, 64)  # pixels
+PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
 
 
 class HfVLM(nn.Module):
@@ -27,14 +34,10 @@ class HfVLM(nn.Module):
     samples of a sequence together.
     """
 
-    def __init__(self, config: ModelConfig, model: Any, images: PublishedImages, blank: Tensors) -> None:
-        """
-        Args:
-            blank: inputs of one image, which stands in where there is none.
-        """
+    def __init__(self, config: ModelConfig, model: Any, images: PublishedImages) -> None:
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
-        self._images, self._blank = images, blank
+        self._images = images
         self._of_features = inspect.signature(model.base_model.get_image_features).parameters
         self._packed: tuple[Tensor, CuSeqlens | None] | None = None
         use_varlen_attention(self.language_model)
@@ -43,6 +46,11 @@ class HfVLM(nn.Module):
         if self.tower_is_frozen and not has_merger(self.tower):
             self.tower.register_forward_hook(_round_output)
         self.train(self.training)
+
+    @functools.cached_property
+    def _blank(self) -> Tensors:
+        """Inputs of one image, which stands in where there is none."""
+        return self._images.tensors([Image.new("RGB", BLANK)])
 
     @property
     def language_model(self) -> nn.Module:
@@ -82,6 +90,8 @@ class HfVLM(nn.Module):
         self, input_ids: Tensor, position_ids: Tensor, images: Tensors, samples: CuSeqlens | None = None
     ) -> Tensor:
         """(sequences, tokens, hidden) behind the language model."""
+        if PROJECTED in images:
+            return self._traced(input_ids, position_ids, images[PROJECTED], samples)
         types = self._images.types(input_ids)
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
@@ -99,6 +109,22 @@ class HfVLM(nn.Module):
         finally:
             self._packed = None
         return hidden
+
+    def _traced(self, input_ids: Tensor, position_ids: Tensor, projected: Tensor, samples: CuSeqlens | None) -> Tensor:
+        """For traces with fake tensors, which have no values that the library's forward pass asks for: the language
+        model alone, behind images that are projected already."""
+        trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
+        first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
+        places = places_of(input_ids == self.model.config.image_token_id, len(projected))
+        hidden = put(self.model.get_input_embeddings()(input_ids), places, projected + first)
+        positions = position_ids
+        if hasattr(self.model.base_model, "get_rope_index"):
+            positions = position_ids.repeat(4, 1, 1)
+        mask = block_diagonal_mask(self.language_model.config, position_ids, samples)
+        output: Tensor = self.language_model(
+            inputs_embeds=hidden, position_ids=positions, use_cache=False, **mask
+        ).last_hidden_state
+        return output
 
     def _nothing(self, device: torch.device) -> Tensor:
         """0, from the features of a blank image: every rank takes part in the collectives of tower and projector."""
@@ -191,3 +217,14 @@ def _rounded(value: Any) -> Any:
         return type(value)(_rounded(one) for one in value)
     is_float = isinstance(value, Tensor) and value.is_floating_point()
     return value.to(torch.bfloat16).to(value.dtype) if is_float else value
+
+
+def fewer_layers(text: PreTrainedConfig, count: int) -> None:
+    """Have a language model keep its first layers, in all fields that have an entry for each layer."""
+    before = int(text.num_hidden_layers)
+    for name, value in text.to_dict().items():
+        if isinstance(value, list) and len(value) == before:
+            setattr(text, name, value[:count])
+    text.num_hidden_layers = count
+    if getattr(text, "num_kv_shared_layers", 0) and count < before:
+        text.num_kv_shared_layers = 0

@@ -17,14 +17,12 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import AutoImageProcessor, PreTrainedConfig
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import PROCESSOR_NAME
 
 from trainer.config.model import IMAGE_TOKEN, WeightsConfig
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.tokenize import pretrained_tokenizer
 from trainer.errors import ConfigError
 from trainer.models.hf_native.pretrained import load_pretrained, part_config
 from trainer.models.published import published_json
@@ -33,6 +31,7 @@ Size = tuple[int, int]  # width and height in pixels
 Tensors = dict[str, Tensor]
 KEPT_TEXTS = 1 << 16  # of samples' image sizes
 TYPES = ("mm_token_type_ids", "token_type_ids")  # names under which models take what each token is
+LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))
 SAMPLE_AXES = 5  # of pixel values whose first axis is the sample: (samples, images, channels, height, width)
 
 
@@ -69,6 +68,22 @@ class PublishedImages:
         content = {name: value for name, value in self.processor.to_dict().items() if name != "video_processor"}
         return dict(json.loads(json.dumps(content | {"tokens": [self.placeholder, self.image_token]}, default=str)))
 
+    @functools.cached_property
+    def largest(self) -> Size:
+        """Of some common sizes of images, the one with most tokens."""
+        return max(LARGE, key=lambda size: sum(self.texts((size,))[0].runs))
+
+    @property
+    def most_tokens(self) -> int:
+        return sum(self.texts((self.largest,))[0].runs)
+
+    def patches(self, vision: PreTrainedConfig) -> tuple[int, int]:
+        """Patches of the largest image as the encoder takes it, and numbers of one. vision: its configuration."""
+        pixels = self.tensors([Image.new("RGB", self.largest)])["pixel_values"]
+        side = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+        in_patch = int(pixels.shape[-1]) if pixels.ndim < 4 else 3 * side**2
+        return pixels.numel() // in_patch, in_patch
+
     def types(self, input_ids: Tensor) -> Tensors:
         """What each token is, for models that ask: 1 of an image, 0 of a text."""
         name = next((one for one in TYPES if one in self.inputs), None)
@@ -86,15 +101,14 @@ class PublishedImages:
     def _texts(self, sizes: tuple[Size, ...]) -> tuple[ImageText, ...]:
         """Texts of a sample's images. Asked with all of them: some processors cut one image finer than several.
 
-        Raises RejectedError for sizes that the processor cannot take.
+        Raises ValueError for sizes that the processor cannot take.
         """
         if not sizes:
             return ()
         try:
             written = self._processed([Image.new("RGB", size) for size in sizes])[1]
         except (ValueError, ZeroDivisionError) as error:
-            message = f"the model's image processor takes no images of {sizes}: {error}"
-            raise RejectedError(RejectCode.IMAGE_ASPECT, message) from error
+            raise ValueError(f"the model's image processor takes no images of {sizes}: {error}") from error
         return tuple(_in_runs(text, self.image_token) for text in written)
 
     def _processed(self, images: Sequence[Image.Image]) -> tuple[Tensors, list[str]]:
@@ -159,7 +173,7 @@ def _processor(part: WeightsConfig, config: type, settings: Mapping[str, Any]) -
             f"transformers has no processor for {part.weights}", expected="a model whose images it knows how to prepare"
         )
     image_processor = image_processor_of(part, settings)
-    tokenizer = pretrained_tokenizer(part.weights)
+    tokenizer = load_pretrained(AutoTokenizer, part, use_fast=True)
     own = {"image_processor": image_processor, "tokenizer": tokenizer}
     bare = without_video(kind)
     try:
