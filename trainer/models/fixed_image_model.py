@@ -15,9 +15,9 @@ from trainer.errors import ConfigError
 from trainer.models.base import ShardingUnits
 from trainer.models.hf_native.family import TransformersFamily
 from trainer.models.image_inputs import Grid
-from trainer.models.layers.freeze import trains
+from trainer.models.layers.freeze import tower_layers_of, trains
 from trainer.models.layers.image_placeholders import embedded
-from trainer.models.layers.parameter_counts import count_parameters, model_shape, tower_layers_of
+from trainer.models.layers.parameter_counts import count_parameters, model_shape
 from trainer.models.packed_vlm import PackedVLM
 from trainer.sizing.model_shape import ModelShape
 

@@ -19,7 +19,7 @@ from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import OWN_FORMAT, DataConfig
 from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
-from trainer.config.strategies import PIPELINE_PARALLEL, QUANTIZING, TENSOR_PARALLEL
+from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING, TENSOR_PARALLEL
 from trainer.config.train import TrainConfig
 from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
@@ -197,7 +197,8 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
     model, train, register = config.model, config.train, config.register_
     is_trained, is_cached = "tower" not in model.freeze, config.features.cache == "on"
     if is_cached and is_trained:
-        text = "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off"
+        what = "has adapters" if model.lora and "tower" in model.lora.parts else "is trained"
+        text = f"found on, but the tower {what}, so its output changes; expected tower in model.freeze, or off"
         yield Problem("features.cache", text)
     if model.family == "hf":
         yield from _generic_model_problems(config)
@@ -205,18 +206,7 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
         state = "is trained" if is_trained else "does not run: features.cache is on"
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
-    if model.quantizes_base and train.strategy not in QUANTIZING:
-        yield Problem(
-            "model.lora.quantize_base",
-            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
-            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
-        )
-    if model.quantizes_base and train.compile == "on":
-        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
-        yield Problem("train.compile", text)
-    if model.quantizes_base and train.float8 != "none":
-        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
-        yield Problem("train.float8", text)
+    yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
@@ -256,6 +246,45 @@ def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
     if train.overlap_vision_encoder:
         text = "found true with model.family hf, whose forward pass runs the tower itself; expected false"
         yield Problem("train.overlap_vision_encoder", text)
+
+
+def _adapter_problems(config: RunConfig) -> Iterator[Problem]:
+    model, train, lora = config.model, config.train, config.model.lora
+    if lora is None:
+        return
+    if model.quantizes_base and train.strategy not in QUANTIZING:
+        yield Problem(
+            "model.lora.quantize_base",
+            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
+            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
+        )
+    if model.quantizes_base and train.compile == "on":
+        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
+        yield Problem("train.compile", text)
+    if model.quantizes_base and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
+        yield Problem("train.float8", text)
+    if lora.use_dora and train.strategy not in DECOMPOSING:
+        expected = f"expected one of {', '.join(DECOMPOSING)}, such as fsdp"
+        text = f"found true with train.strategy {train.strategy}, which shards the weights it measures; {expected}"
+        yield Problem("model.lora.use_dora", text)
+    if lora.use_dora and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.use_dora, which measures the weights; expected none"
+        yield Problem("train.float8", text)
+    if set(lora.parts) != {"language_model"} and train.tensor_parallel > 1:
+        text = f"found with train.strategy {train.strategy}, which shards adapters of the language model only"
+        yield Problem("model.lora.parts", f"{text}; expected [language_model], or a strategy such as fsdp")
+    alone = {"export": lora.export == "adapter", "pretrained": bool(lora.pretrained)}
+    for name in (name for name, is_set in alone.items() if is_set):
+        if not (model.pretrained and model.pretrained.weights):
+            text = "found without model.pretrained.weights, the base that an adapter belongs to; expected that, such as"
+            yield Problem(f"model.lora.{name}", f"{text} run:RUN_ID of a run that exported the whole model")
+        if model.quantizes_base:
+            text = "found with quantize_base; an adapter trained on 4-bit weights gives other answers on the base"
+            yield Problem(f"model.lora.{name}", f"{text}; expected export merged, or no quantize_base")
+    if lora.export == "adapter" and config.register_.serving:
+        text = "found with model.lora.export adapter, which a serving container has no base for; expected merged"
+        yield Problem("register.serving", text)
 
 
 def _rank_problems(config: RunConfig) -> Iterator[Problem]:

@@ -60,6 +60,8 @@ def register_run(run_uri: str) -> Entry:
     pointers = DataPointers.model_validate(_read(store, "prepared.json", "prepare-data"))
     require_whole_export(store)
     registry, model, alias = open_registry(settings)
+    config = JobConfig.model_validate(settings)
+    base = config.model.pretrained if config.model.exports_adapter else None
     candidate = Candidate(
         run_id=settings["run"]["run_id"],
         export_uri=join_uri(run_uri, "export"),
@@ -67,8 +69,9 @@ def register_run(run_uri: str) -> Entry:
         metrics=evaluation,
         data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
         config_digest=hashlib.sha256(store.read("run.json")).hexdigest(),
+        base=base.origin(config.model.seed) if base else "",
     )
-    card = model_card(JobConfig.model_validate(settings), evaluation, summary, model=model)
+    card = model_card(config, evaluation, summary, model=model)
     entry = registry.register(model, candidate, card)
     registry.promote(model, entry.version, instead_of=decision.champion.version if decision.champion else None)
     registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}

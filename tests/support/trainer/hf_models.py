@@ -175,14 +175,6 @@ KINDS: dict[str, Kind] = {
         processor={"num_image_tokens": 16, "patch_size": 4, "vision_feature_select_strategy": "full"},
         tokens=("<video>",),
     ),
-    "mistral3": Kind(
-        "[IMG]",
-        text={"model_type": "mistral", "sliding_window": None},
-        vision={"model_type": "pixtral", "head_dim": 8, "image_size": 32},
-        images={"size": {"longest_edge": 32}, "patch_size": {"height": 8, "width": 8}},
-        processor={"patch_size": 4, "spatial_merge_size": 2},
-        tokens=("[IMG_BREAK]", "[IMG_END]"),
-    ),
     "lighton_ocr": Kind(
         "<|image_pad|>",
         text={"model_type": "qwen3"},

@@ -120,9 +120,12 @@ class HfVLM(nn.Module):
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
             positions = position_ids.repeat(4, 1, 1)
-        mask = block_diagonal_mask(self.language_model.config, position_ids, samples)
+        inputs = block_diagonal_mask(self.language_model.config, position_ids, samples)
+        if width := getattr(self.language_model.config, "hidden_size_per_layer_input", 0):
+            shape = (*input_ids.shape, len(self.language_model.layers), width)
+            inputs["per_layer_inputs"] = hidden.new_zeros(shape)
         output: Tensor = self.language_model(
-            inputs_embeds=hidden, position_ids=positions, use_cache=False, **mask
+            inputs_embeds=hidden, position_ids=positions, use_cache=False, **inputs
         ).last_hidden_state
         return output
 

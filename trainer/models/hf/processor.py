@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -113,8 +114,9 @@ class PublishedImages:
 
     def _processed(self, images: Sequence[Image.Image]) -> tuple[Tensors, list[str]]:
         text = [self.placeholder * len(images)]
-        laid_out = self.processor.prepare_inputs_layout(images=list(images), text=text)[0]
-        made, written = self.processor._process_images(laid_out, **self._images_kwargs)
+        with unset_fake_temporarily():  # in traces it is asked for sizes
+            laid_out = self.processor.prepare_inputs_layout(images=list(images), text=text)[0]
+            made, written = self.processor._process_images(laid_out, **self._images_kwargs)
         return {name: torch.as_tensor(value) for name, value in made.items() if name in self.inputs}, written
 
     def save(self, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
@@ -166,35 +168,29 @@ def without_video(kind: type) -> Any:
     return type(kind.__name__, (kind,), changes)
 
 
-def _processor(part: WeightsConfig, config: type, settings: Mapping[str, Any]) -> Any:
-    kind = PROCESSOR_MAPPING.get(config, None)
+def _processor(part: WeightsConfig, config: type[PreTrainedConfig], settings: Mapping[str, Any]) -> Any:
+    kind: Any = PROCESSOR_MAPPING.get(config, None)
     if kind is None:
         raise ConfigError(
             f"transformers has no processor for {part.weights}", expected="a model whose images it knows how to prepare"
         )
-    image_processor = image_processor_of(part, settings)
-    tokenizer = load_pretrained(AutoTokenizer, part, use_fast=True)
-    own = {"image_processor": image_processor, "tokenizer": tokenizer}
-    bare = without_video(kind)
     try:
-        return bare.from_args_and_dict(
-            [own.get(name) for name in bare.get_attributes()], published_json(part, PROCESSOR_NAME)
-        )
-    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        own = {
+            "image_processor": load_pretrained(AutoImageProcessor, part, backend="pil", **settings),
+            "tokenizer": load_pretrained(AutoTokenizer, part, use_fast=True),
+        }
+        bare = without_video(kind)
+        arguments = [own.get(name) for name in bare.get_attributes()]
+        return bare.from_args_and_dict(arguments, published_json(part, PROCESSOR_NAME))
+    except ImportError as error:
+        raise ConfigError(
+            f"the processor of {part.weights}: {' '.join(str(error).split('. ')[0].split())}",
+            fix="install it in the trainer image and here (torchvision in the version that fits torch)",
+        ) from error
+    except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the processor of {part.weights} ({kind.__name__}) cannot be made: {error}",
             expected="a folder or hub id with the tokenizer and the processor that the model was published with",
-        ) from error
-
-
-def image_processor_of(part: WeightsConfig, settings: Mapping[str, Any]) -> Any:
-    """The published image processor, by Pillow where it has that backend."""
-    try:
-        return load_pretrained(AutoImageProcessor, part, backend="pil", **settings)
-    except ImportError as error:
-        raise ConfigError(
-            f"the image processor of {part.weights} needs what is not installed: {str(error).splitlines()[0]}",
-            fix="install torchvision in the trainer image and here, in the version that fits torch",
         ) from error
 
 

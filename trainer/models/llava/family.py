@@ -29,8 +29,9 @@ from trainer.models.hf_native.family import save_model_settings
 from trainer.models.hf_native.pretrained import load_pretrained, weights_description
 from trainer.models.hf_native.weights import fill
 from trainer.models.image_tokens import CLIP, square_tokens
-from trainer.models.layers.lora import freeze_and_adapt, without_adapters
-from trainer.models.layers.parameter_counts import count_parameters, tower_layers_of, vocabulary_of
+from trainer.models.layers.freeze import tower_layers_of
+from trainer.models.layers.lora import without_adapters
+from trainer.models.layers.parameter_counts import count_parameters, vocabulary_of
 from trainer.models.llava.configuration import (
     SELECT_STRATEGY,
     counted_from_the_end,
@@ -71,9 +72,8 @@ class LlavaFamily(SquareFamily):
             **projector_settings(config, vision, text),
         )
 
-    def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
-        unused = _behind_features(model.model.vision_tower, config)
-        return freeze_and_adapt(model, config, unused=unused, is_whole=is_whole)
+    def unused(self, model: nn.Module, config: ModelConfig) -> list[nn.Module]:
+        return _behind_features(model.model.vision_tower, config)
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
         """(tokens, tower_hidden) of one image."""
@@ -112,7 +112,7 @@ class LlavaFamily(SquareFamily):
             if config.projector:
                 fill(model.model.multi_modal_projector, stored_projector(config.projector, whole))
         torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
-        return self.freeze(model, config, is_whole=True)
+        return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         if not cached:

@@ -57,7 +57,7 @@ def advise(
     images is not known, or without GPUs, one image decides. Without `prices`, storage costs nothing.
     """
     size = feature_bytes(shape)
-    if "tower" not in shape.frozen:
+    if shape.trains_tower:
         why = "the tower is trained, so what it outputs changes"
         return CacheAdvice("off", None, None, size, why=why)
     if not config.model.can_cache_features:
