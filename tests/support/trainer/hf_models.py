@@ -33,6 +33,7 @@ PINPOINTS = [[16, 32], [32, 16], [32, 32]]
 # Encoders of patches with a merger, and positions of three axes.
 MROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
 WHOLE_MROPE = {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1}
 PATCHES = {"depth": LAYERS, "num_heads": 2, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
 PIXELS = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "patch_size": 4, "merge_size": 2}
 QWEN: dict[str, Any] = {
@@ -58,6 +59,7 @@ class Kind:
     tokens: tuple[str, ...] = ()  # special ones beside the placeholder
     named: dict[str, str] = field(default_factory=dict)  # special tokens by the names that processors ask for
     image_token: str = ""  # what features replace; empty: the placeholder
+    images_of: str = ""  # the type whose image processor it has, where transformers maps none to it
     around: tuple[str, str] = ("", "")  # written by the template before and behind each placeholder
 
 
@@ -208,6 +210,41 @@ KINDS: dict[str, Kind] = {
         tokens=("<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"),
         image_token="<IMG_ATOM>",
     ),
+    "qwen3_vl_moe": Kind(
+        "<|image_pad|>",
+        text=MROPE | EXPERTS,
+        vision=PATCHES | {"out_hidden_size": WIDTH, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        images_of="qwen3_vl",
+        **QWEN,
+    ),
+    "glm4v_moe": Kind(
+        "<|image|>",
+        text=WHOLE_MROPE | EXPERTS | {"n_routed_experts": 4, "first_k_dense_replace": 1},
+        vision=PATCHES | {"out_hidden_size": WIDTH, "intermediate_size": 24},
+        images_of="glm4v",
+        **GLM,
+    ),
+    "qianfan_ocr": Kind(
+        "<IMG_CONTEXT>",
+        text={"model_type": "qwen3"},
+        vision={"patch_size": [4, 4], "image_size": [16, 16]},
+        config={"downsample_ratio": 0.5},
+        images={"size": SQUARE, "min_patches": 1, "max_patches": 2},
+        processor={"image_seq_length": 4},
+        tokens=("<img>", "</img>", "<video>"),
+        named={
+            "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    ),
+    "deepseek_vl": Kind(
+        "<image_placeholder>",
+        text={"model_type": "llama"},
+        vision={"model_type": "siglip_vision_model", "vision_use_head": False},
+        images={"size": SQUARE, "min_size": 4},
+        processor={"num_image_tokens": 16},
+        named={"image_token": "<image_placeholder>"},
+    ),
     "paligemma": Kind(
         "<image>",
         text={"model_type": "gemma"},
@@ -239,7 +276,7 @@ def publish(model_type: str, folder: Path, *, seed: int = 0) -> Path:
             weight.mul_(4 if weight.ndim > 1 else 1)
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(END)
     model.save_pretrained(folder)
-    pictures = image_processor_class(model_type)(**kind.images)
+    pictures = image_processor_class(kind.images_of or model_type)(**kind.images)
     processor_kind = PROCESSOR_MAPPING[CONFIG_MAPPING[model_type]]
     bare = without_video(processor_kind)
     own = {"image_processor": pictures, "tokenizer": tokenizer}

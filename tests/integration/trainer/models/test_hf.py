@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.hf_models import KINDS, model_section, publish
 from tests.support.trainer.native_models import SIZES, picture, write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
@@ -40,6 +40,18 @@ SHORT = ("gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
 TYPES = chosen(KINDS, lambda name: name in SHORT)
 MIXING, PREFIX = ("qwen3_5",), ("paligemma",)  # layers that are no attention; answers that are seen before they come
 STOP_STEP = 2
+ADAPTERS = {"model.lora": {"rank": 4}}
+MORE: dict[str, dict[str, Any]] = {
+    "hsdp": {"train.strategy": "hsdp"},
+    "full": {"train.activation_checkpointing": "full"},
+    "lora": ADAPTERS,
+    "lora-ddp": ADAPTERS | {"train.strategy": "ddp"},
+    "qlora": {"model.lora": {"rank": 4, "quantize_base": "nf4"}},
+    "tower": {"model.freeze": []},
+    "tower-ddp": {"model.freeze": [], "train.strategy": "ddp"},
+    "bf16": {"train.precision": "bf16"},
+    **{name: {"train.strategy": name} for name in ("zero1", "zero2", "zero3")},
+}
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +179,7 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
         "model": model_section(published("internvl")),
         "data": {**write_data(root / "data"), "validation_fraction": 0.3},
         "features.cache": "off", "train.global_batch_size": 4, "train.micro_batch_size": 1, "train.max_steps": 4,
-        "train.strategy": "fsdp", "train.epochs": 2,
+        "train.strategy": "fsdp", "train.epochs": 4,
     }  # fmt: skip
     whole = base | {"train.strategy": "ddp", "train.micro_batch_size": 4, "train.loss_chunk_tokens": 0}
     unpacked = whole | {"data.pack": False, "train.global_batch_size": 64, "train.max_steps": 1}
@@ -184,6 +196,14 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     jobs = {name: make_run(root, name, changes, features="off") for name, changes in two.items()}
     begun = make_run(root, "resumed", base | {"train.max_steps": STOP_STEP}, features="off")
     train_runs([begun, *jobs.values()], processes=2)
+    if WHOLE:
+        jobs |= {name: make_run(root, name, base | changes, features="off") for name, changes in MORE.items()}
+        alone["adapted"] = make_run(root, "adapted", whole | ADAPTERS, features="off")
+        alone["trained"] = make_run(root, "trained", whole | {"model.freeze": []}, features="off")
+        train_runs([alone["adapted"], alone["trained"]], processes=1)
+        by_engine = [[jobs[name] for name in MORE if ("zero" in name) == is_zero] for is_zero in (False, True)]
+        for several in by_engine:
+            train_runs(several, processes=2)
     jobs["resumed"] = make_run(root, "resumed", base, features="off")
     train_runs([jobs["resumed"]], processes=2)
     return alone | jobs
@@ -192,8 +212,24 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> None:
     expected = losses(runs["reference"])
     assert len(set(expected)) == 4
-    for name in ("ddp", "fsdp", "checkpointing"):
+    more = ("hsdp", "full", "zero1", "zero2", "zero3") if WHOLE else ()
+    for name in ("ddp", "fsdp", "checkpointing", *more):
         assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+
+
+@only_whole
+def test_adapters_and_a_trained_tower_equal_one_process(runs: Mapping[str, JobConfig]) -> None:
+    for name, reference in {
+        "lora": "adapted",
+        "lora-ddp": "adapted",
+        "tower": "trained",
+        "tower-ddp": "trained",
+    }.items():
+        assert losses(runs[name]) == pytest.approx(losses(runs[reference]), rel=RELATIVE), name
+    assert losses(runs["adapted"])[1:] != pytest.approx(losses(runs["reference"])[1:], rel=RELATIVE)
+    assert losses(runs["trained"])[1:] != pytest.approx(losses(runs["reference"])[1:], rel=RELATIVE)
+    assert losses(runs["qlora"]) == pytest.approx(losses(runs["adapted"]), rel=0.02)
+    assert losses(runs["bf16"]) == pytest.approx(losses(runs["reference"]), rel=0.02)
 
 
 def test_packed_equals_unpacked(runs: Mapping[str, JobConfig]) -> None:
