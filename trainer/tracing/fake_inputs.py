@@ -93,11 +93,11 @@ def _projected_images(config: ModelConfig, shape: SequenceShape) -> tuple[dict[s
     """Of the largest images, behind the projector, with the pixels that are on the device beside them."""
     from trainer.models.hf.model import PROJECTED
 
-    whole, images = family_of(config).whole_config(config), image_form_of(config).published
+    images = image_form_of(config).published
     assert images is not None
-    patches, in_patch = images.patches(whole.vision_config)
+    patches, in_patch = images.patches
     image_tokens = min(shape.images * images.most_tokens, shape.rows * shape.tokens - shape.label_tokens)
-    projected = torch.zeros(image_tokens, int(whole.get_text_config().hidden_size))
+    projected = torch.zeros(image_tokens, images.hidden)
     return {
         "images": {PROJECTED: projected, "pixel_values": torch.zeros(shape.images * patches, in_patch)}
     }, image_tokens

@@ -139,7 +139,7 @@ class HfFamily(NativeFamily):
         counts = Counter[str]()
         for name, parameter in model.named_parameters():
             counts[part_of(name)] += parameter.numel()
-        patches, in_patch = images.patches(vision)
+        patches, in_patch = images.patches
         is_fixed = images.most_tokens == sum(images.texts((BLANK,))[0].runs)
         return model_shape(
             config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from trainer.models.layers.freeze import part_of, trains
 from trainer.models.layers.image_placeholders import places_of, put
 
 BLANK = (64, 64)  # pixels
+PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
 
 
@@ -133,10 +134,11 @@ class HfVLM(nn.Module):
         """0, from the features of a blank image: every rank takes part in the collectives of tower and projector."""
         given = {name: value.to(device) for name, value in self._blank.items() if name in self._of_features}
         features = self.model.base_model.get_image_features(**given, return_dict=True)
-        return 0.0 * sum(tensor.float().sum() for tensor in tensors_in(features.pooler_output))
+        behind = (features.get(name) for name in PROJECTED_OUTPUTS)
+        return 0.0 * torch.stack([tensor.float().sum() for tensor in tensors_in(behind)]).sum()
 
     def _rope_positions(
-        self, input_ids: Tensor, position_ids: Tensor, inputs: Mapping[str, Tensor], samples: CuSeqlens | None
+        self, input_ids: Tensor, position_ids: Tensor, inputs: Tensors, samples: CuSeqlens | None
     ) -> Tensor:
         """(4, sequences, tokens): positions in the sample, then the model's own three axes."""
         assert samples is not None, "these positions need the bounds of samples"
@@ -167,7 +169,9 @@ def has_merger(encoder: nn.Module) -> bool:
 
 
 def tensors_in(features: Any) -> list[Tensor]:
-    return [features] if isinstance(features, Tensor) else [tensor for one in features for tensor in tensors_in(one)]
+    if isinstance(features, Tensor):
+        return [features]
+    return [] if features is None else [tensor for one in features for tensor in tensors_in(one)]
 
 
 def same_sample(position_ids: Tensor) -> Tensor:

@@ -55,6 +55,7 @@ class PublishedImages:
         self.processor = _processor(part, type(config), settings)
         tokenizer = self.processor.tokenizer
         self.inputs = frozenset(inspect.signature(kind_of(type(config)).forward).parameters)  # of the model, by name
+        self.hidden, self._patch_size = int(config.get_text_config().hidden_size), config.vision_config.patch_size
         self.image_token_id = int(config.image_token_id)
         self.image_token = str(tokenizer.convert_ids_to_tokens(self.image_token_id))
         self.placeholder = str(self.processor.image_token)
@@ -78,10 +79,11 @@ class PublishedImages:
     def most_tokens(self) -> int:
         return sum(self.texts((self.largest,))[0].runs)
 
-    def patches(self, vision: PreTrainedConfig) -> tuple[int, int]:
-        """Patches of the largest image as the encoder takes it, and numbers of one. vision: its configuration."""
+    @functools.cached_property
+    def patches(self) -> tuple[int, int]:
+        """Patches of the largest image as the encoder takes it, and numbers of one."""
         pixels = self.tensors([Image.new("RGB", self.largest)])["pixel_values"]
-        side = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
+        side = self._patch_size if isinstance(self._patch_size, int) else self._patch_size[0]
         in_patch = int(pixels.shape[-1]) if pixels.ndim < 4 else 3 * side**2
         return pixels.numel() // in_patch, in_patch
 

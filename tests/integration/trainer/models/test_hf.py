@@ -13,8 +13,10 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
+from tests.support.hf import table
+from tests.support.hf.kinds import KINDS
+from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
-from tests.support.trainer.hf_models import KINDS, model_section, publish
 from tests.support.trainer.native_models import SIZES, picture, write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
@@ -108,6 +110,25 @@ def test_packed_samples_equal_plain_transformers_on_each(model_type: str, publis
     assert gradients_of(model).keys() == expected.keys()
 
 
+@pytest.mark.parametrize("model_type", TYPES)
+def test_tokens_and_inputs_are_those_of_the_models_processor(model_type: str, published: Callable[[str], Path]) -> None:
+    """With one image and with two, because some processors cut an image finer when it is alone."""
+    config = config_of(published(model_type))
+    images = image_form_of(config).published
+    assert images is not None
+    chat = make_chat(config, DataConfig(source="x", sequence_length=8), ())
+    for sample in SAMPLES:
+        sizes = [size for _, size in sample]
+        content = [{"type": "image"}] * len(sample) + [{"type": "text", "text": "what is this?"}]
+        chats = [{"role": "user", "content": content}, {"role": "assistant", "content": "it is seven"}]
+        text = chat.tokenizer.apply_chat_template(chats, tokenize=False)
+        pictures = [Image.open(io.BytesIO(picture(*one))) for one in sample]
+        made = images.processor(text=[text], images=pictures or None, add_special_tokens=False, return_tensors="pt")
+        assert ids_of(chat, config, sizes) == made["input_ids"][0].tolist()
+        for name, tensor in images.tensors(pictures).items() if pictures else ():
+            assert torch.equal(tensor, torch.as_tensor(made[name])), name
+
+
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
     """Of a sequence of these samples, in which the last token of each predicts nothing."""
     lengths = [len(sample) for sample in samples]
@@ -138,6 +159,16 @@ def gradients_of(model: Any) -> dict[str, torch.Tensor]:
     found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_docs_say_what_is_found(model_type: str, published: Callable[[str], Path]) -> None:
+    assert table.row(model_type, published(model_type)) in table.PAGE.read_text().splitlines()
+
+
+def test_the_docs_list_these_types() -> None:
+    listed = [line.split("`")[1] for line in table.PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert listed == sorted(KINDS)
 
 
 @pytest.mark.parametrize("model_type", [*MIXING, *PREFIX])
