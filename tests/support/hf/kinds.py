@@ -118,8 +118,11 @@ KINDS: dict[str, Kind] = {
             "position_embedding_size": 64,
         },
         images={"patch_size": 4, "max_soft_tokens": 70, "pooling_kernel_size": 2},
-        tokens=("<|image>", "<image|>", "<|video|>"),
-        named={"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"},
+        tokens=("<|image>", "<image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"),
+        named={
+            "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
+            "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+        },
     ),
     "idefics3": Kind(
         "<image>",

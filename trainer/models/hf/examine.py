@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.hf.model import HfVLM, fewer_layers
+from trainer.models.hf.model import HfVLM, fewer_layers, names_from_end
 from trainer.models.hf.processor import PublishedImages, join, kind_of, published_images
 from trainer.models.hf_native.pretrained import part_config
 
@@ -33,11 +33,13 @@ MOST_DIFFERENCE = 1e-3  # of the largest hidden state: sums in another order mak
 @dataclass(frozen=True)
 class Examination:
     """keeps_apart: samples in one sequence do not see each other. is_causal: no token sees a later one, but for those
-    of its own image. has_plain_head: logits are what the head makes of hidden states."""
+    of its own image. has_plain_head: logits are what the head makes of hidden states. untrained: parameters of the
+    encoder that get no gradient, by `names_from_end`."""
 
     keeps_apart: bool
     is_causal: bool
     has_plain_head: bool
+    untrained: tuple[str, ...] = ()
 
 
 def require_trainable(config: ModelConfig, *, pack: bool) -> None:
@@ -107,7 +109,11 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     behind = hidden([changed], made[0])
     types = images.types(ids[0][None])
     logits = model(input_ids=ids[0][None], attention_mask=torch.ones_like(ids[0][None]), **types, **made[0]).logits[0]
+    with torch.enable_grad():
+        hidden(ids[:1], made[0]).sum().backward()
+    idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     return Examination(
+        untrained=tuple(end for end, name in names_from_end(model).items() if name in idle),
         keeps_apart=_equal(packed, torch.cat(alone)),
         is_causal=_equal(behind[:-3], alone[0][:-3]),
         has_plain_head=_equal(head(alone[0]), logits),

@@ -6,37 +6,32 @@ The tower is the model's vision encoder, the language model its decoder, the pro
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
 
-from trainer.config.model import ModelConfig
+from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.base import ShardingUnits
-from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers
+from trainer.models.hf.examine import examine
+from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
 from trainer.models.hf.processor import PublishedImages, kind_of, published_images
 from trainer.models.hf_native.family import NativeFamily, save_model_settings
 from trainer.models.hf_native.pretrained import part_config, weights_description
 from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
 from trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
-from trainer.models.layers.freeze import part_of
+from trainer.models.layers.freeze import part_of, trains
 from trainer.models.layers.parameter_counts import model_shape
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import Stage
-
-
-@dataclass(frozen=True)
-class PartNames:
-    """Where the library's model has its parts."""
-
-    tower: str  # prefix of the encoder's weights
-    embedding: str  # of the embedding's weight
 
 
 class HfFamily(NativeFamily):
@@ -62,15 +57,17 @@ class HfFamily(NativeFamily):
         return whole
 
     def stored_model(self, config: ModelConfig) -> PretrainedModel:
-        names = self._names(config)
-        return PretrainedModel(self.kind(self.type_of(config)), names.embedding, tower=names.tower)
+        return stored_model(config.tower.weights, config.tower.revision)
 
-    def _names(self, config: ModelConfig) -> PartNames:
-        with torch.device("meta"), no_init_weights():
-            model = self.kind(self.type_of(config))(self.whole_config(config))
-        encoder, embedding = encoder_of(model), model.get_input_embeddings()
-        modules = {module: name for name, module in model.named_modules()}
-        return PartNames(f"{modules[encoder]}.", f"{modules[embedding]}.weight")
+    def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
+        """Also what gets no gradient in a trained tower, such as layers behind the one whose output is used."""
+        model = super().freeze(model, config, is_whole=is_whole)
+        if trains(encoder_of(model)):
+            names = names_from_end(model)
+            for end in examine(config).untrained:
+                if end in names:
+                    model.get_parameter(names[end]).requires_grad_(False)
+        return model
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
         """The vision encoder on the CPU in fp32 and in evaluation mode."""
@@ -157,10 +154,25 @@ class HfFamily(NativeFamily):
         )
 
 
-def layers_of(encoder: nn.Module) -> list[nn.Module]:
-    """The encoder's own layers: its longest list of modules of one class."""
-    lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList)]
-    return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
+@functools.lru_cache(8)
+def stored_model(weights: str, revision: str) -> PretrainedModel:
+    """Names of a published model's weights: as they are, or of another release where only names differ."""
+    whole = copy.deepcopy(part_config(WeightsConfig(weights=weights, revision=revision)))
+    kind = kind_of(type(whole))
+    with torch.device("meta"), no_init_weights():
+        model = kind(whole)
+    modules = {module: name for name, module in model.named_modules()}
+    changes = get_model_conversion_mapping(model)
+    renamings = [one for one in changes if isinstance(one, WeightRenaming)]
+    converters = [one for one in changes if not isinstance(one, WeightRenaming)]
+    known = model.state_dict()
+
+    def renamed(stored: str) -> str:
+        name, part = rename_source_key(stored, renamings, converters, model.base_model_prefix, known)
+        return "" if part else name
+
+    embedding = f"{modules[model.get_input_embeddings()]}.weight"
+    return PretrainedModel(kind, embedding, tower=f"{modules[encoder_of(model)]}.", renamed=renamed)
 
 
 def _no_stages(stage: Stage) -> Any:

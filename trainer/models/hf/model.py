@@ -163,6 +163,26 @@ def encoder_of(model: Any) -> Any:
     return model.get_encoder(modality="image")
 
 
+def layers_of(encoder: nn.Module) -> list[nn.Module]:
+    """The encoder's own layers: its longest list of modules of one class."""
+    lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList)]
+    return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
+
+
+def names_from_end(model: Any) -> dict[str, str]:
+    """Parameters of the vision encoder, whose layers count from the last one, -1 -> their names in the model."""
+    encoder = encoder_of(model)
+    modules = {module: name for name, module in model.named_modules()}
+    layers = layers_of(encoder)
+    count = len(layers)
+    starts = {f"{modules[layer]}.": f"{number - count}." for number, layer in enumerate(layers)}
+    found = {}
+    for name in (f"{modules[encoder]}.{inner}" for inner, _ in encoder.named_parameters()):
+        start = next((one for one in starts if name.startswith(one)), "")
+        found[starts[start] + name.removeprefix(start) if start else name] = name
+    return found
+
+
 def has_merger(encoder: nn.Module) -> bool:
     """Whether part of the encoder is a projector, as in Qwen-VL's."""
     return any(part_of(f"visual.{name}") == "projector" for name, _ in encoder.named_parameters())

@@ -54,6 +54,7 @@ def test_what_has_no_meaning_for_smolvlm_is_refused(model: dict[str, Any], sente
 
 
 HF = {"family": "hf", "pretrained": {"weights": "org/model"}, "tokenizer": "org/model"}
+TWO_RANKS = {"cluster__processes_per_replica": 2}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +64,12 @@ HF = {"family": "hf", "pretrained": {"weights": "org/model"}, "tokenizer": "org/
         ({"model": HF | {"tokenizer": "train:300"}}, "model", "family hf takes a published tokenizer"),
         ({"model": HF | {"pretrained": {"config": {"model_type": "gemma3"}}}}, "model", "takes weights only"),
         ({"features__cache": "on"}, "features.cache", "whose features are not cached"),
-        ({"train__strategy": "tp"}, "train.strategy", "whose layers are not split"),
-        ({"train__context_parallel": 2}, "train.context_parallel", "whose sequences are not shared"),
+        (
+            TWO_RANKS | {"train__strategy": "tp", "train__tensor_parallel": 2},
+            "train.strategy",
+            "whose layers are not split",
+        ),
+        (TWO_RANKS | {"train__context_parallel": 2}, "train.context_parallel", "whose sequences are not shared"),
         ({"train__overlap_vision_encoder": True}, "train.overlap_vision_encoder", "runs the tower itself"),
     ],
 )
