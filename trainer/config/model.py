@@ -140,7 +140,8 @@ class ModelConfig(Section):
     )
     feature_layer: int = Field(-1, description="Tower hidden state that feeds the projector; -1 is the last layer.")
     feature_select: Literal["full", "drop_cls"] = Field(
-        "full", description="full keeps every tower token; drop_cls drops the first (CLIP's class token)."
+        "full",
+        description="full keeps every tower token; drop_cls drops the first (the class token of CLIP and DINOv2).",
     )
     image_size: int = Field(
         0,

@@ -141,7 +141,7 @@ class SquareFamily(TransformersFamily):
             raise ConfigError(
                 f"the tower gives {found[0]} tokens of width {found[1]} for an image of {config.image_size} pixels",
                 expected=f"{expected[0]} of width {expected[1]}, one for each patch and one more only for the class "
-                "token of CLIP",
+                "token of CLIP and DINOv2",
                 fix="use another tower, or set model.feature_select to drop_cls for a tower with a class token and to "
                 "full for others",
             )

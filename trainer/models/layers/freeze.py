@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the planner imports this module without torch
     from torch import Tensor, nn
 
 PROJECTOR_NAMES = ("projector", "merger", "connector.")  # transformers' names
+TOWER_LAYERS = ("EncoderLayer", "VisionBlock", "Dinov2Layer")  # how their classes' names end
 TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.", "vision_encoder.", "image_tower.")
 # What else lies beside tower and language model in some models: rows and tables that join images to texts.
 BESIDE = ("image_newline", "view_seperator", "embed_vision.", "visual_embeddings_table.")
@@ -37,7 +38,7 @@ def part_of(name: str) -> ModelPart:
 
 def tower_layers_of(tower: nn.Module) -> list[nn.Module]:
     """The distinct layers of a vision tower, found by the class names that transformers gives them."""
-    return [module for module in tower.modules() if type(module).__name__.endswith(("EncoderLayer", "VisionBlock"))]
+    return [module for module in tower.modules() if type(module).__name__.endswith(TOWER_LAYERS)]
 
 
 def is_adapter(name: str) -> bool:

@@ -143,7 +143,7 @@ def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
-        intermediate=int(config.intermediate_size),
+        intermediate=int(getattr(config, "intermediate_size", 0) or hidden * config.mlp_ratio),
         gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
         layer_parameters=count_parameters(layer, lambda name: not is_adapter(name)),
     )
