@@ -175,6 +175,10 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         shape = family.shape(job.model)
         sequence_flops = mean_sequence_flops(job, shape, data.train, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
+    if job.model.family == "hf":
+        from trainer.models.hf.examine import require_trainable
+
+        require_trainable(job.model, pack=job.data.pack)
     deferred: Weights | None = None
     if defers_weights(job.model, job.train):
         model = family.blueprint(job.model, data.chat.tokenizer, buffers=True)

@@ -27,6 +27,7 @@ class PackedSequence:
     image_sha256: tuple[str, ...]  # in order of appearance
     image_token_counts: tuple[int, ...]  # of each image
     tiles: int  # of all images; one for an image that is not cut
+    sample_images: tuple[int, ...]  # images of each sample
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
     sample_tokens: tuple[int, ...]  # of each sample
@@ -78,7 +79,7 @@ class PackedLoader:
         input_ids = np.full(length, self._chat.tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
-        sha256, counts, images, lengths = [], [], [], []
+        sha256, counts, sample_images, images, lengths = [], [], [], [], []
         start = label_tokens = 0
         for number in samples:
             token_counts = self._split.image_token_counts(number)
@@ -92,6 +93,7 @@ class PackedLoader:
             label_tokens += encoded.label_tokens
             sha256 += self._split.image_sha256(number)
             counts += token_counts
+            sample_images.append(len(token_counts))
             if self._images:
                 images += self._reader.images(self._split.sample_location(number))
         position_ids[..., start:] = np.arange(length - start)
@@ -102,6 +104,7 @@ class PackedLoader:
             image_sha256=tuple(sha256),
             image_token_counts=tuple(counts),
             tiles=self._form.num_tiles(counts),
+            sample_images=tuple(sample_images),
             images=tuple(images),
             sample_ids=tuple(self._split.ids[number] for number in samples),
             sample_tokens=tuple(lengths),

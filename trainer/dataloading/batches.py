@@ -36,7 +36,8 @@ class PackedBatch:
     # (labels,) positions whose next token is a label, in the flattened rows, or in this rank's part of them
     label_index: Tensor
     label_ids: Tensor  # (labels,)
-    images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
+    # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers), of hf by name
+    images: Tensor | dict[str, Tensor]
     # Known on the host, so that nothing must be read from the device.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
     samples: CuSeqlens | None = None  # boundaries of samples, if known
@@ -53,16 +54,22 @@ class PackedBatch:
 
     def pinned(self) -> PackedBatch:
         """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
-        movable = {name: value for name, value in self._known().items() if isinstance(value, Tensor | CuSeqlens)}
-        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in movable.items()}
-        return dataclasses.replace(self, **pinned)
+        return dataclasses.replace(self, **{name: _pinned(value) for name, value in self._known().items()})
 
     def _known(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value for name, value in named.items() if value is not None}
 
 
+def _pinned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _pinned(one) for name, one in value.items()}
+    return value.pin_memory() if isinstance(value, Tensor | CuSeqlens) else value
+
+
 def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, dict):
+        return {name: _on(one, device) for name, one in value.items()}
     return value.to(device, non_blocking=True) if isinstance(value, Tensor | CuSeqlens) else value
 
 
@@ -115,7 +122,9 @@ def online_images(prepare: PrepareImages) -> ImageSource:
     """Pixel values, for a vision tower that runs in the training step."""
 
     def read(rows: Sequence[PackedSequence]) -> Images:
-        return prepare([image for row in rows for image in row.images])
+        return prepare(
+            [image for row in rows for image in row.images], [count for row in rows for count in row.sample_images]
+        )
 
     return read
 

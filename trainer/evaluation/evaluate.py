@@ -36,7 +36,7 @@ from trainer.dataloading.readers import open_readers
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.errors import DataError
 from trainer.evaluation.confusion_matrix import confusions
-from trainer.evaluation.generate import generate_answers
+from trainer.evaluation.generate import GenerationInputs, generate_answers
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.feature_cache.encode import encode_images
 from trainer.feature_cache.reader import FeatureReader
@@ -190,7 +190,26 @@ def answer(
         prompts.append(subject.chat.prompt(asked, counts, sizes))
         is_shuffled = control == "shuffled_image"
         samples.append(other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
-    features = image_features(job, subject, samples, worker)
+    inputs = published_inputs if form.published else encoded_inputs
+    texts = generate_answers(
+        subject.model,
+        subject.chat,
+        prompts,
+        inputs(job, subject, samples, control, worker),
+        worker.device,
+        max_new_tokens=job.evaluate.max_new_tokens,
+    )
+    return [
+        Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
+        for q, text in zip(questions, texts, strict=True)
+    ]
+
+
+def encoded_inputs(
+    job: JobConfig, subject: Subject, samples: Sequence[int], control: str, worker: ProcessContext
+) -> GenerationInputs:
+    """The model's arguments for prompts about the images of these samples."""
+    form, features = subject.chat.form, image_features(job, subject, samples, worker)
     if control == "no_image":
         features = torch.zeros_like(features)
     grids = None
@@ -199,18 +218,24 @@ def answer(
         grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes], device=worker.device).reshape(-1, 3)
     with torch.inference_mode():
         projected = subject.family.project(subject.model, features)
-    texts = generate_answers(
-        subject.model,
-        subject.chat,
-        prompts,
-        lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids),
-        worker.device,
-        max_new_tokens=job.evaluate.max_new_tokens,
-    )
-    return [
-        Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
-        for q, text in zip(questions, texts, strict=True)
-    ]
+    return lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids)
+
+
+def published_inputs(
+    job: JobConfig, subject: Subject, samples: Sequence[int], control: str, worker: ProcessContext
+) -> GenerationInputs:
+    """The same for family hf, whose models encode images themselves. Without an image all pixels are 0, a mean grey."""
+    published = subject.chat.form.published
+    assert published is not None
+    of_each = [subject.shards.images(subject.split.sample_location(sample)) for sample in samples]
+    images = image_preparer(job.model)([image for images in of_each for image in images], list(map(len, of_each)))
+    given = images.to(worker.device).values
+    assert isinstance(given, dict)
+    if control == "no_image" and given:
+        given["pixel_values"] = torch.zeros_like(given["pixel_values"])
+    if job.train.precision == "bf16":  # as its weights
+        given = {name: one.bfloat16() if one.is_floating_point() else one for name, one in given.items()}
+    return lambda input_ids: {"input_ids": input_ids, **published.types(input_ids), **given}
 
 
 def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: ProcessContext) -> Tensor:

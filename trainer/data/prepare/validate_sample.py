@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.config.job import JobConfig
@@ -12,7 +12,7 @@ from trainer.data.prepare.checks import CheckedImage, check_image, check_turns
 from trainer.data.prepare.deduplicate import Met, SeenIds
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.sample import Sample, Split, Turn
-from trainer.models.image_tokens import image_tokens_of
+from trainer.models.image_tokens import sample_image_tokens
 
 LONGEST_ID_CHARS = 256
 
@@ -91,7 +91,7 @@ class SampleValidator:
 
     def __init__(self, config: JobConfig, chat: Chat) -> None:
         self._data, self._chat = config.data, chat
-        self._image_tokens = image_tokens_of(config.model)
+        self._image_tokens = sample_image_tokens(config.model)
         self._control_tokens = chat.control_tokens
 
     def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
@@ -112,7 +112,7 @@ class SampleValidator:
             images.append(image)
             repairs += image.repairs
         sizes = [(image.width, image.height) for image in images]
-        counts = [self._image_tokens(*size) for size in sizes]
+        counts = self._counts(sizes)
         tiles = self._chat.form.num_tiles(counts)
         self._require_few(tiles, f"{len(images)} images in {tiles} tiles")
         turns = sample.turns
@@ -126,13 +126,20 @@ class SampleValidator:
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
             turns = turns[:-1]
             kept = sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
-            images, counts, sizes = images[:kept], counts[:kept], sizes[:kept]
+            images, sizes = images[:kept], sizes[:kept]
+            counts = self._counts(sizes)
             self._chat.verify(self._chat.messages(turns))
             encoded = self._chat.encode(turns, counts, sizes)
             repairs.append(Repair.TURNS_DROPPED)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
+
+    def _counts(self, sizes: Sequence[tuple[int, int]]) -> list[int]:
+        try:
+            return self._image_tokens(sizes)
+        except ValueError as error:
+            raise RejectedError(RejectCode.IMAGE_ASPECT, str(error)) from error
 
     def _require_few(self, count: int, images: str) -> None:
         most = self._data.max_images_per_sequence

@@ -31,6 +31,7 @@ def row(labels: list[int], images: int = 0) -> PackedSequence:
         image_sha256=tuple(f"image{number}" for number in range(images)),
         image_token_counts=(1,) * images,
         tiles=images,
+        sample_images=(images,),
         images=(),
         sample_ids=("sample",),
         sample_tokens=(ROW_TOKENS,),
