@@ -81,7 +81,8 @@ def _weights(graph: onnx.GraphProto) -> dict[str, Tensor]:
 
 def _last_hidden(graph: onnx.GraphProto, first: Tensor) -> Tensor:
     """What the file's own graph makes of the embeddings of patches. First and last: hidden states."""
-    needed, nodes = {LAST}, []
+    needed = {LAST}
+    nodes: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
         if needed & set(node.output):
             needed |= set(node.input) - {FIRST}
