@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlmpipe.planner.backtest import (
     Outcome,
-    PublishedRun,
+    has_memory,
     memory_outcome,
     outcomes,
     published_runs,
@@ -20,11 +20,7 @@ from vlmpipe.planner.backtest import (
 PICTURE = Path("docs/reference/forecasts.svg")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 420, 56, 24, 48
 LEAST, MOST = 0.5, 2.0  # predicted over published, on a logarithmic axis
-COLORS = {"A100": "#2a78b5", "H100": "#d1622b"}
-
-
-def has_memory(run: PublishedRun) -> bool:
-    return "memory_gib" in run.measured and run.model == "llama-3-8b"
+COLORS = {"A100": "#2a78b5", "H100": "#d1622b", "H200": "#4f8f3a"}
 
 
 def table(found: Iterable[Outcome]) -> list[str]:
@@ -93,7 +89,7 @@ def picture(runs: Sequence[Outcome], text_runs: Sequence[Outcome]) -> str:
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">published tokens/s a GPU</text>',
         f'<text x="{LEFT}" y="14">predicted over published speed; shaded: 0.8 to 1.25</text>',
         *(
-            f'<text x="{WIDTH - 120 + 60 * number}" y="14" fill="{color}">● {gpu}</text>'
+            f'<text x="{WIDTH - 180 + 60 * number}" y="14" fill="{color}">● {gpu}</text>'
             for number, (gpu, color) in enumerate(COLORS.items())
         ),
         "</svg>",
@@ -104,7 +100,7 @@ def picture(runs: Sequence[Outcome], text_runs: Sequence[Outcome]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="a line for llm-foundry's further runs as well")
-    parser.add_argument("--memory", action="store_true", help="memory of torchtitan's 8B runs, by traces")
+    parser.add_argument("--memory", action="store_true", help="memory of torchtitan's runs, by traces")
     parser.add_argument("--picture", action="store_true", help=f"write {PICTURE}")
     arguments = parser.parse_args()
     runs, text_runs = outcomes(), outcomes(published_text_runs())

@@ -10,6 +10,7 @@ attend to themselves only, and padding costs almost nothing (models that need a 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ class SequenceFlops:
     def total(self) -> float:
         return self._summed.total
 
-    @property
+    @functools.cached_property
     def _summed(self) -> PartFlops:
         return sum((part for _, part in self.parts()), PartFlops())
 
@@ -68,6 +69,7 @@ class SequenceFlops:
         return SequenceFlops(**{name: part.times(count) for name, part in self.parts()})
 
 
+@functools.lru_cache
 def flops_per_sequence(
     shape: ModelShape,
     *,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 Part = Literal[
@@ -109,6 +110,10 @@ class ModelShape:
     quantized_bytes: int = 0  # that these take, scales and tables included
     in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
 
+    def __hash__(self) -> int:
+        """A search asks the same of one model thousands of times, and caches of functions need a hash."""
+        return hash((self.tower, self.language, self.vocabulary, self.frozen, self.image_tokens))
+
     @property
     def trains_tower(self) -> bool:
         """Whether the tower or an adapter in it is trained."""
@@ -143,7 +148,7 @@ class ModelShape:
     def trainable_parameters(self) -> int:
         return sum(self.trained.values())
 
-    @property
+    @cached_property
     def trained(self) -> dict[Part, int]:
         if self.chosen:
             return dict(self.chosen.parameters)
@@ -152,7 +157,7 @@ class ModelShape:
             trained["tower"] -= self.behind_features
         return trained
 
-    @property
+    @cached_property
     def sliced(self) -> dict[Part, int]:
         """Parameters that FSDP shards: all of the tower, projector or language model if any of it is trained, adapters
         aside (trainer/strategies/fsdp.py), or all there are (train.shard_frozen_weights). Never quantized ones."""
@@ -166,7 +171,7 @@ class ModelShape:
             for part, count in parameters.items()
         }
 
-    @property
+    @cached_property
     def left_whole(self) -> frozenset[Part]:
         """Parts that FSDP neither shards nor casts."""
         sliced = self.sliced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,8 @@ class Costs:
 EVEN = Costs(0.0, 1.0, 0.0)
 
 
-def stages_of(layers: int, stages: int, flops: SequenceFlops | None, *, image_layers: int) -> list[Stage]:
+@functools.lru_cache
+def stages_of(layers: int, stages: int, flops: SequenceFlops | None, *, image_layers: int) -> tuple[Stage, ...]:
     """The stages of a model, balanced by the FLOPs of a mean sequence; None takes the ends as free.
 
     The first stage has at least the first `image_layers` layers, because images are added after each and only the first
@@ -50,7 +52,7 @@ def stages_of(layers: int, stages: int, flops: SequenceFlops | None, *, image_la
     return cut(layers, stages, Costs.of(flops, layers) if flops else EVEN, in_first=in_first)
 
 
-def cut(layers: int, stages: int, costs: Costs, *, in_first: int = 0) -> list[Stage]:
+def cut(layers: int, stages: int, costs: Costs, *, in_first: int = 0) -> tuple[Stage, ...]:
     """Stages that minimize the cost of the most expensive one. The first has at least `in_first` layers.
 
     Ties go to the partition with fewer layers in earlier stages, which hold more micro-batches at a time.
@@ -62,10 +64,10 @@ def cut(layers: int, stages: int, costs: Costs, *, in_first: int = 0) -> list[St
         cheapest = min(reversed(range(stages)), key=loads.__getitem__)
         counts[cheapest] += 1
         loads[cheapest] += costs.layer
-    return [
+    return tuple(
         Stage(range(sum(counts[:number]), sum(counts[: number + 1])), number == 0, number == stages - 1)
         for number in range(stages)
-    ]
+    )
 
 
 def schedule_passes(micro_batches: int, ranks: int, virtual_stages: int) -> int:

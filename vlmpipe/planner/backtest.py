@@ -31,7 +31,7 @@ from vlmpipe.planner.workload import Workload
 NO_TOWER = Stack(1, 64, 1, 1, 64, 64, False, 0)
 SMALLEST_CLIP = {
     "model_type": "clip_vision_model",
-    **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1},
+    **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8},
     **{"image_size": 28, "patch_size": 14, "projection_dim": 64},
 }
 CLIP_L_336 = Stack(24, 1024, 16, 16, 64, 4096, False, 12_596_224)
@@ -57,8 +57,11 @@ class PublishedRun:
     freeze: Sequence[str] = ()
     train: Mapping[str, Any] | None = None  # fields of the run file's train section
     assumed: str = ""  # what the source leaves open
+    kept_bytes: int = 0  # of each token in each layer, beside the layer's input, with selective checkpointing
+    logit_bytes: int = 0  # of each logit while the loss is computed, where the source compiles it
     why_not: str = ""  # why the planner cannot express the run
     reason: str = ""  # why a prediction may be off by more than a factor of 2
+    memory_reason: str = ""  # why one of memory may be off by more than a tenth
 
 
 @dataclass(frozen=True)
@@ -117,26 +120,31 @@ def outcome(run: PublishedRun) -> Outcome:
 
 
 def memory_outcome(run: PublishedRun) -> Outcome:
-    """GiB of the fullest GPU, for a run of a model of the catalogue. Traces the model, which takes seconds.
+    """GiB that torch reserves on the fullest GPU, which is what `memory_gib` is. Traces the model, which takes seconds.
 
-    Where a run keeps every second product for the backward pass, the mean of keeping all and keeping none is predicted.
+    What the source keeps beside the inputs of layers (`kept_bytes`) is added to a trace that keeps nothing else, and a
+    compiled loss (`logit_bytes`) to one whose loss has few logits at a time.
     """
-    case, hub = scenario(run), _data()["models"][run.model]["hub"]
-    kept = case.config.train.activation_checkpointing
-    found = []
-    for checkpointing in ("selective", "full") if kept == "selective" else (kept,):
-        changes = {
-            "model.tower": {"config": SMALLEST_CLIP},
-            "model.language_model": {"weights": hub},
-            "model.image_size": SMALLEST_CLIP["image_size"],
-            "model.freeze": ["tower", "projector"],
-            "train.activation_checkpointing": checkpointing,
-            "train.float8": "none",
-        }
-        config = parse_run_config(apply_overrides(case.config.to_dict(), changes), run.id)
-        memory = estimate_memory(config, architecture(config), case.machine, case.gpu, nearest=False)
-        found.append(memory.total_bytes / GIB)
-    return Outcome(run, "GiB", statistics.mean(found), run.measured["memory_gib"])
+    case, sizes = scenario(run), _data()["models"][run.model]
+    changes = {
+        "model.tower": {"config": SMALLEST_CLIP},
+        "model.language_model": {"weights": sizes["hub"]},
+        "model.image_size": SMALLEST_CLIP["image_size"],
+        "model.freeze": ["tower", "projector"],
+        "train.activation_checkpointing": "full",
+        "train.float8": "none",
+        "train.loss_chunk_tokens": 1024 if run.logit_bytes else 0,
+    }
+    config = parse_run_config(apply_overrides(case.config.to_dict(), changes), run.id)
+    memory = estimate_memory(config, architecture(config), case.machine, case.gpu, nearest=False)
+    tokens = run.sequence_length * config.train.micro_batch_size
+    kept = tokens * (run.kept_bytes * sizes["layers"] + run.logit_bytes * sizes["vocabulary"])
+    return Outcome(run, "GiB", (memory.reserved_bytes + kept) / GIB, run.measured["memory_gib"])
+
+
+def has_memory(run: PublishedRun) -> bool:
+    """Whether `memory_outcome` can predict it: not for models that the catalogue lacks."""
+    return "memory_gib" in run.measured and "hub" in _data()["models"][run.model]
 
 
 def outcomes(runs: Iterable[PublishedRun] | None = None) -> list[Outcome]:

@@ -104,6 +104,11 @@ class Plan:
             return [*found, "memory, time and cost are unknown"]
         if self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
             found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
+        if self.memory.returns_memory:
+            found.append(
+                f"torch's allocator keeps {self.memory.idle_bytes / GIB:,.1f} GiB that is not in use at the peak, "
+                "which does not fit beside the rest: it gives memory back and allocates it again in each step, slowly"
+            )
         found += self.cost.doubts(MOST_LOST) if self.cost else []
         if self.cost is not None and self.cost.usd is None:  # no cost is planned for the local target
             if self.time is None or self.time.step_s is None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
@@ -98,11 +99,12 @@ class _ChunkedLoss(torch.autograd.Function):
         group: ProcessGroup | None,
     ) -> Tensor:
         size = _even_chunk(len(hidden), chunk_tokens)
-        losses, log_sums = [], []
+        losses, log_sums = [], torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
         scores = sums = hidden.new_empty(0)
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
-            for chunk, labels in zip(hidden.split(size), label_ids.split(size), strict=True):
+            for start in _starts(hidden, size):
+                chunk, labels = hidden[start : start + size], label_ids[start : start + size]
                 del scores  # before those of this chunk are allocated
                 scores = F.linear(chunk.to(dtype), matrix).float()  # (chunk, tokens of this rank)
                 largest = scores.amax(dim=-1)
@@ -115,8 +117,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 if group:
                     dist.all_reduce(sums, group=group)
                 losses.append((sums[0].log() - sums[1]).sum())
-                log_sums.append(sums[0].log() + largest)
-        ctx.save_for_backward(hidden, weight, label_ids, torch.cat(log_sums))
+                log_sums[start : start + size] = sums[0].log() + largest
+        ctx.save_for_backward(hidden, weight, label_ids, log_sums)
         ctx.probabilities = scores.div_(sums[0].unsqueeze(1))  # of the last chunk
         ctx.size, ctx.dtype, ctx.first = size, dtype, first
         return torch.stack(losses).sum()
@@ -128,7 +130,7 @@ class _ChunkedLoss(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         matrix, size = weight.to(ctx.dtype), ctx.size
         probabilities, ctx.probabilities = ctx.probabilities, None
-        for start in reversed(range(0, max(1, len(hidden)), size)):
+        for start in reversed(_starts(hidden, size)):
             chunk, labels = hidden[start : start + size].to(ctx.dtype), label_ids[start : start + size]
             if probabilities is None:
                 logits = F.linear(chunk, matrix).float()
@@ -150,6 +152,12 @@ def _even_chunk(labels: int, most: int) -> int:
     """Labels of each chunk, with the fewest chunks of equal size."""
     chunks = max(1, -(-labels // most))
     return max(1, -(-labels // chunks))
+
+
+def _starts(hidden: Tensor, size: int) -> range:
+    """First label of each chunk; in a trace of memory of the last three only, as all hold the same."""
+    starts = range(0, max(1, len(hidden)), size)
+    return starts[-3:] if isinstance(hidden, FakeTensor) else starts
 
 
 def on_this_rank(tokens: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:

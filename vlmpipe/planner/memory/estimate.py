@@ -18,6 +18,7 @@ from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import planned_stages
 from vlmpipe.planner.memory.pipeline_stage import stage_phases
 from vlmpipe.planner.memory.rank import GIB, Memory, device_parts, fullest
+from vlmpipe.planner.memory.reserved import idle_parts
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of, more_context_parallel
 from vlmpipe.planner.workload import Workload, is_cached
@@ -45,6 +46,7 @@ def estimate_memory(
     parts = [part for part in held if part.place == "device"]
     disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
     host = start = None
+    idle: list[MemoryPart] = []
     if gpu is None:
         processes = "1 process" if layout.ranks_per_node == 1 else f"{layout.ranks_per_node} processes"
         device = f"{machine.machine_type}, {processes}"
@@ -52,13 +54,17 @@ def estimate_memory(
         parts.append(MemoryPart("process", PROCESS_BYTES, "Python, torch and transformers, assumed"))
     else:
         device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
+        if layout.pipeline_parallel == 1:
+            idle = idle_parts(config, model.shape, layout, moment, parts)
         parts += device_parts(parts, layout)
         hosts = [host_memory(held, layout, machine) for held in moments.values()]
         host = max(hosts, key=lambda one: one.total_bytes)
         deferred = defers_weights(config.model, config.train)
         in_bf16 = config.train.has_bf16_weights
         start = start_memory(model.shape, layout, machine, deferred=deferred, bf16_weights=in_bf16)
-    memory = Memory(device, capacity, tuple(parts), moment, host=host, start=start, disk_bytes=disk_bytes)
+    memory = Memory(
+        device, capacity, tuple(parts), moment, host=host, start=start, disk_bytes=disk_bytes, idle=tuple(idle)
+    )
     if nearest and not memory.fits:
         found = list(_nearest(config, model, machine, gpu, load))
         return dataclasses.replace(memory, nearest=tuple(found[:NEAREST]))

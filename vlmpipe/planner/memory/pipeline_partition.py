@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ def planned_stages(
 ) -> tuple[Stage, ...]:
     """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
     row = sequence_flops(config, load.sized(shape), load, cached=cached)
-    return tuple(stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers))
+    return stages_of(shape.language.layers, layout.stages, row, image_layers=shape.image_layers)
 
 
 def sequence_flops(config: RunConfig, shape: ModelShape, load: Workload, *, cached: bool) -> SequenceFlops:
@@ -55,6 +56,7 @@ class StageWeights:
     last_product: int  # those of the last matrix of its feed-forward part
 
     @classmethod
+    @functools.lru_cache(4096)  # of the class, not of an instance
     def of(cls, shape: ModelShape, stage: Stage, *, cached: bool, tensor_parallel: int) -> StageWeights:
         ranks, language = tensor_parallel, shape.language
         layer = language.layer_parameters - language.matrices + language.matrices // ranks

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from trainer.models.layers.recompute_policy import Recompute
@@ -76,7 +77,8 @@ def stage_phases(
     groups = [
         StageGroups.of(config, stage, each, shards, on_gpu=on_gpu) for stage, each in zip(own, weights, strict=True)
     ]
-    order = list(operations(number, ranks, virtual, passes))
+    # With one stage a rank, passes after the first backward pass hold the same, however many there are.
+    order = list(operations(number, ranks, virtual, min(passes, ranks + 1) if virtual == 1 else passes))
     neighbours = [(not stage.is_first) + (not stage.is_last) for stage in own]
     traced = [
         _Rank([_Stage.traced(config, shape, stage, mix, from_one_row) for stage in own], groups, neighbours, order)
@@ -163,7 +165,7 @@ class _Rank:
     def total_bytes(self) -> int:
         return max(held.total() for held in self.fullest.values())
 
-    @property
+    @cached_property
     def fullest(self) -> dict[Moment, Counter[str]]:
         """What is held at the fullest moment of each kind.
 

@@ -28,6 +28,7 @@ from vlmpipe.planner.memory.components import (
 )
 from vlmpipe.planner.memory.host import ACTIVATIONS, ERRORS, HostMemory, placed
 from vlmpipe.planner.memory.powersgd import FACTORS, lasting_parts, moving_parts
+from vlmpipe.planner.memory.reserved import TURN
 from vlmpipe.planner.memory.zero import gathered, partitioned, reduces_once
 from vlmpipe.planner.memory.zero_config import ZeroSettings
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
@@ -40,6 +41,7 @@ CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of t
 WORKSPACE_BYTES = 64 << 20  # cuBLAS
 NCCL_BYTES = 1 << 30  # channel buffers of the communicators of one rank, where there are several ranks
 FRAGMENTATION = 0.04  # of what comes and goes within a step
+BESIDE_TORCH = ("CUDA context", "NCCL", "fragmentation")  # the last is a margin, for holes that no model foresees
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,22 @@ class Memory:
     host: HostMemory | None = None  # of the fullest node; None without GPUs
     start: HostMemory | None = None  # of a node before the first step; None without GPUs
     disk_bytes: int = 0  # of each node, in train.nvme_path
+    idle: tuple[MemoryPart, ...] = ()  # what torch's allocator reserves beside what is in use
+
+    @property
+    def idle_bytes(self) -> int:
+        return sum(part.bytes for part in self.idle)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What torch reserves (torch.cuda.max_memory_reserved): without the context and NCCL."""
+        return self.idle_bytes + sum(part.bytes for part in self.parts if part.name not in BESIDE_TORCH)
+
+    @property
+    def returns_memory(self) -> bool:
+        """Whether it fits only because the allocator gives back in each step what it would keep."""
+        margin = sum(part.bytes for part in self.parts if part.name == "fragmentation")
+        return self.fits and self.total_bytes - margin + self.idle_bytes > self.capacity_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -79,6 +97,7 @@ class Memory:
             "capacity_bytes": self.capacity_bytes,
             "total_bytes": self.total_bytes,
             "spare_bytes": self.spare_bytes,
+            "idle_bytes": self.idle_bytes,
             "fits": self.fits,
             "binding": self.binding,
             "moment": self.moment,
@@ -172,7 +191,7 @@ def training_phases(
     )
     moments = {
         "forward": _phase(activations.forward, layout, _extra(run, "forward")),
-        "backward, before its first gradient": _phase(activations.turn, layout, _extra(run, "turn")),
+        TURN: _phase(activations.turn, layout, _extra(run, "turn")),
         "backward": _phase(activations.backward, layout, _extra(run, "backward")),
         "backward, at its end": _phase(
             {} if reduces_once(run) else activations.backward_end, layout, _extra(run, "end")

@@ -6,6 +6,7 @@ large without activations needs none.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vlmpipe.config.run_config import RunConfig
@@ -79,9 +80,14 @@ class SearchMemory:
     def _of_stages(self, config: RunConfig, layout: Layout) -> int:
         shape, passes = self.model.shape, _passes(config, layout)
         stages = planned_stages(config, shape, layout, self.load, cached=self.cached)
+        numbers: Iterable[int] = range(layout.pipeline_parallel)
+        if layout.virtual_stages == 1 and not shape.chosen:
+            # Of equal stages the first is fullest: it holds most micro-batches.
+            kinds = [(len(stage.layers), stage.is_first, stage.is_last) for stage in stages]
+            numbers = {kind: number for number, kind in reversed(list(enumerate(kinds)))}.values()
         return max(
             _on_device(parts, layout)
-            for number in range(layout.pipeline_parallel)
+            for number in numbers
             for parts in stage_phases(config, shape, stages, number, passes=passes, from_one_row=True).values()
         )
 

@@ -10,6 +10,7 @@ Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -137,7 +138,8 @@ class _Group:
             yield Transfer(what, "all_to_all", "inter", payload_bytes, sent, sent * self.ranks_per_node, calls)
 
 
-def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
+@functools.lru_cache(4096)  # machines of a search differ in rates, not in what is sent
+def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ...]:
     """All traffic of one training step.
 
     What is sent is what `trainer/strategies` does; tests/integration/trainer/strategies/test_traffic.py counts it.
@@ -231,7 +233,7 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> list[Transfer]:
             found += copies.collective("gradients", "all_reduce", reduced / layout.weight_shards)
         case _:
             raise KeyError(strategy)
-    return found
+    return tuple(found)
 
 
 def seconds(transfer: Transfer, machine: Machine, gpu: Gpu) -> float:

@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 
 from tests.support.planner.configs import A100_80, LLAVA_7B, machine, run_config
+from tests.support.short_form import chosen
 from vlmpipe.catalog.machines import read_yaml
 from vlmpipe.catalog.prices import load_prices
-from vlmpipe.planner.backtest import Outcome, outcomes, published_runs, published_text_runs, quartiles, scenario
+from vlmpipe.planner.backtest import (
+    Outcome,
+    PublishedRun,
+    has_memory,
+    memory_outcome,
+    outcomes,
+    published_runs,
+    published_text_runs,
+    quartiles,
+    scenario,
+)
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.interval import interval_of
@@ -21,7 +32,8 @@ from vlmpipe.planner.workload import Workload
 
 RUNS = outcomes()
 TEXT_RUNS = outcomes(published_text_runs())
-NEVER_FITTED = [one for one in RUNS if one.run.source in ("torchtitan", "torchtitan-tp", "automodel", "llama-3")]
+OTHER_SOURCES = ("torchtitan", "torchtitan-tp", "trainy", "automodel", "llama-3")
+NEVER_FITTED = [one for one in RUNS if one.run.source in OTHER_SOURCES]
 
 
 def test_every_published_run_is_predicted_or_says_why_not() -> None:
@@ -39,6 +51,15 @@ def test_median_and_quartiles_of_predicted_over_published_speed(found: Sequence[
     print(f"{len(found)} runs: quartiles {lower:.3f}, {median:.3f}, {upper:.3f}")
     assert 0.90 <= median <= 1.10
     assert lower >= 0.80 and upper <= 1.25
+
+
+MEMORY_RUNS = chosen({run.id: run for run in published_runs() if has_memory(run)}, lambda name: name == "tt-8b-8-eager")
+
+
+@pytest.mark.parametrize("run", MEMORY_RUNS.values(), ids=MEMORY_RUNS)
+def test_reserved_memory_is_within_a_tenth_of_what_was_published(run: PublishedRun) -> None:
+    ratio = memory_outcome(run).ratio
+    assert 0.9 <= ratio <= 1.1 or (run.memory_reason and 0.8 <= ratio <= 1.25)
 
 
 @pytest.mark.parametrize("gpu", ["A100", "H100"])

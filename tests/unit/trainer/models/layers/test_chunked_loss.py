@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from trainer.models.layers.chunked_loss import TokenLoss, chunked_loss, compute_in_chunks
@@ -106,3 +107,18 @@ def test_a_sharded_head_gives_the_whole_loss_on_each_rank(monkeypatch: pytest.Mo
         assert_equal([own], [of_weight[first : first + len(half)]])
         summed += mine
     assert_equal([summed], [of_hidden])
+
+
+def test_a_trace_of_three_chunks_finds_the_peaks_of_all() -> None:
+    def peaks() -> list[int]:
+        hidden, weight = torch.randn(70, WIDTH).requires_grad_(), torch.randn(5000, WIDTH).requires_grad_()
+        label_ids = torch.zeros(70, dtype=torch.int64)
+        with MemoryTracker([hidden, weight, label_ids]) as tracker:
+            loss = chunked_loss(hidden, weight, label_ids, 4)
+            forward = tracker.take_peak(next_category="backward").total_bytes
+            loss.backward()
+            return [forward, tracker.take_peak(next_category="backward").total_bytes]
+
+    with FakeTensorMode():
+        traced = peaks()
+    assert traced == pytest.approx(peaks(), rel=0.01)

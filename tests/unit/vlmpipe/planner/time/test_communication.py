@@ -38,7 +38,7 @@ def layout(strategy: str, nodes: int, ranks_per_node: int) -> Layout:
     return make_layout(strategy, nodes, ranks_per_node, tensor_parallel=tensor, pipeline_parallel=pipeline)
 
 
-def sent(strategy: str, nodes: int, ranks_per_node: int, **work: Any) -> list[Transfer]:
+def sent(strategy: str, nodes: int, ranks_per_node: int, **work: Any) -> tuple[Transfer, ...]:
     return traffic(layout(strategy, nodes, ranks_per_node), LLAVA_7B, replace(WORK, **work))
 
 
