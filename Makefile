@@ -113,7 +113,7 @@ test: $(INSTALLED_DEV)  ## run the tests, three files at a time
 
 .PHONY: test-whole
 test-whole: $(INSTALLED_DEV) $(FLOAT8)  ## run the tests with every case of the laws that `make test` checks in a short form
-	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 900 $(args)
+	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(args)
 
 .PHONY: crash-matrix
 crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)

@@ -118,8 +118,9 @@ class Merged:
         self, blueprint: nn.Module, trained: WeightReader, initial: Weights, adapters: Mapping[str, Adapter]
     ) -> None:
         self._trained, self._initial, self._adapters = trained, initial, adapters
-        self._trainable = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
         self._tied_to = dict(getattr(blueprint, "all_tied_weights_keys", {}))
+        trainable = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
+        self._trainable = trainable - self._tied_to.keys()  # averages hold a tied head under one name
         in_adapters = {name for one in adapters.values() for name in (one.a, one.b, one.magnitude) if name}
         if missing := sorted((self._trainable | in_adapters) - trained.names):
             raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
