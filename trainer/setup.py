@@ -240,9 +240,9 @@ def build_strategy(
     """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
     Recompute.of(job.train).apply(family, module)
-    module.token_loss.dpo_beta = job.train.dpo_beta
     use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
+    units.loss.dpo_beta = job.train.dpo_beta
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)

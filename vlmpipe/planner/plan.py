@@ -308,7 +308,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         config,
         samples=len(split),
         tokens=int(split.tokens.sum()),
-        pairs=split.pairs,
+        pairs=split.pairs // (1 + job.train.in_pairs),  # conversations of a pair are about equally long
         images=(1 + job.train.in_pairs) * int(split.tiles(tile_tokens).sum()),
         image_tokens=(1 + job.train.in_pairs) * int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),

@@ -224,8 +224,9 @@ def test_fixture_has_the_expected_content(data: Fixture) -> None:
 def test_a_pair_is_two_conversations_about_its_images_with_their_last_answers_labelled(tmp_path: Path) -> None:
     images, records = llava_folder(tmp_path, 12)
     source = write_json(tmp_path / "data.json", [one | {"rejected": "Another number."} for one in records])
-    plain = job_config(tmp_path / "root", source=str(source), image_folder=str(images), max_images_per_sequence=5)
-    prepared, stored = run_prepare(preferring(plain)), run_prepare(plain)
+    data = {"image_folder": str(images), "max_images_per_sequence": 5, "chunk_samples": 4}
+    plain = job_config(tmp_path / "root", source=str(source), **data)
+    stored, prepared = run_prepare(plain), run_prepare(preferring(plain))  # chunks of one are not those of the other
     assert prepared.fingerprint != stored.fingerprint
     storage, split = open_storage(prepared.uri), Index.load(prepared.uri).split("train")
     sampler = PackedBatchSampler(split, plain.data, seed=0, global_batch_size=2, in_pairs=True)
