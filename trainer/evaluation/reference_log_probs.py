@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.dataloading.batches import ImageSource, collate
-from trainer.distributed.agreement import agree, on_first
+from trainer.distributed.agreement import on_first
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.distributed.process import ProcessContext
 from trainer.errors import DataError
@@ -65,7 +66,7 @@ class ReferenceLogProbs:
         """References of the training split; computes those of every split that are not stored yet. Collective."""
         found: dict[Split, Float32Array] = {}
         for split in SPLITS:
-            stored = agree(on_first(worker, lambda name=split: read_references(self.uri, name)))
+            stored = on_first(worker, partial(read_references, self.uri, split))
             found[split] = self._compute(index.split(split), worker) if stored is None else stored
             if worker.is_first and stored is None:
                 _write(self.uri, split, found[split])
