@@ -266,6 +266,9 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
         text = "found with evaluate.cider_d off, which gives none; expected auto or on"
         yield Problem("gate.min_scores.cider_d", text)
+    if "preference_accuracy" in config.gate.min_scores and not train.in_pairs:
+        text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo"
+        yield Problem("gate.min_scores.preference_accuracy", text)
     if register.registry.startswith("vertex://"):
         missing = f"missing, found register.registry {register.registry}; expected"
         if register.serving is None:

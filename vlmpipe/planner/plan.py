@@ -300,15 +300,20 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
         return None
     sampler = PackedBatchSampler(
-        split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
+        split,
+        job.data,
+        seed=job.train.seed,
+        global_batch_size=job.train.global_batch_size,
+        tile_tokens=tile_tokens,
+        in_pairs=job.train.in_pairs,
     )
     return Workload.from_index(
         config,
         samples=len(split),
         tokens=int(split.tokens.sum()),
-        pairs=split.pairs,
-        images=int(split.tiles(tile_tokens).sum()),
-        image_tokens=int(split.image_tokens.sum()),
+        pairs=split.pairs // (1 + job.train.in_pairs),  # conversations of a pair are about equally long
+        images=(1 + job.train.in_pairs) * int(split.tiles(tile_tokens).sum()),
+        image_tokens=(1 + job.train.in_pairs) * int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),
         sequences=len(sampler.plan(0)),
         steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),

@@ -113,6 +113,14 @@ class Chat:
         """
         return self.encode_messages(self.messages(turns), counts, sizes)
 
+    def encode_pair(
+        self, turns: Sequence[Turn], counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None
+    ) -> tuple[Encoded, Encoded]:
+        """The conversation with its last answer, and with the rejected one. Only these answers are labelled."""
+        rejected = [*turns[:-1], dataclasses.replace(turns[-1], answer=turns[-1].rejected)]
+        chosen, other = (self.encode(each, counts, sizes) for each in (turns, rejected))
+        return _last_labelled(chosen), _last_labelled(other)
+
     def prompt(self, turn: Turn, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None) -> list[int]:
         """Tokens that ask one question about a sample's images.
 
@@ -212,3 +220,14 @@ class Chat:
             ids[position : position + 1] = [image_token] * count
             labels[position : position + 1] = [IGNORED] * count
         return Encoded(ids, labels)
+
+
+def _last_labelled(encoded: Encoded) -> Encoded:
+    """The same with the labels of the last answer only."""
+    labels, end = encoded.labels, len(encoded.labels)
+    while end and labels[end - 1] == IGNORED:
+        end -= 1
+    start = end
+    while start and labels[start - 1] != IGNORED:
+        start -= 1
+    return Encoded(encoded.input_ids, [IGNORED] * start + labels[start:])

@@ -65,6 +65,9 @@ class Sampler:
     def label_tokens(self, batch: GlobalBatch) -> int:
         return 4
 
+    def loss_terms(self, batch: GlobalBatch) -> int:
+        return self.label_tokens(batch)
+
 
 def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cpu") -> PrefetchingLoader:
     return PrefetchingLoader(
