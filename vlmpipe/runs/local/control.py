@@ -91,8 +91,9 @@ class LogLine:
 class LogFile:
     """Parses the lines of one log in order. Lines in the pipeline's log name the step that follows."""
 
-    def __init__(self, path: Path, step: str) -> None:
-        self.path, self._is_pipeline, self._step = path, path.name == LOG, step
+    def __init__(self, path: Path, step: str = "") -> None:
+        self.path, self._is_pipeline = path, path.name == LOG
+        self._step = "" if self._is_pipeline else step or path.parent.name
         self._time: datetime | None = None
 
     def parse(self, text: str) -> LogLine:
@@ -113,7 +114,7 @@ class LogFile:
 
 
 def read_logs(files: list[Path], *, step: str = "", last: int) -> Iterator[LogLine]:
-    """Lines of these files, the `last` ones of each; 0: all. `step`: whose logs they are, where not the pipeline's."""
+    """Lines of these files, the `last` ones of each; 0: all. `step`: whose logs they are; default that of the folder."""
     for file in files:
         log = LogFile(file, step)
         with _opened(file) as stream:
