@@ -114,7 +114,7 @@ class LogFile:
 
 
 def read_logs(files: list[Path], *, step: str = "", last: int) -> Iterator[LogLine]:
-    """Lines of these files, the `last` ones of each; 0: all. `step`: whose logs they are; default that of the folder."""
+    """Lines of these files, the `last` ones of each; 0: all. `step`: its name; default the folder's."""
     for file in files:
         log = LogFile(file, step)
         with _opened(file) as stream:
