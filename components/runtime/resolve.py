@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.runtime.stage_start import continued
 from trainer.config.job import RunPaths
 from trainer.config.model import ModelConfig
 from trainer.data.sources import open_source
@@ -130,6 +129,8 @@ def resolve(
     with naming_stage(stage):
         config = runs[stage]
         if number:
+            from components.runtime.stage_start import continued  # not above: compiling needs this module, and no numpy
+
             config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])
         config, plans[stage] = _checked(config, settings, stage, this)
     for name, plan in plans.items():

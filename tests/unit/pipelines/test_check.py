@@ -39,7 +39,7 @@ def test_findings_of_a_stage_name_it_and_common_ones_are_printed_once() -> None:
     stages = "stages=[{name: align, train: {micro_batch_size: 1}}, {name: finetune, data: {source: nowhere.json}}]"
     findings = check_run(load_run_file(ROOT / "configs/digits.yaml", [stages]))
     subjects = [finding.subject for finding in findings]
-    assert subjects.count("tower") == 1 and subjects.count("vertex") == 1
+    assert subjects.count("tower") == 1 and subjects.count("tokenizer") == 1
     assert {"align: batch", "finetune: batch"} <= set(subjects) and "batch" not in subjects
     (failed,) = [finding for finding in findings if finding.state == "failed"]
     assert failed.subject == "finetune: data" and "nowhere.json" in failed.text

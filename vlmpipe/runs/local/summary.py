@@ -185,11 +185,8 @@ def stage_lines(state: RunState, decision_of: Callable[[str], Mapping[str, Any]]
     lines, begun = [], {step.stage for step in state.steps if step.state not in ("waiting", "skipped")}
     for stage in state.stages:
         decision = decision_of(stage) if stage in state.decided else {}
-        if "accepted" in decision:
-            answer = "accepted" if decision["accepted"] else "rejected"
-        else:
-            answer = "done" if stage in state.decided else "not finished" if stage in begun else "not begun"
-        lines.append(f"{f'stage {stage}':<20} {answer}{f': {reason}' if (reason := decision.get('reason')) else ''}")
+        answer = "done" if stage in state.decided else "not finished" if stage in begun else "not begun"
+        lines.append(f"{f'stage {stage}':<20} {decision.get('reason') or answer}")
     return [*lines, ""]
 
 

@@ -75,7 +75,7 @@ def test_machines_and_quotas_are_those_of_the_largest_stage() -> None:
 
 
 def test_an_unknown_cost_of_a_stage_leaves_the_sum_open_and_names_it() -> None:
-    config = staged("plan: {samples: null}")
+    config = staged("", "", "stages.align.plan.samples=0")
     plan = planned(config)
     assert plan.usd is None and plan.as_dict()["usd_range"] is None
     unknown = spending_of(config, plan).unknown

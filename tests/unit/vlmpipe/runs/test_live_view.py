@@ -18,9 +18,9 @@ from trainer.storage.local import LocalStorage
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.local.run import Marker
+from vlmpipe.runs.local.stages import STEPS
 from vlmpipe.runs.local.state import (
     ATTEMPT_LINE,
-    STEPS,
     RunState,
     Step,
     clock,

@@ -298,7 +298,7 @@ def test_logs_are_followed_until_the_run_is_over(config: RunConfig) -> None:
 
 
 def test_lines_of_the_pipelines_log_have_the_time_and_step_that_it_names(tmp_path: Path) -> None:
-    log = local_control.LogFile(tmp_path / "pipeline.log")
+    log = local_control.LogFile(tmp_path / "pipeline.log", "")
     lines = [
         "before any stamp",
         "vlmpipe: this attempt started at 2026-11-24 23:59:58",

@@ -112,7 +112,7 @@ def test_a_rejected_stage_is_the_runs_result(run: Path, capsys: pytest.CaptureFi
     report = report_of(run)
     assert report.outcome == "done" and report.as_json()["decision"]["accepted"] is False
     lines = report.lines()
-    assert "stage align          rejected: Rejected: loss 7 is above 6." in lines
+    assert "stage align          Rejected: loss 7 is above 6." in lines
     assert "stage finetune       not begun" in lines
     with pytest.raises(UserError, match="the gate rejected the model"):
         leave(report, fail_on_reject=True)

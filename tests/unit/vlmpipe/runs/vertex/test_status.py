@@ -93,7 +93,7 @@ def test_a_rejected_stage_is_the_runs_result(tmp_path: Path) -> None:
     tasks = {f"align-{name}": "SUCCEEDED" for name in STEPS} | {"finetune-resolve-run": "NOT_TRIGGERED"}
     found = status(tmp_path, tasks, job_state="SUCCEEDED")
     assert found.as_json()["decision"]["accepted"] is False
-    assert "stage align          rejected: loss 7 is above 6" in found.lines()
+    assert "stage align          loss 7 is above 6" in found.lines()
     assert states_of(found)["finetune-train"] == "skipped"
 
 
