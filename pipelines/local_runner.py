@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +29,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record, read_record_file, write_record
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.config.stages import stage_run_id
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -55,6 +56,8 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
     root_uri = open_storage(config.root_uri("local")).root_uri
     config = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": root_uri})})
     run_uri = run_uri_of(root_uri, run_id, "")
+    stages = list(config.stage_runs())
+    folders = [run_uri_of(root_uri, stage_run_id(run_id, stage, stages), "") for stage in stages]
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=join_uri(run_uri, "kfp"))
     pipeline = build(config, "local")
     started_s = time.time()
@@ -68,11 +71,11 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
                 pipeline(run_id=run_id)
         except RuntimeError as error:  # kfp's error for a failed step; the step itself has reported the reason
             print(error, flush=True)
-            return _exit_code(run_uri, failure, since_s=started_s)
+            return _exit_code(folders, failure, since_s=started_s)
         except OSError:  # of kfp's own files or the log, on a full disk: a step's earlier error is more exact
             if not failure.exists():
                 raise
-            return _exit_code(run_uri, failure, since_s=started_s)
+            return _exit_code(folders, failure, since_s=started_s)
     return ExitCode.OK
 
 
@@ -95,15 +98,19 @@ def _pass_on_stop_requests() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def _exit_code(run_uri: str, failure: Path, *, since_s: float) -> int:
-    """The exit code in the failed step's record, because kfp only reports that it failed.
+def _exit_code(folders: Sequence[str], failure: Path, *, since_s: float) -> int:
+    """The exit code in the failed step's record, because kfp only reports that it failed. `folders` are the stages'.
 
     A record that is still open belongs to a step that could not write it, but wrote `failure`, or to one that was
     killed. It is closed here; if that fails too, on a full disk, the error is raised (exit 73).
     """
-    store, left = open_storage(run_uri), read_record_file(failure)
-    records = [StepRecord(**read_record(store, info.name)) for info in store.list("steps")]
-    for record in sorted(records, key=lambda record: record.started_s):
+    left = read_record_file(failure)
+    records = [
+        (StepRecord(**read_record(store, info.name)), store)
+        for store in map(open_storage, folders)
+        for info in store.list("steps")
+    ]
+    for record, store in sorted(records, key=lambda each: each[0].started_s):
         if record.started_s < since_s or record.state not in ("failed", "stopped", "running"):
             continue
         if record.state == "running":

@@ -71,9 +71,9 @@ class Target:
         """The component that writes to notify.email when the run has ended; None where no mail is sent."""
         return None
 
-    def configure_task(self, task: PipelineTask, step: str) -> None:
+    def configure_task(self, task: PipelineTask, step: str, stage: str = "") -> None:
         """Set the step's display name, retries where trying again can help, and its machine."""
-        task.set_display_name(step.replace("-", " ").capitalize())
+        task.set_display_name(": ".join(filter(None, [stage, step.replace("-", " ")])).capitalize())
         if step in RETRIES:
             task.set_retry(num_retries=RETRIES[step], backoff_duration="30s", backoff_factor=2)
         if step in MACHINES:
@@ -130,7 +130,7 @@ class Local(Target):
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         return component_of(run_local_job, "python")
 
-    def configure_task(self, task: PipelineTask, step: str) -> None:
+    def configure_task(self, task: PipelineTask, step: str, stage: str = "") -> None:
         """Nothing: kfp.local knows neither display names nor machines."""
 
 

@@ -3,6 +3,9 @@
     resolve-run -> prepare-data -> cache-features (job, when images have no features yet) -> train (job)
         -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted)
 
+With several stages, all steps but the last for each of them, in whose names the stage comes first. The next stage
+begins where the one before was accepted; find-stage sees whether an earlier attempt of the run has done that already.
+
 With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data;
 all inside an exit handler, notify, and with notify.email inside a second one, mail. Caching of steps is off everywhere:
 the service's own key ignores image digests and environment, and prepared data and features are addressed by their
@@ -24,6 +27,7 @@ from kfp.dsl.base_component import BaseComponent
 from components.collect_evaluation import collect_evaluation
 from components.collect_job import collect_job
 from components.decide import decide
+from components.find_stage import find_stage
 from components.notify import notify
 from components.plan_data import plan_data
 from components.prepare_chunks import prepare_chunks
@@ -31,10 +35,11 @@ from components.prepare_data import prepare_data
 from components.register_model import register_model
 from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
-from components.runtime.resolve import compiled_settings, parameter_defaults
+from components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
 from components.sync_checkpoint import sync_checkpoint
 from pipelines.targets import TARGETS, Target, TargetName, component_of
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.stages import hidden_by_stages, path_in
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 
 
@@ -43,11 +48,11 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
 
     Raises ConfigError when the run file lacks what the target needs.
     """
-    place = TARGETS[target]
-    place.check(config)
+    place, runs = TARGETS[target], config.stage_runs()
+    for one in runs.values():
+        place.check(one)
     steps = _Steps(config, place)
     root_uri = config.root_uri(target)
-    compiled = compiled_settings(config, target, root_uri)
     job_name = place.run_name()
     defaults = parameter_defaults(config)
     default_run_file = json.dumps(config.to_dict(), ensure_ascii=False)
@@ -65,39 +70,31 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
         overrides: str,
     ) -> None:
         mail = steps.mail()
-        with dsl.ExitHandler(mail, name="mailed") if mail else contextlib.nullcontext():
-            resolved = steps.add(
-                resolve_run,
-                run_file=run_file,
-                compiled=compiled,
-                run_id=run_id,
-                job_name=job_name,
-                data_uri=data_uri,
-                epochs=epochs,
-                max_steps=max_steps,
-                learning_rate=learning_rate,
-                seed=seed,
-                resume=resume,
-                min_exact_match=min_exact_match,
-                overrides=overrides,
-            ).outputs
-            run_uri = resolved["run_uri"]
-            prepared = steps.prepare(run_uri)
-            with dsl.If(prepared.outputs["features"] == "encode", name="features-missing"):
-                encoding = steps.add_job("cache_features", pools=resolved["features_pools"], run_uri=run_uri)
-                encoded = steps.collect("cache_features", encoding, run_uri)
-            with dsl.Else(name="features-there"):
-                reused = steps.add(reuse_features, run_uri=run_uri, features=prepared.outputs["features"])
-            # Both branches hand on the run's folder: taking it is what makes training wait for the branch that ran.
-            with_features = dsl.OneOf(encoded.outputs["Output"], reused.output)
-            training_job = steps.add_job("train", pools=resolved["train_pools"], run_uri=with_features)
-            trained = steps.collect("train", training_job, run_uri)
-            exported = steps.add(sync_checkpoint, run_uri=trained.outputs["Output"])
-            evaluation = steps.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported.outputs["Output"])
-            evaluated = steps.collect("evaluate", evaluation, run_uri)
-            decision = steps.add(decide, run_uri=evaluated.outputs["Output"])
-            with dsl.If(decision.outputs["Output"] == "accepted", name="accepted"):
-                steps.add(register_model, run_uri=run_uri)
+        with (
+            dsl.ExitHandler(mail, name="mailed") if mail else contextlib.nullcontext(),
+            contextlib.ExitStack() as accepted,  # a stage is inside the condition of the one before
+        ):
+            for stage, one in runs.items():
+                of_stage = _Steps(one, place, stage)
+                resolved = of_stage.add(
+                    resolve_run,
+                    run_file=run_file,
+                    compiled=compiled_settings(config, target, root_uri, stage),
+                    run_id=run_id,
+                    job_name=job_name,
+                    data_uri=data_uri,
+                    epochs=epochs,
+                    max_steps=max_steps,
+                    learning_rate=learning_rate,
+                    seed=seed,
+                    resume=resume,
+                    min_exact_match=min_exact_match,
+                    overrides=overrides,
+                ).outputs
+                is_last = stage == list(runs)[-1]
+                answer = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
+                accepted.enter_context(dsl.If(answer == "accepted", name=of_stage.named("accepted")))
+            steps.add(register_model, run_uri=resolved["run_uri"])
 
     # kfp knows one exit handler in a pipeline: with mail, the steps are a pipeline of their own that has another one.
     graph = dsl.pipeline(run, name="mailed-run") if steps.mails else run
@@ -143,20 +140,58 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                 overrides=overrides,
             )
 
-    return dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
+    pipeline = dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
+    shown = pipeline.pipeline_spec.root.input_definitions.parameters
+    by_field = {field: name for name, field in PARAMETER_FIELDS.items()}
+    for field, names in hidden_by_stages(config.to_dict(), list(by_field)).items():
+        instead = " and ".join(path_in(name, field) for name in names)
+        shown[by_field[field]].description += f" Refused here, as stages have their own: give {instead} in overrides."
+    return pipeline
 
 
 class _Steps:
     """Adds steps to the pipeline under construction, named alike on every target."""
 
-    def __init__(self, config: RunConfig, target: Target) -> None:
-        self._config, self._target = config, target
+    def __init__(self, config: RunConfig, target: Target, stage: str = "") -> None:
+        self._config, self._target, self._stage = config, target, stage
         self._image = target.base_image(config)
         self._mail = target.mail_step(config)
 
     def add(self, function: Callable[..., Any], *, name: str = "", **inputs: Any) -> PipelineTask:
         """A step that runs `function` on the pipeline image."""
         return self._add(component_of(function, self._image), name or function.__name__.replace("_", "-"), inputs)
+
+    def named(self, name: str) -> str:
+        """The name of a step or group of this stage."""
+        return f"{self._stage}-{name}" if self._stage else name
+
+    def train(self, resolved: dict[str, Any]) -> Any:
+        """The steps from the prepared data to the gate. Returns its answer, accepted or rejected."""
+        run_uri = resolved["run_uri"]
+        prepared = self.prepare(run_uri)
+        with dsl.If(prepared.outputs["features"] == "encode", name=self.named("features-missing")):
+            encoding = self.add_job("cache_features", pools=resolved["features_pools"], run_uri=run_uri)
+            encoded = self.collect("cache_features", encoding, run_uri)
+        with dsl.Else(name=self.named("features-there")):
+            reused = self.add(reuse_features, run_uri=run_uri, features=prepared.outputs["features"])
+        # Both branches hand on the run's folder: taking it is what makes training wait for the branch that ran.
+        with_features = dsl.OneOf(encoded.outputs["Output"], reused.output)
+        training_job = self.add_job("train", pools=resolved["train_pools"], run_uri=with_features)
+        trained = self.collect("train", training_job, run_uri)
+        exported = self.add(sync_checkpoint, run_uri=trained.outputs["Output"])
+        evaluation = self.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported.outputs["Output"])
+        evaluated = self.collect("evaluate", evaluation, run_uri)
+        return self.add(decide, run_uri=evaluated.outputs["Output"]).outputs["Output"]
+
+    def train_once(self, resolved: dict[str, Any]) -> Any:
+        """The same, unless an earlier attempt of the run was accepted: no machine starts for a stage that is done."""
+        known = self.add(find_stage, run_uri=resolved["run_uri"])
+        with dsl.If(known.output == "open", name=self.named("open")):
+            answer = self.train(resolved)
+        with dsl.Else(name=self.named("done")):
+            # A branch needs a step of its own to answer.
+            same = self.add(find_stage, name="reuse-stage", run_uri=resolved["run_uri"])
+        return dsl.OneOf(answer, same.output)
 
     def mail(self) -> PipelineTask | None:
         """The step that writes to notify.email; None without addresses, and on targets that send no mail."""
@@ -173,7 +208,7 @@ class _Steps:
         if self._config.data.tasks == 1:
             return self.add(prepare_data, run_uri=run_uri)
         planned = self.add(plan_data, run_uri=run_uri)
-        with dsl.ParallelFor(planned.output, name="shares") as share:
+        with dsl.ParallelFor(planned.output, name=self.named("shares")) as share:
             shares = self.add(prepare_chunks, share=share)
         return self.add(prepare_data, run_uri=run_uri).after(shares)
 
@@ -194,7 +229,7 @@ class _Steps:
         # another: with a copy under the step's own name, graphs, logs and the console show "train" everywhere.
         named = copy.copy(component)
         named.component_spec = copy.copy(component.component_spec)
-        named.component_spec.name = name
+        named.component_spec.name = self.named(name)
         task = named(**inputs).set_caching_options(False)
-        self._target.configure_task(task, name)
+        self._target.configure_task(task, name, self._stage)
         return task

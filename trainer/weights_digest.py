@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config.job import JobConfig
+from trainer.config.model import changed_fields
 
 
 class WeightsDigest:
@@ -51,7 +53,12 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 def model_sha256(job: JobConfig) -> str:
     """Digest of the model section: two runs with the same digest build the same model."""
     # Without what is null or no pattern: a field that a later version adds leaves older models' digests as they were.
-    without = {name for name in ("freeze_parameters", "train_parameters") if not getattr(job.model, name)}
-    without.add("hub_token_secret")  # gives access to weights, and does not decide them
+    without: dict[str, Any] = {
+        name: True for name in ("freeze_parameters", "train_parameters") if not getattr(job.model, name)
+    }
+    without["hub_token_secret"] = True  # gives access to weights, and does not decide them
+    if lora := job.model.lora:
+        added = ("use_rslora", "use_dora", "parts", "pretrained")
+        without["lora"] = {"export"} | {name for name in added if name not in changed_fields(lora)}
     section = job.model.model_dump(mode="json", exclude_none=True, exclude=without)
     return hashlib.sha256(json.dumps(section, sort_keys=True).encode()).hexdigest()

@@ -143,7 +143,8 @@ def run(
 
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
-    require_runnable(config)
+    for stage in config.stage_runs().values():
+        require_runnable(stage)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh, say=say)
     for line in this.introduction():
         say(line)

@@ -19,6 +19,7 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock
 from benchmarks.support.workloads import Workload
+from benchmarks.training.compiled_steps import compiling_anew, with_compile
 from benchmarks.training.ready_steps import WARM_UP, SteadySteps, packed_steps
 from benchmarks.training.workloads import train_workloads
 
@@ -43,8 +44,8 @@ ALL_KINDS = [*KINDS, KERNELS, AROUND_KERNELS, OTHER]
 NOTE = (
     "Split: of one thread, by torch's profiler, as a share of the step's time; the profiler slows small operators. The "
     "rate of a step is its FLOPs, counted by torch's counter with the whole square of a sample for its attention, per "
-    "CPU second, without the profiler. Its products alone are the same matrix products (shapes, strides, number) on "
-    "matrices of their own, one after another."
+    "CPU second, without the profiler, with layers compiled (train.compile: on) and not. Its products alone are the "
+    "same matrix products (shapes, strides, number) on matrices of their own, one after another."
 )
 
 
@@ -64,20 +65,27 @@ def split(bench: Bench) -> None:
 def of_workload(bench: Bench, load: Workload, *, cached: bool) -> None:
     data = f"{load.name}, {'cached features' if cached else 'tower online'}"
     ready = packed_steps(load, WARM_UP + 1, cached=cached)
-    steps = SteadySteps(load.cached if cached else load.online, bench.worker, ready)
+    job = with_compile(load.cached if cached else load.online, on=False)
+    steps = SteadySteps(job, bench.worker, ready)
     with FlopCounterMode(display=False) as counter, Products() as products:
         steps()
     flops = counter.get_total_flops()
 
-    def step_rate() -> float:
-        return flops / 1e9 / steps().cpu_s
+    def rate(measured: SteadySteps) -> float:
+        return flops / 1e9 / measured().cpu_s
 
-    sides: dict[str, Callable[[], Any]] = {
-        "step": step_rate, "alone": products.rate_alone, "shares": lambda: shares(steps)
-    }  # fmt: skip
-    found = bench.take_turns(data, sides)
-    rates = Side("the step", found["step"]), Side("its matrix products alone", found["alone"])
-    bench.report.compare("rate of a step or of its products", data, "GFLOP / CPU s", *rates)
+    with compiling_anew(bench, data):
+        compiled = SteadySteps(with_compile(job, on=True), bench.worker, ready)
+        sides: dict[str, Callable[[], Any]] = {
+            "the step": lambda: rate(steps),
+            "the step, compiled": lambda: rate(compiled),
+            "alone": products.rate_alone,
+            "shares": lambda: shares(steps),
+        }
+        found = bench.take_turns(data, sides)
+    for name in ("the step", "the step, compiled"):
+        rates = Side(name, found[name]), Side("its matrix products alone", found["alone"])
+        bench.report.compare("rate of a step or of its products", data, "GFLOP / CPU s", *rates)
     for kind in ALL_KINDS:
         values = [100 * each[kind] for each in found["shares"]]
         bench.report.figure("split of a step", data, "% of its time", Side(kind, values))

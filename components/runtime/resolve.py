@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.job import RunPaths, run_uri_of
+from components.runtime.stage_start import continued, naming
+from trainer.config.job import RunPaths
 from trainer.config.model import ModelConfig
+from trainer.data.sources import open_source
 from trainer.errors import ConfigError
 from trainer.secret_manager import use_hub_token
 from trainer.storage import open_storage
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
-from vlmpipe.config.run_config import RunConfig, parse_run_config, run_uri
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.config.stages import run_uri, stage_run_id, with_overrides
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
-from vlmpipe.config.yaml_loader import apply_overrides, parse_yaml
+from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 
 if TYPE_CHECKING:
@@ -58,13 +61,16 @@ def parameter_defaults(config: RunConfig) -> dict[str, Any]:
     return {name: _look_up(content, field) for name, field in PARAMETER_FIELDS.items()}
 
 
-def compiled_settings(config: RunConfig, target: str, root_uri: str) -> str:
-    """JSON text of what `resolve` needs from compile time: target, root, fixed fields and parameter defaults."""
-    content = config.to_dict()
+def compiled_settings(config: RunConfig, target: str, root_uri: str, stage: str = "") -> str:
+    """JSON text of what `resolve` needs from compile time: target, root, the stage that it begins, all stages, and
+    their fixed fields, and parameter defaults."""
+    runs = {name: run.to_dict() for name, run in config.stage_runs().items()}
     settings = {
         "target": target,
         "root_uri": root_uri,
-        "fixed": {field: _look_up(content, field) for field in FIXED},
+        "stage": stage,
+        "stages": list(runs),
+        "fixed": {name: {field: _look_up(run, field) for field in FIXED} for name, run in runs.items()},
         "parameters": parameter_defaults(config),
     }
     return json.dumps(settings, sort_keys=True)
@@ -91,27 +97,65 @@ def resolve(
 
     Raises ConfigError.
     """
-    uri = run_uri(compiled, run_id, job_name)
+    run_uri(compiled, run_id, job_name)  # checks the id
     settings = json.loads(compiled)
     defaults = settings["parameters"]
     given = {PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_changed(value, defaults[name])}
     wanted = _object(overrides or "{}", "overrides")
     if twice := sorted(set(given) & set(wanted)):
         raise ConfigError(f"{', '.join(twice)} is given as a parameter and in overrides", fix="give it once")
-    content = apply_overrides(_object(run_file, "run_file"), {**given, **wanted})
-    config = parse_run_config(content, "run file with this run's parameters")
-    _require_fixed(config.to_dict(), settings["fixed"])
+    content = with_overrides(_object(run_file, "run_file"), {**given, **wanted})
+    whole = parse_run_config(content, "run file with this run's parameters")
+    runs, stages = whole.stage_runs(), settings["stages"]
+    if list(runs) != stages:
+        raise ConfigError(
+            f"the run file has the stages {', '.join(runs) or 'none'}",
+            expected=f"those of the compiled pipeline: {', '.join(stages)}",
+            fix="compile the run file again",
+        )
+    root_uri = settings["root_uri"]
+    if not root_uri.startswith("gs://"):
+        root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
+    paths = {
+        name: RunPaths(run_id=stage_run_id(run_id or job_name, name, stages), root_uri=root_uri) for name in stages
+    }
+    stage = settings["stage"]
+    this, number = paths[stage], stages.index(stage)
+    if number == 0:  # nothing starts where a later stage could not
+        for name in stages[1:]:
+            with naming(name):
+                _checked(runs[name], settings, name, paths[name])
+                open_source(runs[name].data)
+    with naming(stage):
+        config = runs[stage]
+        if number:
+            config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])
+        config, plan = _checked(config, settings, stage, this)
+    run = open_storage(this.run_uri)
+    if plan:
+        write_record(run, "plan.json", plan.as_dict(), indent=1)
+    write_record(run, "run.json", config.to_run_json(this), indent=1)
+    return Resolved(
+        config=config,
+        run_uri=this.run_uri,
+        features_pools=worker_pools(config, "cache_features", this.run_uri),
+        train_pools=worker_pools(config, "train", this.run_uri),
+        evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
+    )
+
+
+def _checked(
+    config: RunConfig, settings: Mapping[str, Any], stage: str, paths: RunPaths
+) -> tuple[RunConfig, Plan | None]:
+    """The run file as its jobs get it, with its plan. Raises ConfigError where it cannot run."""
+    _require_fixed(config.to_dict(), settings["fixed"][stage])
     if settings["target"] == "vertex":
         require_vertex(config)
         require_data_in_cloud(config)
     if settings["target"] == "kubeflow":
         require_kubeflow(config)
         require_data_in_cloud(config, "Kubeflow")
-    root_uri = settings["root_uri"]
-    if not root_uri.startswith("gs://"):
-        root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
-        uri = run_uri_of(root_uri, run_id, job_name)
-    config = _with_registry(config, root_uri)
+    config = _with_registry(config, paths.root_uri)
     use_hub_token(config.model.hub_token_secret)
     config = _with_pinned_weights(config)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
@@ -122,24 +166,12 @@ def resolve(
 
         plan = plan_run(config, priced=elsewhere)
     if not elsewhere or config.plan.fail_on_error:
-        check_jobs(config, uri)
+        check_jobs(config, paths.run_uri)
     if plan and elsewhere and config.plan.fail_on_error:
         _require_not_red(plan)
     if plan and on_vertex and config.cluster.max_spend_usd:
         require_prices(plan)
-    config = _with_decided_cache(config, plan)
-    paths = RunPaths(run_id=run_id or job_name, root_uri=root_uri)
-    run = open_storage(uri)
-    if plan:
-        write_record(run, "plan.json", plan.as_dict(), indent=1)
-    write_record(run, "run.json", config.to_run_json(paths), indent=1)
-    return Resolved(
-        config=config,
-        run_uri=uri,
-        features_pools=worker_pools(config, "cache_features", uri),
-        train_pools=worker_pools(config, "train", uri),
-        evaluate_pools=worker_pools(config, "evaluate", uri),
-    )
+    return _with_decided_cache(config, plan), plan
 
 
 def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str = "") -> str:
@@ -152,7 +184,9 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
         raise ConfigError(
             "run_file is not a run file", expected="a mapping with sections such as model, data and train"
         )
-    compiled = json.dumps({"target": "local", "root_uri": root_uri, "fixed": {}, "parameters": {}})
+    compiled = json.dumps(
+        {"target": "local", "root_uri": root_uri, "stage": "", "stages": [""], "fixed": {"": {}}, "parameters": {}}
+    )
     return resolve(json.dumps(content), compiled, run_id=run_id, overrides=overrides).run_uri
 
 

@@ -31,7 +31,7 @@ from trainer.errors import ExitCode
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN_FILE = "tiny.yaml"
-NUM_STEPS, FEW_STEPS = 160, 60
+NUM_STEPS, FEW_STEPS = 160 if WHOLE else 100, 60
 EVERY_STEPS = 20  # between checkpoints
 CHANGES = {
     "train.max_steps": NUM_STEPS,

@@ -18,6 +18,7 @@ from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.tokenize import load_tokenizer
 from trainer.errors import ConfigError, DataError, os_errors
 from trainer.models.base import Weights
+from trainer.models.hf_native.peft_folder import stored_names, write_adapter
 from trainer.models.layers.freeze import frozen_weights
 from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
 from trainer.models.layers.nf4 import QuantizedWeights, quantized_names
@@ -38,14 +39,16 @@ def export_checkpoint(
 ) -> dict[str, Any]:
     """Write `<run>/export/` from a verified checkpoint in `source`, unless that export exists undamaged.
 
-    Exports the average of the weights if `train.ema_decay` is set and the checkpoint has one. Memory holds one tensor
-    and the frozen tower; the local disk one file. Returns the export's description, which is written last and makes the
-    export exist. Raises ConfigError when the checkpoint belongs to another model, before touching an earlier export.
+    A whole model, or an adapter in PEFT's format (`model.lora.export`). Exports the average of the weights if
+    `train.ema_decay` is set and the checkpoint has one. Memory holds one tensor and the frozen tower, or the adapter;
+    the local disk one file. Returns the export's description, which is written last and makes the export exist. Raises
+    ConfigError when the checkpoint belongs to another model, before touching an earlier export.
     """
     store = open_storage(job.run.run_uri)
     with contextlib.suppress(DataError):  # there is none, or a damaged one
         described = require_whole_export(store)
-        if (described["checkpoint"], described["ema_decay"]) == (checkpoint.name, job.train.ema_decay):
+        wanted = (checkpoint.name, job.train.ema_decay, job.model.exports_adapter)
+        if (described["checkpoint"], described["ema_decay"], described.get("is_adapter", False)) == wanted:
             return {**described, "reused": True}
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
@@ -54,7 +57,7 @@ def export_checkpoint(
     adapters = adapters_of(adapted)
     blueprint = family.blueprint(without_adapters(job.model), tokenizer)
     initial = family.initial_weights(job.model, tokenizer)
-    _require_same_base(checkpoint, initial, sorted(frozen_weights(blueprint)))
+    _require_same_base(checkpoint, initial, sorted(frozen_weights(adapted)))
     if job.model.quantizes_base:
         initial = QuantizedWeights(initial, quantized_names(adapted))
     files: dict[str, dict[str, int]] = {}
@@ -77,7 +80,12 @@ def export_checkpoint(
         trained = open_weights(folder, checkpoint_format, averaged=averaged)
         weights = Merged(blueprint, trained, initial, adapters)
         store.delete(NAME)  # no export exists until all files are overwritten
-        written = write_weights(blueprint, weights.read, target, max_shard_bytes=max_shard_bytes, finished=send)
+        if job.model.exports_adapter:
+            write_adapter(adapted, job.model, trained.read, target)
+            weights_digest = tensors_sha256((name, trained.read(name)) for name in sorted(stored_names(adapted)))
+        else:
+            written = write_weights(blueprint, weights.read, target, max_shard_bytes=max_shard_bytes, finished=send)
+            weights_digest = written.weights_sha256
         with os_errors(f"writing {target}"):
             family.save_settings(job.model, blueprint, tokenizer, target)
         for file in sorted(path for path in target.rglob("*") if path.is_file()):
@@ -89,8 +97,9 @@ def export_checkpoint(
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
         "averaged": averaged,
+        "is_adapter": job.model.exports_adapter,
         "ema_decay": job.train.ema_decay,
-        "weights_sha256": written.weights_sha256,
+        "weights_sha256": weights_digest,
         "passed_over": passed_over,
         "versions": checkpoint.record.versions,
         "files": files,
@@ -109,9 +118,10 @@ class Merged:
         self, blueprint: nn.Module, trained: WeightReader, initial: Weights, adapters: Mapping[str, Adapter]
     ) -> None:
         self._trained, self._initial, self._adapters = trained, initial, adapters
-        self._trainable = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
         self._tied_to = dict(getattr(blueprint, "all_tied_weights_keys", {}))
-        in_adapters = {name for adapter in adapters.values() for name in (adapter.a, adapter.b)}
+        trainable = {name for name, parameter in blueprint.named_parameters() if parameter.requires_grad}
+        self._trainable = trainable - self._tied_to.keys()  # averages hold a tied head under one name
+        in_adapters = {name for one in adapters.values() for name in (one.a, one.b, one.magnitude) if name}
         if missing := sorted((self._trainable | in_adapters) - trained.names):
             raise ConfigError(f"the checkpoint lacks {len(missing)} trained weights, for example {missing[0]}")
 

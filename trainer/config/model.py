@@ -58,10 +58,21 @@ class WeightsConfig(Section):
 
 
 class LoraConfig(Section):
-    """LoRA (Hu et al., 2021): small trained matrices beside the language model's own, which are frozen."""
+    """LoRA (Hu et al., 2021): small trained matrices beside a part's own weights, which are frozen."""
 
     rank: Positive = Field(16, description="Inner width of each adapter.")
     alpha: float = Field(32.0, gt=0, description="What adapters add is scaled by alpha / rank.")
+    use_rslora: bool = Field(
+        False, description="Scale by alpha / sqrt(rank) instead (Kalajdzievski, 2023), which suits high ranks."
+    )
+    use_dora: bool = Field(
+        False,
+        description="Also train the length of each row of the adapted weights (DoRA; Liu et al., 2024). Slower: each "
+        "pass computes those lengths again. For ddp, fsdp, hsdp, zero1, zero2 and pp+dp.",
+    )
+    parts: tuple[ModelPart, ...] = Field(
+        ("language_model",), min_length=1, description="Parts of the model that get adapters."
+    )
     dropout: float = Field(
         0.0,
         ge=0,
@@ -69,7 +80,19 @@ class LoraConfig(Section):
         description="Share of an adapter's inputs set to 0; what is drawn depends on the number of copies.",
     )
     targets: tuple[str, ...] = Field(
-        (), description="Linear layers of the language blocks, such as q_proj or mlp.up_proj; empty is all of them."
+        (),
+        description="Linear layers of the blocks of tower and language model, such as q_proj or mlp.up_proj, and of "
+        "the projector; empty is all of them.",
+    )
+    pretrained: str = Field(
+        "",
+        description="Adapter to start from, in PEFT's format: a hub id, a local folder, gs://bucket/folder, or "
+        "run:RUN_ID for the export of a run with export adapter. Empty starts without effect.",
+    )
+    export: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="merged: the whole model, with adapters merged into its weights. adapter: a PEFT folder with what "
+        "was trained, for the base that model.pretrained names.",
     )
     quantize_base: Literal["nf4"] | None = Field(
         None,
@@ -116,7 +139,8 @@ class ModelConfig(Section):
     )
     feature_layer: int = Field(-1, description="Tower hidden state that feeds the projector; -1 is the last layer.")
     feature_select: Literal["full", "drop_cls"] = Field(
-        "full", description="full keeps every tower token; drop_cls drops the first (CLIP's class token)."
+        "full",
+        description="full keeps every tower token; drop_cls drops the first (the class token of CLIP and DINOv2).",
     )
     image_size: int = Field(
         0,
@@ -150,7 +174,7 @@ class ModelConfig(Section):
         "the tower is thawed so is not cached: set features.cache to off.",
     )
     lora: LoraConfig | None = Field(
-        None, description="Adapters to train in place of the language model's weights; null trains these themselves."
+        None, description="Adapters to train in place of a part's own weights; null trains these themselves."
     )
     seed: int = Field(0, description="Seed of random initial weights.")
 
@@ -186,7 +210,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
         if self.family in GRID_FAMILIES:
-            if found := sorted({"image_size", "longest_edge", "feature_layer", "feature_select"} & _changed(self)):
+            if found := sorted(
+                {"image_size", "longest_edge", "feature_layer", "feature_select"} & changed_fields(self)
+            ):
                 raise ValueError(
                     f"{found[0]} has no meaning for family {self.family}: images keep their shape between min_pixels "
                     "and max_pixels, and the model says which features it takes"
@@ -201,7 +227,7 @@ class ModelConfig(Section):
         alien, own = {"longest_edge"}, "pretrained or its parts, and image_size"
         if self.family in WHOLE_FAMILIES:
             alien, own = {"feature_layer", "feature_select"}, "pretrained, image_size, longest_edge"
-        if found := sorted({"min_pixels", "max_pixels", *alien} & _changed(self)):
+        if found := sorted({"min_pixels", "max_pixels", *alien} & changed_fields(self)):
             raise ValueError(f"{found[0]} has no meaning for family {self.family}, which has {own}")
         if not self.image_size:
             raise ValueError(
@@ -215,9 +241,18 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _frozen_once(self) -> ModelConfig:
-        if self.lora and "language_model" in self.freeze:
-            raise ValueError("lora freezes the language model already: take language_model out of freeze, or lora away")
+    def _fits_the_adapters(self) -> ModelConfig:
+        if not self.lora:
+            return self
+        if twice := [part for part in self.lora.parts if part in self.freeze]:
+            raise ValueError(
+                f"lora freezes the {twice[0].replace('_', ' ')} already: take {twice[0]} out of freeze, or out of "
+                "lora.parts"
+            )
+        if self.lora.quantize_base and self.lora.parts != ("language_model",):
+            raise ValueError("lora.quantize_base is for adapters of the language model: leave lora.parts out")
+        if self.lora.quantize_base and self.lora.use_dora:
+            raise ValueError("lora.use_dora needs the weights that quantize_base stores in 4 bits: leave one out")
         return self
 
     @property
@@ -250,9 +285,13 @@ class ModelConfig(Section):
 
     @property
     def frozen(self) -> frozenset[ModelPart]:
-        """Parts that are frozen before patterns are heeded: those in `freeze`, and the language model under adapters.
+        """Parts that are frozen before patterns are heeded: those in `freeze`, and those with adapters.
         What is frozen in the end, `trainer.models.layers.freeze` says."""
-        return frozenset(("language_model", *self.freeze) if self.lora else self.freeze)
+        return frozenset((*self.lora.parts, *self.freeze) if self.lora else self.freeze)
+
+    @property
+    def exports_adapter(self) -> bool:
+        return self.lora is not None and self.lora.export == "adapter"
 
 
 def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
@@ -271,7 +310,7 @@ def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
     return {**content, **dict.fromkeys(PARTS, pretrained)} if pretrained else content
 
 
-def _changed(section: Section) -> set[str]:
+def changed_fields(section: Section) -> set[str]:
     """Names of the fields that are not at their defaults."""
     fields = type(section).model_fields
     return {name for name, field in fields.items() if getattr(section, name) != field.default}

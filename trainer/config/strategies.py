@@ -14,6 +14,7 @@ OVERLAPPING = ("ddp", "fsdp", "hsdp", "zero1", "zero2")  # a frozen tower is who
 DEFERRING = ("fsdp", "hsdp", "zero3", "tp", "pp", "tp+pp+dp")  # read stored weights while they shard them
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
+DECOMPOSING = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "pp")  # a DoRA layer has whole weights on each rank
 GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
 OFFLOADING_ACTIVATIONS = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")  # one micro-batch at a time
 # zero3 gathers weights by hooks inside of layers, which torch.compile cannot trace.

@@ -15,9 +15,9 @@ from trainer.errors import ConfigError
 from trainer.models.base import ShardingUnits
 from trainer.models.hf_native.family import TransformersFamily
 from trainer.models.image_inputs import Grid
-from trainer.models.layers.freeze import trains
+from trainer.models.layers.freeze import tower_layers_of, trains
 from trainer.models.layers.image_placeholders import embedded
-from trainer.models.layers.parameter_counts import count_parameters, model_shape, tower_layers_of
+from trainer.models.layers.parameter_counts import count_parameters, model_shape
 from trainer.models.packed_vlm import PackedVLM
 from trainer.sizing.model_shape import ModelShape
 
@@ -141,7 +141,7 @@ class SquareFamily(TransformersFamily):
             raise ConfigError(
                 f"the tower gives {found[0]} tokens of width {found[1]} for an image of {config.image_size} pixels",
                 expected=f"{expected[0]} of width {expected[1]}, one for each patch and one more only for the class "
-                "token of CLIP",
+                "token of CLIP and DINOv2",
                 fix="use another tower, or set model.feature_select to drop_cls for a tower with a class token and to "
                 "full for others",
             )

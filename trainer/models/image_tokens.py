@@ -19,8 +19,8 @@ from trainer.storage.model_folders import CONFIG, local_folder
 from trainer.storage.regular_files import read_regular
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
-CLIP = "clip_vision_model"
-KNOWN_TOWERS = (CLIP, "siglip_vision_model")  # others need transformers, which also rejects what is no tower
+CLIP, DINOV2 = "clip_vision_model", "dinov2"
+KNOWN_TOWERS = (CLIP, DINOV2, "siglip_vision_model")  # others need transformers, which also rejects what is no tower
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # around images in the Qwen-VL models' prompts
 MIN_TOKENS = 4  # of an image without model.min_pixels: 56 x 56 pixels of Qwen2.5-VL
 MAX_CONFIG_BYTES = 16 << 20
@@ -133,7 +133,12 @@ def _tile_tokens(config: ModelConfig) -> int:
 def square_tokens(config: ModelConfig, tower_type: str, patch_size: int) -> int:
     """Language-model tokens of an image resized to the square of `image_size`; `patch_size` in pixels."""
     side = config.image_size // patch_size
-    return side * side + (1 if tower_type == CLIP and config.feature_select == "full" else 0)
+    return side * side + (class_tokens(tower_type) if config.feature_select == "full" else 0)
+
+
+def class_tokens(tower_type: str) -> int:
+    """Tokens that a tower puts before those of the patches."""
+    return 1 if tower_type in (CLIP, DINOV2) else 0
 
 
 def stated(tower: WeightsConfig) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def flops_per_sequence(
     The backward pass ends at the first trained layer. If patterns choose some of its weights, all its products count,
     except those for the gradient of its input if only matrices are trained. The same holds for the projector.
     """
-    reaches_projector = "projector" not in shape.frozen or (not cached and "tower" not in shape.frozen)
+    reaches_projector = shape.trains_projector or (not cached and shape.trains_tower)
     reaches_language = reaches_projector or any(shape.trained[part] for part in BEFORE_HEAD)
     reaches_layers = reaches_projector or bool(shape.trained["embedding"])
     head_products = int(reaches_language) + int("head" not in shape.frozen)
@@ -118,7 +118,7 @@ def flops_per_sequence(
     again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
     return SequenceFlops(
         tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
-        projector=_projector(shape, reaches_inputs=not cached and "tower" not in shape.frozen).times(images),
+        projector=_projector(shape, reaches_inputs=not cached and shape.trains_tower).times(images),
         language_layers=PartFlops(
             layers, _rounded(reached * layers + own_products) - unreached, _rounded(again * (layers - last_products))
         ),
@@ -194,6 +194,10 @@ def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
     in_used_layers = (in_weights + attention) * used_layers / stack.layers
     forward = patches + in_used_layers
+    if in_adapters := 2 * tokens * shape.parameters["tower_adapters"]:
+        # Query, key and value of the first layer need no gradient of their input.
+        backward = (in_weights + 2 * attention) * used_layers / stack.layers - tokens * _input_flops_per_token(stack)
+        return PartFlops(int(forward + in_adapters), int(backward + 2 * in_adapters))
     if "tower" in shape.frozen:
         return PartFlops(int(forward))
     backward = patches + 2 * in_used_layers  # pixels need no gradient
@@ -224,15 +228,18 @@ def _tower_attention(shape: ModelShape) -> float:
 
 def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
     """One or two layers on each token of each level. reaches_inputs: a trained tower needs gradients through it."""
+    in_adapters = 2 * shape.image_tokens * shape.parameters["projector_adapters"]  # those of a level run on its tokens
+    adapters = PartFlops(in_adapters, 2 * in_adapters)
     if shape.projector_layers == 1:
         only = 2 * shape.image_tokens * shape.feature_width * shape.language.hidden
-        return PartFlops(only, only * (int("projector" not in shape.frozen) + int(reaches_inputs)))
+        return adapters + PartFlops(only, only * (int("projector" not in shape.frozen) + int(reaches_inputs)))
     width = shape.feature_width // shape.levels
     inner = width if shape.images_differ else shape.language.hidden
     first = 2 * shape.image_tokens * shape.levels * width * inner
     second = 2 * shape.image_tokens * shape.levels * inner * shape.language.hidden
     trained = "projector" not in shape.frozen
+    through = reaches_inputs or bool(in_adapters)
     # In native models the projector begins with a trained norm.
     backward = first * (int(trained) + int(reaches_inputs or (trained and shape.images_differ)))
-    backward += second * (int(trained) + int(trained or reaches_inputs))
-    return PartFlops(first + second, backward)
+    backward += second * (int(trained) + int(trained or through))
+    return adapters + PartFlops(first + second, backward)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
-Part = Literal["tower", "projector", "embedding", "language_layers", "adapters", "head"]
-PARTS: tuple[Part, ...] = ("tower", "projector", "embedding", "language_layers", "adapters", "head")
+Part = Literal[
+    "tower", "tower_adapters", "projector", "projector_adapters", "embedding", "language_layers", "adapters", "head"
+]
+PARTS: tuple[Part, ...] = get_args(Part)
+ADAPTERS: tuple[Part, ...] = ("tower_adapters", "projector_adapters", "adapters")  # of tower, projector, language model
 OF_LANGUAGE_MODEL: tuple[Part, ...] = ("embedding", "language_layers", "head")
 
 
@@ -112,6 +115,16 @@ class ModelShape:
         return hash((self.tower, self.language, self.vocabulary, self.frozen, self.image_tokens))
 
     @property
+    def trains_tower(self) -> bool:
+        """Whether the tower or an adapter in it is trained."""
+        return bool(self.trained["tower"] or self.parameters["tower_adapters"])
+
+    @property
+    def trains_projector(self) -> bool:
+        """Whether the projector or an adapter in it is trained."""
+        return bool(self.trained["projector"] or self.parameters["projector_adapters"])
+
+    @property
     def images_differ(self) -> bool:
         """Whether images keep their aspect ratio, and so differ in tokens."""
         return self.merge > 0
@@ -154,7 +167,7 @@ class ModelShape:
         trained = self.trained
         language = any(trained[part] for part in OF_LANGUAGE_MODEL)
         return {
-            part: count if part == "adapters" or (language if part in OF_LANGUAGE_MODEL else trained[part]) else 0
+            part: count if part in ADAPTERS or (language if part in OF_LANGUAGE_MODEL else trained[part]) else 0
             for part, count in parameters.items()
         }
 
@@ -180,7 +193,7 @@ class ModelShape:
     def trained_on_rank(self, part: Part, ranks: int) -> int:
         """Trained parameters of a part on each of `ranks` tensor-parallel ranks."""
         count = self.trained[part]
-        if self.chosen is None or part == "adapters":
+        if self.chosen is None or part in ADAPTERS:
             return self.of_tensor_rank(part, count, ranks)
         divided = {
             "tower": sum(self.chosen.tower.in_matrices),
@@ -192,8 +205,7 @@ class ModelShape:
 
     def reaches_layers(self, *, cached: bool) -> bool:
         """Whether something before the language layers is trained, so that the backward pass reaches them all."""
-        trained = self.trained
-        return bool(trained["projector"] or trained["embedding"] or (trained["tower"] and not cached))
+        return bool(self.trains_projector or self.trained["embedding"] or (self.trains_tower and not cached))
 
     def first_reached_layer(self, *, cached: bool) -> int:
         """The language layer at which the backward pass ends; the number of layers if it reaches none."""

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from trainer.errors import os_errors
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.validation_errors import fields_of, section_of
+from vlmpipe.config.validation_errors import fields_of, item_section_of, section_of
 
 SCHEMA_FILE = "run-file.schema.json"
 REFERENCE_FILE = "run-file.md"
@@ -49,7 +49,11 @@ def write(folder: Path) -> list[Path]:
 def markdown() -> str:
     """A table of every field, one section of text for each section of the run file."""
     parts = [HEADER, _section("Top level", RunConfig, "")]
-    parts += [_section(f"`{path}`", section, path) for path, _, section in fields_of(RunConfig) if section]
+    for path, field, section in fields_of(RunConfig):
+        if section:
+            parts.append(_section(f"`{path}`", section, path))
+        elif item := item_section_of(field):
+            parts.append(_section(f"Each of `{path}`", item, f"{path}[]"))
     return "\n".join(parts)
 
 

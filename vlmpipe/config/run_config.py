@@ -12,27 +12,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import OWN_FORMAT, DataConfig
-from trainer.config.job import RUN_ID, EvaluateConfig, FeaturesConfig, RunPaths, run_uri_of
+from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
-from trainer.config.strategies import QUANTIZING
+from trainer.config.strategies import DECOMPOSING, QUANTIZING
 from trainer.config.train import TrainConfig
-from trainer.errors import ConfigError
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig, duration_s
-from vlmpipe.config.gate import GateConfig
 from vlmpipe.config.gcp import GcpConfig
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
-from vlmpipe.config.output import OutputConfig, RegisterConfig
+from vlmpipe.config.output import GateConfig, OutputConfig, RegisterConfig
 from vlmpipe.config.plan import PlanConfig
 from vlmpipe.config.run_references import with_exports
 from vlmpipe.config.schedule import ScheduleConfig
+from vlmpipe.config.stages import StageConfig, problems_of_stages, stage_contents, stage_problems, with_overrides
 from vlmpipe.config.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
     Problem,
@@ -42,7 +41,7 @@ from vlmpipe.config.validation_errors import (
     from_validation_error,
     show,
 )
-from vlmpipe.config.yaml_loader import apply_overrides, parse_overrides, read_run_file
+from vlmpipe.config.yaml_loader import parse_overrides, read_run_file
 
 BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
@@ -82,6 +81,11 @@ class RunConfig(Section):
     register_: RegisterConfig = Field(
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
+    stages: tuple[StageConfig, ...] = Field(
+        (),
+        description="Trainings that follow each other, each from the model of the one before: the run file with a "
+        "stage's own values in its place. Left out, the run file is the only one.",
+    )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
     tune: TuneConfig | None = Field(None, description="A search over fields of train; null for none.")
     notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who is notified when a run ends.")
@@ -93,9 +97,17 @@ class RunConfig(Section):
         default_factory=KubeflowConfig, description="The Kubernetes cluster of --target kubeflow."
     )
 
+    @field_validator("stages")
+    @classmethod
+    def _some_stage(cls, stages: tuple[StageConfig, ...]) -> tuple[StageConfig, ...]:
+        if not stages:
+            raise ValueError("expected at least one stage; leave stages out where the run file is the only one")
+        return stages
+
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
-        if problems := [*_secrets(self.to_dict()), *_cross_section_problems(self)]:
+        in_sections = _stages_problems(self) if self.stages else _cross_section_problems(self)
+        if problems := [*_secrets(self.to_dict()), *in_sections]:
             raise ProblemsError(problems)
         return self
 
@@ -115,9 +127,23 @@ class RunConfig(Section):
             return self.gcp.pipeline_root
         return self.output.root_uri
 
+    def stage_runs(self) -> dict[str, RunConfig]:
+        """The run file of each stage, by the stage's name; without stages this one, under an empty name.
+
+        Its `model` section is where the first stage starts. The last stage is the run itself.
+        """
+        if not self.stages:
+            return {"": self}
+        return {name: RunConfig.model_validate(content) for name, content in self._stage_contents().items()}
+
+    def _stage_contents(self) -> dict[str, dict[str, Any]]:
+        # Without defaults, so that each stage's file knows which fields were given.
+        given = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"stages"})
+        return stage_contents(given, self.stages)
+
     def to_dict(self) -> dict[str, Any]:
         """The run file with all defaults, in JSON's types."""
-        return self.model_dump(mode="json", by_alias=True)
+        return self.model_dump(mode="json", by_alias=True, exclude=None if self.stages else {"stages"})
 
     def to_run_json(self, run: RunPaths) -> dict[str, Any]:
         """The effective run file of one run, as `resolve_run` writes it and `JobConfig.load` reads it."""
@@ -131,8 +157,7 @@ class RunConfig(Section):
 
 def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read and check a run file with `a.b=c` overrides applied. Raises ConfigError that lists every problem."""
-    data = apply_overrides(read_run_file(Path(path)), parse_overrides(overrides))
-    config = parse_run_config(data, str(path))
+    config = parse_run_config(with_overrides(read_run_file(Path(path)), parse_overrides(overrides)), str(path))
     config.__dict__["source"] = (str(path), *overrides)  # as cached_property stores it; not part of equality
     return config
 
@@ -151,6 +176,11 @@ def warnings(config: RunConfig) -> list[Problem]:
 
 
 def _warnings(config: RunConfig) -> Iterator[Problem]:
+    if config.stages:
+        *earlier, last = config.stage_runs().items()
+        found = {name: [one for one in _warnings(run) if one.field != "gate"] for name, run in earlier}
+        yield from problems_of_stages(found | {last[0]: list(_warnings(last[1]))})
+        return
     cluster, data, train = config.cluster, config.data, config.train
     if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:
         yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
@@ -193,28 +223,32 @@ def _secrets(value: Any, path: str = "") -> Iterator[Problem]:
         yield Problem(path, text)
 
 
+def _stages_problems(config: RunConfig) -> list[Problem]:
+    contents = config._stage_contents()
+    own = list(stage_problems(config.name, config.stages, contents, is_search=config.tune is not None))
+    return own or problems_of_stages({name: _problems_of(content) for name, content in contents.items()})
+
+
+def _problems_of(content: Mapping[str, Any]) -> list[Problem]:
+    try:
+        RunConfig.model_validate(content)
+    except ValidationError as error:
+        return from_validation_error(error, RunConfig)
+    return []
+
+
 def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
     model, train, register = config.model, config.train, config.register_
     is_trained, is_cached = "tower" not in model.freeze, config.features.cache == "on"
     if is_cached and is_trained:
-        text = "found on, but the tower is trained, so its output changes; expected tower in model.freeze, or off"
+        what = "has adapters" if model.lora and "tower" in model.lora.parts else "is trained"
+        text = f"found on, but the tower {what}, so its output changes; expected tower in model.freeze, or off"
         yield Problem("features.cache", text)
     if train.overlap_vision_encoder and (is_trained or is_cached):
         state = "is trained" if is_trained else "does not run: features.cache is on"
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
-    if model.quantizes_base and train.strategy not in QUANTIZING:
-        yield Problem(
-            "model.lora.quantize_base",
-            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
-            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
-        )
-    if model.quantizes_base and train.compile == "on":
-        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
-        yield Problem("train.compile", text)
-    if model.quantizes_base and train.float8 != "none":
-        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
-        yield Problem("train.float8", text)
+    yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
@@ -237,6 +271,45 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem("register.serving", text)
         if not config.gcp.project:
             yield Problem("gcp.project", f"{missing} the project that holds the model")
+
+
+def _adapter_problems(config: RunConfig) -> Iterator[Problem]:
+    model, train, lora = config.model, config.train, config.model.lora
+    if lora is None:
+        return
+    if model.quantizes_base and train.strategy not in QUANTIZING:
+        yield Problem(
+            "model.lora.quantize_base",
+            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
+            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
+        )
+    if model.quantizes_base and train.compile == "on":
+        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
+        yield Problem("train.compile", text)
+    if model.quantizes_base and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
+        yield Problem("train.float8", text)
+    if lora.use_dora and train.strategy not in DECOMPOSING:
+        expected = f"expected one of {', '.join(DECOMPOSING)}, such as fsdp"
+        text = f"found true with train.strategy {train.strategy}, which shards the weights it measures; {expected}"
+        yield Problem("model.lora.use_dora", text)
+    if lora.use_dora and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.use_dora, which measures the weights; expected none"
+        yield Problem("train.float8", text)
+    if set(lora.parts) != {"language_model"} and train.tensor_parallel > 1:
+        text = f"found with train.strategy {train.strategy}, which shards adapters of the language model only"
+        yield Problem("model.lora.parts", f"{text}; expected [language_model], or a strategy such as fsdp")
+    alone = {"export": lora.export == "adapter", "pretrained": bool(lora.pretrained)}
+    for name in (name for name, is_set in alone.items() if is_set):
+        if not (model.pretrained and model.pretrained.weights):
+            text = "found without model.pretrained.weights, the base that an adapter belongs to; expected that, such as"
+            yield Problem(f"model.lora.{name}", f"{text} run:RUN_ID of a run that exported the whole model")
+        if model.quantizes_base:
+            text = "found with quantize_base; an adapter trained on 4-bit weights gives other answers on the base"
+            yield Problem(f"model.lora.{name}", f"{text}; expected export merged, or no quantize_base")
+    if lora.export == "adapter" and config.register_.serving:
+        text = "found with model.lora.export adapter, which a serving container has no base for; expected merged"
+        yield Problem("register.serving", text)
 
 
 def _rank_problems(config: RunConfig) -> Iterator[Problem]:
@@ -309,13 +382,3 @@ def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[s
         yield "found without GPUs, expected GPU nodes (it works through NCCL)"
     if flex_start:
         yield f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null"
-
-
-def run_uri(compiled: str, run_id: str, job_name: str) -> str:
-    """The run's folder. Raises ConfigError for a run id that cannot be a folder's name."""
-    if run_id and not RUN_ID.fullmatch(run_id):
-        raise ConfigError(
-            f"run_id is {run_id!r}",
-            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
-        )
-    return run_uri_of(json.loads(compiled)["root_uri"], run_id, job_name)

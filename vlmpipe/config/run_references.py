@@ -17,6 +17,8 @@ from vlmpipe.config.output import OutputConfig
 from vlmpipe.config.validation_errors import Problem, RunFileError
 
 PREFIX = "run:"
+ADAPTER = "model.lora.pretrained"
+SETTINGS = "adapter_config.json"  # PEFT's
 
 
 def with_exports(data: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -28,11 +30,14 @@ def with_exports(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     content = copy.deepcopy(dict(data))
     model = _section(content, "model")
     fields = {f"model.{name}.weights": (_section(model, name), "weights") for name in ("pretrained", *PARTS)}
+    fields |= {"model.tokenizer": (model, "tokenizer"), ADAPTER: (_section(model, "lora"), "pretrained")}
     problems = []
-    for path, (section, name) in {**fields, "model.tokenizer": (model, "tokenizer")}.items():
+    for path, (section, name) in fields.items():
         value = section.get(name)
         if isinstance(value, str) and value.startswith(PREFIX):
             section[name], problem = _export(content, value.removeprefix(PREFIX))
+            if not problem and path != "model.tokenizer":
+                problem = _other_kind(section[name], path)
             problems += [Problem(path, f"found {value}, {problem}")] if problem else []
     if problems:
         raise RunFileError(source, problems)
@@ -42,6 +47,15 @@ def with_exports(data: Mapping[str, Any], source: str) -> dict[str, Any]:
 def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
     found = content.get(name)
     return found if isinstance(found, dict) else {}
+
+
+def _other_kind(export: str, path: str) -> str:
+    """What is wrong with an export on this machine that is an adapter in place of a model, or a model of an adapter."""
+    if export.startswith("gs://") or Path(export, SETTINGS).is_file() == (path == ADAPTER):
+        return ""
+    if path == ADAPTER:
+        return "but that run exported a whole model; expected one with model.lora.export adapter"
+    return f"but that run exported an adapter; expected a whole model, and the adapter in {ADAPTER}"
 
 
 def _export(content: dict[str, Any], run_id: str) -> tuple[str, str]:

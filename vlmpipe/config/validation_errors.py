@@ -128,6 +128,13 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     return models[0] if models else None
 
 
+def item_section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of the sections in a list; None for other fields."""
+    items = get_args(field.annotation) if get_origin(field.annotation) is tuple else ()
+    models = [item for item in items if isinstance(item, type) and issubclass(item, BaseModel)]
+    return models[0] if models else None
+
+
 def show(value: Any) -> str:
     """A value as it is written in YAML or JSON, shortened, without the secrets in it: errors end up in logs."""
     if isinstance(value, Mapping):
@@ -144,6 +151,7 @@ def from_validation_error(error: ValidationError, model: type[BaseModel]) -> lis
     fields = {path: field for path, field, _ in fields_of(model)}
     by_path: dict[str, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
+        fields |= _fields_of_item(details["loc"], fields)
         by_path.setdefault(_path(details["loc"], fields, details["type"]), []).append(details)
     problems: list[Problem] = []
     for path, group in by_path.items():
@@ -153,6 +161,14 @@ def from_validation_error(error: ValidationError, model: type[BaseModel]) -> lis
         else:
             problems.append(Problem(path, _text(path, group, fields)))
     return problems
+
+
+def _fields_of_item(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo]) -> dict[str, FieldInfo]:
+    """The fields of the section in a list that an error is in."""
+    if len(loc) < 2 or loc[0] not in fields:
+        return {}
+    item = item_section_of(fields[str(loc[0])]) if isinstance(loc[1], int) else None
+    return {path: field for path, field, _ in fields_of(item, f"{loc[0]}.{loc[1]}")} if item else {}
 
 
 def _path(loc: tuple[int | str, ...], fields: Mapping[str, FieldInfo], kind: str) -> str:

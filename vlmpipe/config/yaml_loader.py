@@ -14,7 +14,7 @@ import yaml
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.records import KEY, damaged_record, unseal
 from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, kind_of, read_regular
-from vlmpipe.config.validation_errors import Problem, RunFileError
+from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean
 
 LARGEST_FILE_BYTES = 1 << 20
 CONFIGS_FOLDER = Path("configs")
@@ -180,7 +180,8 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
 def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of the run file `data` with dotted keys replaced. Keys are not checked here: the schema does that.
 
-    Raises RunFileError when a key leads through a plain value.
+    In a list of sections a key has the section's name: stages.align.train.epochs. Raises RunFileError when a key leads
+    through a plain value, or to a section that the list has not.
     """
     result = copy.deepcopy(dict(data))
     problems = []
@@ -188,14 +189,27 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
         *sections, last = key.split(".")
         place: Any = result
         for section in sections:
-            if place.get(section) is None:
-                place[section] = {}
-            place = place[section]
-            if not isinstance(place, dict):
-                problems.append(Problem(key, f"{section} is a single value and has no fields of its own"))
+            inner = _section(place, section)
+            if isinstance(inner, str):
+                problems.append(Problem(key, inner))
                 break
+            place = inner
         else:
-            place[last] = value
+            if isinstance(place, dict):
+                place[last] = value
+            else:
+                problems.append(Problem(key, f"{sections[-1]} is a list, and {last} is no section of it"))
     if problems:
         raise RunFileError("overrides", problems)
     return result
+
+
+def _section(place: dict[str, Any] | list[Any], name: str) -> dict[str, Any] | list[Any] | str:
+    """The section of that name, also in a list of named ones; else what is wrong."""
+    if isinstance(place, list):
+        named = {str(one["name"]): one for one in place if isinstance(one, dict) and "name" in one}
+        return named.get(name) or f"there is no {name} in the list{did_you_mean(name, list(named))}"
+    if place.get(name) is None:
+        place[name] = {}
+    inner = place[name]
+    return inner if isinstance(inner, dict | list) else f"{name} is a single value and has no fields of its own"

@@ -248,6 +248,8 @@ def _shape(run: PublishedRun) -> ModelShape:
         tied_head=sizes.get("tied", False),
         parameters={
             "tower": 303_507_456 if "tower" in sizes else 0,
+            "tower_adapters": 0,
+            "projector_adapters": 0,
             "projector": (1024 + hidden + 2) * hidden if "tower" in sizes else 0,
             "embedding": vocabulary,
             "language_layers": layer.layers * layer.layer_parameters + hidden,

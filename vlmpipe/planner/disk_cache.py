@@ -97,8 +97,11 @@ def _store() -> Storage | None:
 
 
 def _configurations(model: str) -> str | None:
-    """A digest of the configuration files of the model section; None if they are not on this machine yet."""
+    """A digest of the configuration files of the model section; None if they are not on this machine yet, or if an
+    adapter is started from, whose weights count too."""
     section = ModelConfig.model_validate_json(model)
+    if section.lora and section.lora.pretrained:
+        return None
     digest = hashlib.sha256()
     for part in section.sources.values():
         if part and part.weights:

@@ -47,6 +47,10 @@ def architecture(config: RunConfig) -> Architecture:
     if config.model.tokenizer.startswith(TRAINED_PREFIX):
         trained_size(config.model.tokenizer, image_form_of(config.model))
     prove_chat_template(config.model, config.data)
+    if config.model.lora and config.model.lora.pretrained:
+        from trainer.models.hf_native.peft_folder import require_same_adapter  # imports torch
+
+        require_same_adapter(config.model)  # before a configuration takes the place of the base's name
     model, origins = _with_configurations(config.model)
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)

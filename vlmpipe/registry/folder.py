@@ -45,6 +45,7 @@ class Candidate(Section):
     metrics: dict[str, Any] = Field(description="evaluate.json of the run.")
     data_fingerprint: str = Field("", description="Fingerprint of the prepared data.")
     config_digest: str = Field("", description="sha256 of run.json.")
+    base: str = Field("", description="The model that an adapter belongs to, with its revision; empty for a model.")
 
 
 class Entry(Section):
@@ -62,6 +63,7 @@ class Entry(Section):
     metrics: dict[str, Any]
     data_fingerprint: str = ""
     config_digest: str = ""
+    base: str = ""
     files: tuple[ModelFile, ...]
     resource: str = Field("", description="Name of the version on Vertex AI, where the registry is there.")
 

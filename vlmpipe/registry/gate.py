@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.config.base import Section
 from trainer.evaluation.metrics import overlap_sentence
-from vlmpipe.config.gate import GateConfig
+from vlmpipe.config.output import GateConfig
 from vlmpipe.registry.paired_bootstrap import PairedAnswers
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
@@ -53,6 +53,7 @@ class Decision(Section):
     reason: str
     checks: tuple[Check, ...]
     champion: Champion | None = None
+    run_sha256: str = ""  # of the run.json that the run had
 
 
 def decide(

@@ -9,7 +9,7 @@ import jinja2
 import yaml
 
 from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES, ModelConfig, WeightsConfig
+from trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from trainer.models.layers.freeze import described
 
 PART_NAMES = {
@@ -27,7 +27,19 @@ def _template(name: str) -> jinja2.Template:
 
 def loading(model: ModelConfig) -> str:
     """Code that loads the model and asks it about picture.png, as Markdown."""
-    return _template("loading.md.j2").render(form=_form(model))
+    return _template("loading.md.j2").render(form=_form(model), load=_load(model))
+
+
+def _load(model: ModelConfig) -> str:
+    """Python statements that load it from `folder`."""
+    if not model.exports_adapter:
+        return "model = AutoModelForImageTextToText.from_pretrained(folder)"
+    assert model.pretrained
+    revision = f", revision={model.pretrained.revision!r}" if model.pretrained.revision else ""
+    return (
+        f"base = AutoModelForImageTextToText.from_pretrained({model.pretrained.weights!r}{revision})\n"
+        "model = PeftModel.from_pretrained(base, folder)"
+    )
 
 
 def _form(model: ModelConfig) -> str:
@@ -62,6 +74,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
         weakest=f"{_one_line(weakest)}, exact match {_share(scored[weakest])}" if weakest is not None else "",
         size=_size(config.model),
         form=_form(config.model),
+        load=_load(config.model),
     )
     return f"{card}\n"
 
@@ -77,6 +90,8 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
     base_models = list(dict.fromkeys(hub_ids))
     if base_models:
         metadata["base_model"] = base_models
+    if config.model.exports_adapter:
+        metadata |= {"library_name": "peft", "base_model_relation": "adapter"}
     result = {
         "task": {"type": "image-text-to-text"},
         "dataset": {"type": config.data.source, "name": config.data.source, "split": "held-out"},
@@ -98,6 +113,7 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, 
         "Data": f"`{config.data.source}`",
         **origins,
         "Not trained": described(config.model),
+        "Adapters": _adapters(model.lora) if model.lora else "",
         "Parameters": _count(summary.get("parameters")),
         "Trained parameters": _count(summary.get("trainable_parameters")),
         "Optimizer steps": _count(summary.get("steps")),
@@ -109,6 +125,11 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, 
         "Strategy": f"{train.strategy} on {summary.get('world_size', 'an unrecorded number of')} process(es)",
     }
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _adapters(lora: LoraConfig) -> str:
+    kind = " ".join(["DoRA" if lora.use_dora else "LoRA", *(["with rank-stabilised scale"] if lora.use_rslora else [])])
+    return f"{kind}, rank {lora.rank}, alpha {lora.alpha:g}, in {' and '.join(lora.parts)}; {lora.export}"
 
 
 def _rows(

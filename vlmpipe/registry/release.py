@@ -5,16 +5,17 @@ The steps `decide` and `register_model` call this; nothing here needs KFP.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any
 
 from trainer.config.job import DataPointers, JobConfig, run_uri_of
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
 from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import read_record, write_record
-from vlmpipe.config.gate import GateConfig
+from vlmpipe.config.output import GateConfig
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
 from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.model_card import model_card
@@ -37,8 +38,23 @@ def decide_run(run_uri: str) -> Decision:
         shared = shared_questions(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
     gate = GateConfig.model_validate(settings["gate"])
     decision = decide(evaluation, gate, entry.as_champion() if entry else None, shared)
+    decision = decision.model_copy(update={"run_sha256": _run_sha256(store)})
     write_record(store, "decision.json", decision.model_dump(mode="json"), indent=1)
     return decision
+
+
+def was_accepted(run_uri: str) -> bool:
+    """Whether the gate has accepted a run with the very settings that it has now, and its export is still whole."""
+    store = open_storage(run_uri)
+    if store.stat("decision.json") is None or _read(store, "run.json", "resolve-run")["train"]["resume"] == "never":
+        return False
+    decision = Decision.model_validate(read_record(store, "decision.json"))
+    if not decision.accepted or decision.run_sha256 != _run_sha256(store):
+        return False
+    with contextlib.suppress(DataError):
+        require_whole_export(store)
+        return True
+    return False
 
 
 def register_run(run_uri: str) -> Entry:
@@ -60,15 +76,18 @@ def register_run(run_uri: str) -> Entry:
     pointers = DataPointers.model_validate(_read(store, "prepared.json", "prepare-data"))
     require_whole_export(store)
     registry, model, alias = open_registry(settings)
+    config = JobConfig.model_validate(settings)
+    base = config.model.pretrained if config.model.exports_adapter else None
     candidate = Candidate(
         run_id=settings["run"]["run_id"],
         export_uri=join_uri(run_uri, "export"),
         checkpoint=summary.get("checkpoint", ""),
         metrics=evaluation,
         data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
-        config_digest=hashlib.sha256(store.read("run.json")).hexdigest(),
+        config_digest=_run_sha256(store),
+        base=base.origin(config.model.seed) if base else "",
     )
-    card = model_card(JobConfig.model_validate(settings), evaluation, summary, model=model)
+    card = model_card(config, evaluation, summary, model=model)
     entry = registry.register(model, candidate, card)
     registry.promote(model, entry.version, instead_of=decision.champion.version if decision.champion else None)
     registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}
@@ -89,6 +108,10 @@ def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:
 
         return VertexRegistry.of(settings, root_uri), model, alias
     return FolderRegistry(place or root_uri, alias=alias), model, alias
+
+
+def _run_sha256(store: Storage) -> str:
+    return hashlib.sha256(store.read("run.json")).hexdigest()
 
 
 def _read(store: Storage, name: str, step: str) -> dict[str, Any]:

@@ -28,6 +28,9 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
         "time to plan an epoch": {"digits", "easy-vqa", "synthetic VLM mix"},
         "sequences read": {"digits", "easy-vqa"},
         "sequences read, images decoded": {"digits", "easy-vqa"},
+        "tokens and labels, beside tokenizing alone": {"digits", "easy-vqa"},
+        "tokens and labels, beside rendering the template alone": {"digits", "easy-vqa"},
+        "tokens and labels beyond tokenizing": {"digits", "easy-vqa"},
         "images of a step": {"digits", "easy-vqa", IMAGES},
         "images: all or decoding alone": {IMAGES},
         "images: ours or by hand": {IMAGES},
@@ -71,7 +74,8 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
     },
 }
 FIGURES = {  # without a baseline
-    "time to plan an epoch", "preparation", "training waits for data", "time to compile",
+    "time to plan an epoch", "preparation", "tokens and labels beyond tokenizing", "training waits for data",
+    "time to compile",
     "outside forward, backward, optimizer: all threads", "outside forward, backward, optimizer: training thread",
 }  # fmt: skip
 EQUAL_LOSSES = "losses with unchanged gradients equal those of the baseline (relative 1e-05)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ from tests.fakes.steps import replace_steps
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from trainer.errors import ExitCode
+from trainer.storage.local import LocalStorage
+from trainer.storage.records import write_record
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.config.run_config import RunConfig, load_run_file
 
@@ -117,6 +120,44 @@ def test_what_loops_in_kfp_do_to_print_ends_with_the_run() -> None:
             end.__exit__(None, None, None)
         assert builtins.print is not plain_print
     assert builtins.print is plain_print
+
+
+@pytest.mark.parametrize("decision", ["accepted", "rejected"])
+def test_a_stage_begins_when_the_one_before_was_accepted(
+    decision: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={tmp_path / 'out'}"])
+    assert run(config, monkeypatch, features="off", decision=decision) == 0
+    stage = [*BEFORE, *TRAINING]
+    whole = [*stage, *stage, "register-model"] if decision == "accepted" else stage
+    assert trace.read_text().splitlines() == [*whole, "notify r1 SUCCEEDED"]
+    records = [path.relative_to(tmp_path / "out/runs") for path in sorted(tmp_path.rglob("steps/train.json"))]
+    assert Path("r1/stages/align/steps/train.json") in records
+    assert (Path("r1/steps/train.json") in records) == (decision == "accepted")
+
+
+def test_a_stage_that_was_accepted_is_not_run_again_unless_its_settings_changed(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={tmp_path / 'out'}"])
+    align, stage = tmp_path / "out/runs/r1/stages/align", [*BEFORE, *TRAINING]
+    assert run(config, monkeypatch, features="off", decision="rejected") == 0
+    digest = hashlib.sha256((align / "run.json").read_bytes()).hexdigest()
+    decision = {"accepted": True, "reason": "good", "checks": [], "run_sha256": digest}
+    write_record(LocalStorage(align), "decision.json", decision)
+    for changes, expected in (((), stage), (("stages.align.train.max_steps=151",), [*stage, *stage])):
+        trace.unlink()
+        changed = load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={tmp_path / 'out'}", *changes])
+        assert run(changed, monkeypatch, features="off", decision="accepted") == 0
+        assert trace.read_text().splitlines() == [*expected, "register-model", "notify r1 SUCCEEDED"]
+
+
+def test_a_failing_stage_ends_the_run_with_its_exit_code(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={tmp_path / 'out'}"])
+    assert run(config, monkeypatch, features="off", decision="accepted", fail="train") == ExitCode.DATA
+    assert trace.read_text().splitlines() == [*BEFORE, "train", "notify r1 FAILED"]
 
 
 def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(

@@ -24,6 +24,7 @@ from vlmpipe.backends.kubeflow.job import placement, without_reducers
 from vlmpipe.backends.kubeflow.manifest import train_job
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.stages import stage_run_id
 from vlmpipe.job_spec.build import JOBS, job_spec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
@@ -39,6 +40,7 @@ LEFT_OUT = ("run_file", "compiled")  # the run file in one form or another
 
 def outline(config: RunConfig) -> dict[str, Any]:
     """The outline of the run file's pipeline for Vertex AI."""
+    runs = config.stage_runs()
     with tempfile.TemporaryDirectory(prefix="vlmpipe-golden-") as folder:
         (spec,) = documents(compile_pipeline(config, "vertex", Path(folder, "pipeline.yaml")).path.read_bytes())
     parameters = spec["root"]["inputDefinitions"]["parameters"]
@@ -49,7 +51,11 @@ def outline(config: RunConfig) -> dict[str, Any]:
             for name, one in parameters.items()
         },
         "steps": steps,
-        "jobs": {job: job_spec(config, job, RUN_URI) for job in JOBS},
+        "jobs": {
+            f"{stage}-{job}" if stage else job: job_spec(run, job, stage_run_id(RUN_URI, stage, list(runs)))
+            for stage, run in runs.items()
+            for job in JOBS
+        },
         "on kubeflow": _on_kubeflow(config, steps),
     }
 
@@ -61,7 +67,8 @@ def _on_kubeflow(config: RunConfig, on_vertex: dict[str, Any]) -> dict[str, Any]
         (spec,) = documents(compiled.path.read_bytes())
     there, here = (dict(_flat(steps)) for steps in (_tasks(spec, spec["root"]), on_vertex))
     changed = {path: value for path, value in there.items() if here.get(path) != value}
-    wanted = without_reducers(job_spec(config, "train", RUN_URI))
+    (*_, last) = config.stage_runs().values()
+    wanted = without_reducers(job_spec(last, "train", RUN_URI))
     where = placement(config.kubeflow, wanted)
     job = train_job("NAME", parse_job_spec(wanted), where, labels={STEP_LABEL: "train"}, run_uri=RUN_URI)
     return {"has no effect": [str(one) for one in compiled.unused], "steps": changed, "train": job}

@@ -65,7 +65,10 @@ LISTS: dict[str, tuple[Any, ...]] = {
     "model.freeze": ([], ["tower"], ["tower", "projector", "language_model"], ["language_model"]),
     "model.freeze_parameters": ([], ["*"], ["tower.*"], ["no.such.*"]),
     "model.train_parameters": ([], ["*"], ["tower.*"], ["no.such.*"]),
-    "model.lora": (None, {}, {"rank": 4}, {"targets": ["q_proj"]}, {"targets": ["no_such_layer"]}, {"targets": []}),
+    "model.lora": (
+        None, {}, {"rank": 4}, {"targets": ["q_proj"]}, {"targets": ["no_such_layer"]}, {"targets": []},
+        {"parts": ["projector"]}, {"parts": ["tower"]}, {"use_dora": True, "use_rslora": True}, {"export": "adapter"},
+    ),
     "evaluate.controls": ([], ["shuffled_image"], ["no_such"]),
     "gate.min_scores": ({}, {"cider_d": 0.5}, {"no_such": 1}),
     "train.deepspeed": ({}, {"zero_optimization": {"reduce_bucket_size": 1}}, {"nonsense": 1}),

@@ -30,6 +30,8 @@ LLAVA_7B = ModelShape(
         "embedding": 131_072_000,
         "language_layers": 6_476_271_616,
         "adapters": 0,
+        "tower_adapters": 0,
+        "projector_adapters": 0,
         "head": 131_072_000,
     },
     frozen=frozenset({"tower"}),

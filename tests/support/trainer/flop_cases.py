@@ -64,6 +64,8 @@ CASES: dict[str, dict[str, Any]] = {
     "adapters on two layers of a block": {"lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}},
     "adapters, nothing else is trained": {"lora": {"rank": 4}, "freeze": ("tower", "projector")},
     "adapters and the tower": {"lora": {"rank": 4}, "freeze": ()},
+    "adapters in all parts": {"lora": {"rank": 4, "parts": ALL}, "freeze": ()},
+    "adapters in the tower alone": {"lora": {"rank": 4, "parts": ["tower"]}, "freeze": ("projector", "language_model")},
     "the last language layer and the head": {"freeze": ALL, "train_parameters": ["*layers.2.*", "lm_head.*"]}
     | {"tower": SIGLIP | {"num_hidden_layers": 2}},
     "the head alone": {"freeze": ALL, "train_parameters": ["lm_head.*"]},
@@ -80,6 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-vl": QWEN3_VL,
     "qwen3-vl, nothing frozen": QWEN3_VL | {"freeze": ()},
     "qwen3-vl, adapters": QWEN3_VL | {"lora": {"rank": 4}},
+    "qwen2.5-vl, adapters in all parts": QWEN2_5_VL | {"lora": {"rank": 4, "parts": ALL}, "freeze": ()},
     "smolvlm": SMOLVLM,
     "smolvlm, nothing frozen": SMOLVLM | {"freeze": ()},
     "smolvlm with images that are cut": {"family": "smolvlm_tiles"},

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged, strategy_changes
+from trainer.config.model import PARTS
 from trainer.tracing.fake_inputs import SequenceShape
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 
@@ -312,6 +313,8 @@ AT_THE_END: dict[str, Any] = {
     "model.train_parameters": ["*language_model.layers.3.*", "*language_model.layers.2.mlp.*", "lm_head.*"],
 }
 THAWED: dict[str, Any] = {"model.train_parameters": ["*vision_tower*layer_norm*", "*vision_tower*layers.1.*"], **ONLINE}
+IN_ALL_PARTS: dict[str, Any] = {"model.lora": {"rank": 8, "parts": list(PARTS)}, **TOWER_TRAINED}
+DORA: dict[str, Any] = {"model.lora": {"rank": 8, "use_dora": True}}
 CASES |= {
     f"{strategy} {name}": replace(case, strategy=strategy)
     for strategy in ("ddp", "fsdp", "zero2", "zero3")
@@ -320,8 +323,11 @@ CASES |= {
         "frozen in front bf16": Case("", IN_FRONT | BF16),
         "trained at the end": Case("", AT_THE_END),
         "thawed in part": Case("", THAWED, cached=False),
+        "adapters in all parts": Case("", IN_ALL_PARTS, cached=False),
+        "adapters in all parts bf16": Case("", IN_ALL_PARTS | BF16, cached=False),
     }.items()
 }
+CASES |= {f"{strategy} dora bf16": Case(strategy, DORA | BF16) for strategy in STRATEGIES}
 CASES["ddp trained at the end checkpointing"] = Case("ddp", AT_THE_END | CHECKPOINTING)
 # Native models, whose images are as large as they may be here.
 NATIVE_CASES = {

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.support.short_form import WHOLE
 from tests.support.trainer.preloaded import preloaded
 from tests.support.trainer.tiny_runs import TINY, merged
 from trainer.config.job import DataPointers, JobConfig
@@ -16,6 +17,8 @@ from trainer.data.prepare.pipeline import prepare
 from trainer.feature_cache.store import features_uri
 from trainer.progress import Progress
 from trainer.storage import open_storage
+
+PATIENCE = 10 if WHOLE else 1  # times a limit: the long form also runs beside other work
 
 
 def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, features: str = "reuse") -> JobConfig:
@@ -57,7 +60,7 @@ def ends_of_ranks(
             {"environment": _environment(rank, processes, nodes, port) | environment, "output": str(output)}
             for rank, output in enumerate(outputs)
         ]
-        codes = preloaded().run(module, arguments, ranks, timeout_s=timeout_s)
+        codes = preloaded().run(module, arguments, ranks, timeout_s=PATIENCE * timeout_s)
         return codes, [output.read_text() for output in outputs]
 
 

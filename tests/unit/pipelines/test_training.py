@@ -78,11 +78,15 @@ def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> No
     config = load_run_file(path)
     vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
     assert shape(vertex) == shape(kubeflow) == shape(local)
-    assert set(steps(vertex)) == {
+    of_each_stage = (
         "resolve-run", "prepare-data", "cache-features", "collect-cache-features", "reuse-features", "train",
-        "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide", "register-model", "notify",
-    }  # fmt: skip
-    for name in JOB_STEPS:
+        "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide",
+    )  # fmt: skip
+    before = [f"{stage.name}-" for stage in config.stages] or [""]
+    named = {f"{stage}{step}" for stage in before for step in of_each_stage}
+    named |= {f"{stage}{step}" for stage in before[:-1] for step in ("find-stage", "reuse-stage")}
+    assert set(steps(vertex)) == {*named, "register-model", "notify"}
+    for name in (f"{stage}{step}" for stage in before for step in JOB_STEPS):
         assert constants(steps(vertex)[name]) == constants(steps(kubeflow)[name]) == constants(steps(local)[name])
     ((evaluated, *_),) = [
         one["output names"]["artifacts"] for path, one in shape(local).items() if "/collect-eval" in path

@@ -9,12 +9,20 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.utils import VIDEO_PROCESSOR_NAME
 
 from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.models.hf_native.pretrained import pretrained_config
+from trainer.errors import ConfigError
+from trainer.models.hf_native.peft_folder import (
+    SETTINGS,
+    load_adapter,
+    merged_model,
+    require_fitting_adapter,
+    require_same_adapter,
+)
+from trainer.models.hf_native.pretrained import load_complete, pretrained_config
 from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from trainer.models.layers.deferred_weights import parameters_on_meta
 from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
@@ -37,6 +45,12 @@ class TransformersFamily:
         """The same, with an embedding for each of the tokenizer's tokens and with its control tokens."""
         whole = self.whole_config(config)
         text = whole.text_config
+        if config.exports_adapter and len(tokenizer) > text.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {len(tokenizer)} tokens and the embedding of model.pretrained {text.vocab_size}: "
+                "an adapter would not fit the base",
+                fix="set model.lora.export to merged, or take the base's own tokenizer",
+            )
         text.vocab_size = max(len(tokenizer), text.vocab_size if config.language_model.weights else 0)
         text.pad_token_id, text.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
         text.bos_token_id = tokenizer.bos_token_id
@@ -44,7 +58,25 @@ class TransformersFamily:
         return whole
 
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
-        return freeze_and_adapt(model, config, is_whole=is_whole)
+        """Freeze what the run file says, and add its adapters.
+
+        Raises ConfigError for an adapter to start from that does not fit.
+        """
+        freeze_and_adapt(model, config, unused=self.unused(model, config), is_whole=is_whole)
+        if config.lora and config.lora.pretrained and is_whole:
+            require_fitting_adapter(model, config.lora)
+        return model
+
+    def unused(self, model: nn.Module, config: ModelConfig) -> list[nn.Module]:
+        """Modules that never get a gradient."""
+        return []
+
+    def with_first_adapters(self, model: nn.Module, config: ModelConfig) -> nn.Module:
+        """The model with the adapter that training starts from, if any."""
+        if config.lora and config.lora.pretrained:
+            require_same_adapter(config)
+            load_adapter(model, config.lora)
+        return model
 
     def blueprint(self, config: ModelConfig, tokenizer: Any, *, buffers: bool = False) -> nn.Module:
         """The model of `build` on the meta device. `buffers`: but for buffers and adapters, which have their values."""
@@ -55,7 +87,8 @@ class TransformersFamily:
             self.freeze(model, config, is_whole=True)
         if buffers and config.lora:
             torch.manual_seed(config.seed)
-            draw_adapters(model.get_decoder(), torch.device("cpu"))
+            draw_adapters(model, torch.device("cpu"))
+            self.with_first_adapters(model, config)
         return model
 
     def skeleton(
@@ -72,8 +105,12 @@ class TransformersFamily:
         return self.freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def load(self, folder: Path) -> nn.Module:
-        """An exported model, in fp32."""
+        """An exported model, in fp32; an adapter on its base."""
         kind = self.kind(AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type)
+        if (folder / SETTINGS).is_file():
+            model = merged_model(kind, folder, load_complete)
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+            return model
         return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
@@ -101,7 +138,7 @@ class NativeFamily(TransformersFamily):
             model = names.kind(whole).float()
             model.get_submodule(names.tower.removesuffix(".")).load_state_dict(_drawn_vision(config).state_dict())
         torch.manual_seed(config.seed)  # adapters start the same whatever was drawn before them
-        return self.freeze(model, config, is_whole=True)
+        return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> StoredWeights | DrawnWeights:
         if config.tower.weights:

@@ -21,6 +21,7 @@ from trainer.models.hf_native.pretrained import load_complete, part_config
 from trainer.models.published import model_file
 
 HEAD = "lm_head.weight"
+ROWS_AT_ONCE = 1024  # of an embedding
 PICKLES = ("mm_projector.bin", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -54,8 +55,16 @@ class StoredWeights:
         self._is_tied = is_tied
 
     def read(self, name: str) -> Tensor:
-        tensor = self._find(name)
-        return _with_rows(tensor, self._num_tokens) if self._has_rows(name) else tensor
+        known, has_rows = self._stored_name(name), self._has_rows(name)
+        if not known:
+            tensor: Tensor = self._whole[name]
+            return _with_rows(tensor, tuple(tensor.shape), self._num_tokens) if has_rows else tensor
+        with safe_open(self._path(known), framework="pt") as file:
+            if has_rows:
+                stored = file.get_slice(known)
+                return _with_rows(stored, stored.get_shape(), self._num_tokens)
+            tensor = file.get_tensor(known)
+        return tensor.float() if tensor.is_floating_point() else tensor
 
     def require(self, part: str, shapes: Mapping[str, torch.Size]) -> None:
         """Raise ConfigError unless all these weights are there, in these shapes. Reads headers of files only.
@@ -86,13 +95,6 @@ class StoredWeights:
                 f"for example {wrong[0]}",
                 expected=f"a {part} that fits the other parts",
             )
-
-    def _find(self, name: str) -> Tensor:
-        if known := self._stored_name(name):
-            with safe_open(self._path(known), framework="pt") as file:
-                tensor = file.get_tensor(known)
-            return tensor.float() if tensor.is_floating_point() else tensor
-        return self._whole[name]
 
     def _stored_name(self, name: str) -> str:
         """The weight's name in the files; empty where they do not have it."""
@@ -161,16 +163,21 @@ class DrawnWeights:
         return self._draw()
 
 
-def _with_rows(weight: Tensor, count: int) -> Tensor:
-    """`weight` with rows for the tokenizer's additional tokens: the mean of all rows.
+def _with_rows(stored: Any, shape: Sequence[int], count: int) -> Tensor:
+    """A matrix in fp32 with rows for the tokenizer's additional tokens: the mean of all rows. stored: gives its rows by
+    slices, of which one is held at a time, because embeddings are the largest weights.
 
-    Computed in double precision, so that the result does not depend on the number of threads.
+    The mean is computed in double precision, so that it does not depend on the number of threads.
     """
-    missing = count - len(weight)
-    if missing <= 0:
-        return weight
-    mean = weight.double().mean(dim=0, keepdim=True).to(weight.dtype)
-    return torch.cat([weight, mean.expand(missing, -1)])
+    rows, width = shape
+    weight = torch.empty(max(rows, count), width)
+    total = torch.zeros(width, dtype=torch.float64)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        part = stored[start : start + ROWS_AT_ONCE].float()
+        weight[start : start + len(part)] = part
+        total += part.double().sum(dim=0)
+    weight[rows:] = total / rows
+    return weight
 
 
 def fill(module: nn.Module, weights: Weights) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.models.layers.freeze import plain_name
+from trainer.models.layers.lora import MAGNITUDE, row_lengths
 
 if TYPE_CHECKING:
     from trainer.models.base import Weights
@@ -51,5 +52,10 @@ class DeferredWeights:
         with torch.random.fork_rng(devices=[]):  # some weights are drawn when they are read
             for parameter in module.parameters():
                 if parameter.is_meta:
-                    value = self._weights.read(self._names[id(parameter)]).to(self._device, parameter.dtype)
+                    value = self._read(self._names[id(parameter)]).to(self._device, parameter.dtype)
                     torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
+
+    def _read(self, name: str) -> Tensor:
+        if name.endswith(MAGNITUDE):  # of an adapter without effect yet
+            return row_lengths(self._weights.read(f"{name.removesuffix(MAGNITUDE)}.weight"))
+        return self._weights.read(name)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the planner imports this module without torch
     from torch import Tensor, nn
 
 PROJECTOR_NAMES = ("projector", "merger", "connector.")  # transformers' names
+TOWER_LAYERS = ("EncoderLayer", "VisionBlock", "Dinov2Layer")  # how their classes' names end
 TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.")
 BASE = ".base_layer."  # in peft's name of an adapted layer's own weight
 MIN_SHARED_LETTERS = 3  # consecutive, between a name and a pattern, to count as similar
@@ -33,8 +34,13 @@ def part_of(name: str) -> ModelPart:
     return "tower" if any(word in name for word in TOWER_NAMES) else "language_model"
 
 
+def tower_layers_of(tower: nn.Module) -> list[nn.Module]:
+    """The distinct layers of a vision tower, found by the class names that transformers gives them."""
+    return [module for module in tower.modules() if type(module).__name__.endswith(TOWER_LAYERS)]
+
+
 def is_adapter(name: str) -> bool:
-    return ".lora_A." in name or ".lora_B." in name
+    return any(matrix in name for matrix in (".lora_A.", ".lora_B.", ".lora_magnitude_vector."))
 
 
 def plain_name(name: str) -> str:
@@ -132,12 +138,12 @@ def _require_matches(config: ModelConfig, names: Mapping[str, bool], copies: Map
             found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
             if not any(names[name] for name in found):
                 raise _unmatched(f"model.{field} has {pattern!r}", pattern, names, copies)
-            adapted = [name for name in found if part_of(name) == "language_model"]
-            if config.lora and adapted:
+            adapted = [name for name in found if config.lora and part_of(name) in config.lora.parts]
+            if adapted:
                 raise ConfigError(
-                    f"model.{field} has {pattern!r}, which names {min(adapted)} of the language model, and model.lora "
-                    "trains adapters in place of that",
-                    expected="with model.lora, patterns that name parameters of tower and projector only",
+                    f"model.{field} has {pattern!r}, which names {min(adapted)} of the "
+                    f"{part_of(min(adapted)).replace('_', ' ')}, and model.lora trains adapters in place of that",
+                    expected="patterns that name parameters of parts without adapters (model.lora.parts)",
                     fix="narrow the pattern, or leave model.lora out",
                 )
 

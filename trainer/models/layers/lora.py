@@ -1,94 +1,117 @@
-"""LoRA adapters on linear layers of a frozen language model, through peft.
+"""LoRA adapters on linear layers of frozen parts of a model, through peft.
 
 Hu et al. 2021 (arXiv 2106.09685): a layer returns W x + alpha / rank * B A x, and only A (rank, in) and B (out, rank)
-are trained. B starts at 0, so that training begins with the original model.
+are trained. B starts at 0, so that training begins with the original model. rsLoRA (arXiv 2312.03732) scales by alpha /
+sqrt(rank). DoRA (arXiv 2402.09353) also trains the lengths m of the rows of V = W + scale * B A: the weight is
+m * V / |V|, and m starts at |W|.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainer.config.model import LoraConfig, ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.layers.freeze import freeze
+from trainer.models.layers.freeze import freeze, part_of, tower_layers_of
 
 ADAPTER = "default"  # peft's name for the only one
+MAGNITUDE = f".lora_magnitude_vector.{ADAPTER}.weight"
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one weight: names of its matrices in the state dict, and its scale."""
+    """The adapter of one weight: names of its tensors in the state dict, and its scale."""
 
     a: str
     b: str
+    magnitude: str  # empty without DoRA
     scale: float
 
     def merged(self, weight: Tensor, read: Callable[[str], Tensor]) -> Tensor:
-        """W + scale B A: (out, in), a new tensor."""
-        return torch.addmm(weight, read(self.b), read(self.a), alpha=self.scale)
+        """W + scale B A, with DoRA's row lengths: (out, in), a new tensor."""
+        merged = torch.addmm(weight, read(self.b), read(self.a), alpha=self.scale)
+        return merged * (read(self.magnitude) / row_lengths(merged))[:, None] if self.magnitude else merged
+
+
+def row_lengths(weight: Tensor) -> Tensor:
+    """(out, in) -> (out,)"""
+    return torch.linalg.norm(weight, dim=1)
 
 
 def freeze_and_adapt(
     model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module] = (), is_whole: bool
 ) -> nn.Module:
     """Freeze what the run file says (see `freeze`), and add its adapters."""
+    unused = list(unused)
     freeze(model, config, unused=unused, is_whole=is_whole)
     if config.lora:
-        add_adapters(model.get_decoder(), config.lora)
+        add_adapters(model, config.lora, unused=unused)
     return model
 
 
-def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
-    """Add adapters to the layers that `config.targets` names, drawing A from torch's generator, and freeze the rest.
+def add_adapters(model: nn.Module, config: LoraConfig, *, unused: Iterable[nn.Module] = ()) -> None:
+    """Add adapters to the layers that `config` names, drawing A from torch's generator, and freeze the rest.
 
-    Raises ConfigError for a target that is no linear layer in the language model's blocks.
+    Raises ConfigError for a target that is no linear layer of `config.parts`.
     """
     import peft
 
-    names = _targets(language_model, config.targets)
-    settings = peft.LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=names, bias="none"
-    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.device("meta"):  # peft moves drawn weights to the layer's device, which fails for fake tensors
-        peft.inject_adapter_in_model(settings, language_model, adapter_name=ADAPTER)
-    draw_adapters(language_model, next(language_model.parameters()).device)
+        peft.inject_adapter_in_model(
+            peft_settings(config, _targets(model, config, unused)), model, adapter_name=ADAPTER
+        )
+    for parameter in trained:
+        parameter.requires_grad_(True)  # peft freezes all but adapters
+    draw_adapters(model, next(model.parameters()).device)
 
 
-def draw_adapters(language_model: nn.Module, device: torch.device) -> None:
-    """Give all adapters their first values, from torch's generator."""
-    for module in language_model.modules():
+def peft_settings(config: LoraConfig, names: list[str]) -> Any:
+    """peft's own settings. names: of the adapted layers."""
+    import peft
+
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=config.dropout,
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
+        target_modules=names,
+        bias="none",
+    )
+
+
+def draw_adapters(model: nn.Module, device: torch.device) -> None:
+    """Give all adapters their first values, from torch's generator. Row lengths of weights on the meta device stay
+    there (`trainer.models.layers.deferred_weights`)."""
+    for module in model.modules():
         if hasattr(module, "lora_A"):
             for linear in (module.lora_A[ADAPTER], module.lora_B[ADAPTER]):
                 linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device))
             nn.init.kaiming_uniform_(module.lora_A[ADAPTER].weight, a=5**0.5)  # as peft and the paper's own code do
             nn.init.zeros_(module.lora_B[ADAPTER].weight)
+            if ADAPTER in module.lora_magnitude_vector:
+                lengths = row_lengths(module.base_layer.weight.detach())
+                module.lora_magnitude_vector[ADAPTER].weight = nn.Parameter(lengths)
 
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     """Every adapter in a model, by the name of its weight in the model without adapters."""
     return {
         f"{name}.weight": Adapter(
-            a=f"{name}.lora_A.{ADAPTER}.weight", b=f"{name}.lora_B.{ADAPTER}.weight", scale=module.scaling[ADAPTER]
+            a=f"{name}.lora_A.{ADAPTER}.weight",
+            b=f"{name}.lora_B.{ADAPTER}.weight",
+            magnitude=f"{name}{MAGNITUDE}" if ADAPTER in module.lora_magnitude_vector else "",
+            scale=module.scaling[ADAPTER],
         )
         for name, module in model.named_modules()
         if hasattr(module, "lora_A")
     }
-
-
-def adapter_parameters(language_model: nn.Module) -> dict[str, int]:
-    """Mean number of adapter parameters in a block, by the name of the adapted layer."""
-    counts: Counter[str] = Counter()
-    for layer in language_model.layers:
-        for name, module in layer.named_modules():
-            if hasattr(module, "lora_A"):
-                pair = (module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight)
-                counts[name] += sum(matrix.numel() for matrix in pair)
-    return {name: count // len(language_model.layers) for name, count in counts.items()}
 
 
 def without_adapters(config: ModelConfig) -> ModelConfig:
@@ -96,29 +119,45 @@ def without_adapters(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"lora": None, "freeze": tuple(sorted(config.frozen))})
 
 
-def _targets(language_model: nn.Module, wanted: tuple[str, ...]) -> list[str]:
-    """Names below the language model. A target is a layer's name within its block, or the last components of one."""
-    linear = {
-        f"layers.{number}.{name}": name
-        for number, layer in enumerate(language_model.layers)
-        for name, module in layer.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-    kind = language_model.config.model_type
-    if not linear:
-        raise ConfigError(
-            f"the blocks of a {kind} language model have no linear layers that model.lora could adapt",
-            fix="leave model.lora out, or take another language model",
-        )
-    for target in wanted:
+def _targets(model: nn.Module, config: LoraConfig, unused: Iterable[nn.Module]) -> list[str]:
+    """Names of the layers to adapt. A target is a layer's name within its block (of the projector: within that), or
+    the last components of one."""
+    linear = _linear_in(model, config, unused)
+    kind = model.config.text_config.model_type
+    for part in config.parts:
+        if not any(part_of(name) == part for name in linear):
+            raise ConfigError(
+                f"the {part.replace('_', ' ')} of a {kind} model has no linear layers that model.lora could adapt",
+                fix=f"leave {part} out of model.lora.parts, or take another model",
+            )
+    for target in config.targets:
         if not any(_matches(target, name) for name in linear.values()):
             raise ConfigError(
-                f"model.lora.targets has {target!r}, which no linear layer in the blocks of a {kind} language model is "
-                "called",
+                f"model.lora.targets has {target!r}, which no linear layer of the {' and '.join(config.parts)} of a "
+                f"{kind} model is called",
                 expected=f"some of {', '.join(dict.fromkeys(linear.values()))}, or their last parts",
                 fix="leave targets out to adapt all of them",
             )
+    wanted = config.targets
     return [full for full, name in linear.items() if not wanted or any(_matches(target, name) for target in wanted)]
+
+
+def _linear_in(model: nn.Module, config: LoraConfig, unused: Iterable[nn.Module]) -> dict[str, str]:
+    """Linear layers that may get adapters: full name -> name within the block. Without those that get no gradient."""
+    idle = {module for part in unused for module in part.modules()}
+    blocks = {*model.get_decoder().layers, *tower_layers_of(model)}
+    found: dict[str, str] = {}
+    block = ""
+    for name, module in model.named_modules():
+        if module in blocks:
+            block = f"{name}."
+        if not isinstance(module, nn.Linear) or module in idle or part_of(name) not in config.parts:
+            continue
+        if part_of(name) == "projector":
+            found[name] = name
+        elif block and name.startswith(block):
+            found[name] = name.removeprefix(block)
+    return found
 
 
 def _matches(target: str, name: str) -> bool:

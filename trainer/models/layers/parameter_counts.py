@@ -12,20 +12,23 @@ from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models.layers.freeze import is_adapter, part_of
-from trainer.models.layers.lora import adapter_parameters
+from trainer.models.layers.freeze import is_adapter, part_of, tower_layers_of
 from trainer.models.layers.nf4 import quantized_size
-from trainer.sizing.model_shape import PARTS, Matrices, ModelShape, Part, Stack, TrainableSubset, TrainedLayers
+from trainer.sizing.model_shape import (
+    ADAPTERS,
+    PARTS,
+    Matrices,
+    ModelShape,
+    Part,
+    Stack,
+    TrainableSubset,
+    TrainedLayers,
+)
 from trainer.sizing.optimizer_state import fits_8_bits
 
 
 def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:
     return sum(parameter.numel() for name, parameter in module.named_parameters() if counts(name))
-
-
-def tower_layers_of(tower: nn.Module) -> list[nn.Module]:
-    """The distinct layers of a vision tower, found by the class names that transformers gives them."""
-    return [module for module in tower.modules() if type(module).__name__.endswith(("EncoderLayer", "VisionBlock"))]
 
 
 def skeleton_of(
@@ -88,7 +91,11 @@ def model_shape(
         )
     text, language = model.config.text_config, model.get_decoder()
     tied = bool(model.config.tie_word_embeddings)
-    in_adapters, in_embedding = count_parameters(language, is_adapter), count_parameters(language.embed_tokens)
+    in_embedding = count_parameters(language.embed_tokens)
+    adapters = Counter[Part]()
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            adapters[_shape_part_of(name)] += parameter.numel()
     chosen = _chosen_parameters(config, model, language.layers, tower_layers)
     quantized, quantized_bytes = quantized_size(model) if config.quantizes_base else (0, 0)
     return ModelShape(
@@ -97,16 +104,18 @@ def model_shape(
         vocabulary=int(text.vocab_size),
         tied_head=tied,
         parameters={
-            "tower": tower_parameters,
-            "projector": projector_parameters,
+            "tower": tower_parameters - adapters["tower_adapters"],
+            "tower_adapters": adapters["tower_adapters"],
+            "projector": projector_parameters - adapters["projector_adapters"],
+            "projector_adapters": adapters["projector_adapters"],
             "embedding": in_embedding,
-            "language_layers": count_parameters(language) - in_embedding - in_adapters,
-            "adapters": in_adapters,
+            "language_layers": count_parameters(language) - in_embedding - adapters["adapters"],
+            "adapters": adapters["adapters"],
             "head": 0 if tied else count_parameters(model.lm_head),
         },
         frozen=_frozen_parts(config, chosen, tied=tied),
         chosen=chosen,
-        adapters=adapter_parameters(language),
+        adapters=_adapter_parameters(language.layers),
         adapter_rank=config.lora.rank if config.lora else 0,
         trained_matrices=_trained_matrices(model),
         quantized=quantized,
@@ -134,10 +143,20 @@ def _stack_of(config: PreTrainedConfig, layer: nn.Module) -> Stack:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=int(getattr(config, "head_dim", None) or hidden // heads),
-        intermediate=int(config.intermediate_size),
+        intermediate=int(getattr(config, "intermediate_size", 0) or hidden * config.mlp_ratio),
         gated=any("gate_proj" in name or "gate_up_proj" in name for name, _ in layer.named_parameters()),
         layer_parameters=count_parameters(layer, lambda name: not is_adapter(name)),
     )
+
+
+def _adapter_parameters(layers: Sequence[nn.Module]) -> dict[str, int]:
+    """Mean number of adapter parameters in a block, by the name of the adapted layer."""
+    counts: Counter[str] = Counter()
+    for layer in layers:
+        for name, parameter in layer.named_parameters():
+            if is_adapter(name):
+                counts[name.partition(".lora_")[0]] += parameter.numel()
+    return {name: count // len(layers) for name, count in counts.items()}
 
 
 def _trained_matrices(model: nn.Module) -> tuple[Matrices, ...]:
@@ -175,10 +194,10 @@ def _trained_layers(layers: Iterable[nn.Module]) -> TrainedLayers:
 
 def _shape_part_of(name: str) -> Part:
     part = part_of(name)
+    if is_adapter(name):
+        return {"tower": "tower_adapters", "projector": "projector_adapters"}.get(part, "adapters")  # type: ignore[return-value]
     if part != "language_model":
         return part
-    if is_adapter(name):
-        return "adapters"
     return "head" if "lm_head." in name else "embedding" if "embed_tokens." in name else "language_layers"
 
 
@@ -186,7 +205,7 @@ def _frozen_parts(config: ModelConfig, chosen: TrainableSubset | None, *, tied: 
     """Parts in which nothing is trained. A tied head is trained where the embedding is."""
     if chosen:
         counts = chosen.parameters | ({"head": chosen.parameters["embedding"]} if tied else {})
-        return frozenset(part for part in PARTS if part != "adapters" and not counts[part])
+        return frozenset(part for part in PARTS if part not in ADAPTERS and not counts[part])
     frozen: set[Part] = set()
     for name in config.frozen:
         frozen |= {"embedding", "language_layers", "head"} if name == "language_model" else {name}

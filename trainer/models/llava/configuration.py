@@ -29,6 +29,8 @@ def vision_config(config: ModelConfig) -> PreTrainedConfig:
             fix=f"set model.image_size to {vision.image_size}",
         )
     vision.image_size = config.image_size
+    if hasattr(vision, "use_mask_token"):
+        vision.use_mask_token = False  # of DINOv2's own training; without a gradient, it would stop DDP
     return vision
 
 

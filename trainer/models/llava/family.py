@@ -28,9 +28,10 @@ from trainer.models.fixed_image_model import SquareFamily, Wiring
 from trainer.models.hf_native.family import save_model_settings
 from trainer.models.hf_native.pretrained import load_pretrained, weights_description
 from trainer.models.hf_native.weights import fill
-from trainer.models.image_tokens import CLIP, square_tokens
-from trainer.models.layers.lora import freeze_and_adapt, without_adapters
-from trainer.models.layers.parameter_counts import count_parameters, tower_layers_of, vocabulary_of
+from trainer.models.image_tokens import CLIP, class_tokens, square_tokens
+from trainer.models.layers.freeze import tower_layers_of
+from trainer.models.layers.lora import without_adapters
+from trainer.models.layers.parameter_counts import count_parameters, vocabulary_of
 from trainer.models.llava.configuration import (
     SELECT_STRATEGY,
     counted_from_the_end,
@@ -40,6 +41,8 @@ from trainer.models.llava.configuration import (
 )
 from trainer.models.llava.initial_weights import InitialWeights, stored_projector, stored_tower
 from trainer.sizing.model_shape import ModelShape
+
+BEHIND_LAYERS = ("post_layernorm", "layernorm", "head")  # names of a tower's modules after its last layer
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
@@ -71,9 +74,8 @@ class LlavaFamily(SquareFamily):
             **projector_settings(config, vision, text),
         )
 
-    def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
-        unused = _behind_features(model.model.vision_tower, config)
-        return freeze_and_adapt(model, config, unused=unused, is_whole=is_whole)
+    def unused(self, model: nn.Module, config: ModelConfig) -> list[nn.Module]:
+        return _behind_features(model.model.vision_tower, config)
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, int]:
         """(tokens, tower_hidden) of one image."""
@@ -112,7 +114,7 @@ class LlavaFamily(SquareFamily):
             if config.projector:
                 fill(model.model.multi_modal_projector, stored_projector(config.projector, whole))
         torch.manual_seed(config.seed)  # adapters do not depend on what was drawn before
-        return self.freeze(model, config, is_whole=True)
+        return self.with_first_adapters(self.freeze(model, config, is_whole=True), config)
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         if not cached:
@@ -135,7 +137,7 @@ class LlavaFamily(SquareFamily):
             model,
             vision,
             features=(image_tokens, feature_width),
-            tower_tokens=side * side + (1 if vision.model_type == CLIP else 0),
+            tower_tokens=side * side + class_tokens(str(vision.model_type)),
             image_tokens=image_tokens,
             feature_width=feature_width,
             patch_pixels=int(getattr(vision, "num_channels", 3)) * int(vision.patch_size) ** 2,
@@ -166,7 +168,7 @@ class LlavaFamily(SquareFamily):
             patch_size=int(vision.patch_size),
             vision_feature_select_strategy=SELECT_STRATEGY[config.feature_select],
             chat_template=tokenizer.chat_template,
-            num_additional_image_tokens=1 if vision.model_type == CLIP else 0,
+            num_additional_image_tokens=class_tokens(str(vision.model_type)),
         )
         processor.save_pretrained(folder)
 
@@ -175,7 +177,7 @@ def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:
     """Modules of the tower after the layer whose output is used: they never get a gradient."""
     layers = tower_layers_of(tower)
     used = config.feature_layer if config.feature_layer >= 0 else len(layers) + 1 + config.feature_layer
-    last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in ("post_layernorm", "head")]
+    last = [part for name, part in tower.named_modules() if name.rpartition(".")[2] in BEHIND_LAYERS]
     return [*layers[used:], *last]
 
 

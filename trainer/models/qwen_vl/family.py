@@ -28,7 +28,8 @@ from trainer.models.hf_native.pretrained import load_pretrained, pretrained_conf
 from trainer.models.hf_native.weights import PretrainedModel
 from trainer.models.image_inputs import Grid
 from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
-from trainer.models.layers.parameter_counts import count_parameters, model_shape, tower_layers_of, vocabulary_of
+from trainer.models.layers.freeze import tower_layers_of
+from trainer.models.layers.parameter_counts import count_parameters, model_shape, vocabulary_of
 from trainer.models.qwen_vl.model import QwenVLM, encoder_output, mergers_of, project, tower_output, without_mergers
 from trainer.models.qwen_vl.vision_metadata import sizes_of
 from trainer.sizing.model_shape import ModelShape, Windows

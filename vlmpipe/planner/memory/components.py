@@ -105,10 +105,15 @@ class Weights:
             sliced_root=sum(sliced.values())
             - sliced["language_layers"]
             - sliced["adapters"]
+            - sliced["tower_adapters"]
             - min(sliced["tower"], in_tower_layers),
             layer=layer,
             last_product=layer * language.hidden * language.intermediate // language.layer_parameters,
-            root=trainable - trained["language_layers"] - trained["adapters"] - tower_layers,
+            root=trainable
+            - trained["language_layers"]
+            - trained["adapters"]
+            - trained["tower_adapters"]
+            - tower_layers,
             embedding=0 if shape.tied_head else trained["embedding"],
             head=trained["embedding" if shape.tied_head else "head"],
             largest=max(trained["embedding"], trained["head"]),

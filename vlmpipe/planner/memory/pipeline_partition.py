@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.sizing.flops import SequenceFlops, flops_per_sequence
-from trainer.sizing.model_shape import OF_LANGUAGE_MODEL, PARTS, ModelShape, Part
+from trainer.sizing.model_shape import ADAPTERS, OF_LANGUAGE_MODEL, PARTS, ModelShape, Part
 from trainer.sizing.pipeline_partition import Stage, stages_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import Layout
@@ -74,7 +74,7 @@ class StageWeights:
         sliced = {
             part: count
             for part, count in of_stage.items()
-            if part == "adapters" or (trains_language if part in OF_LANGUAGE_MODEL else of_trained[part])
+            if part in ADAPTERS or (trains_language if part in OF_LANGUAGE_MODEL else of_trained[part])
         }
         in_tower = shape.of_tensor_rank("tower", shape.tower.layers * shape.tower.layer_parameters, ranks)
         adapters = of_trained["adapters"] // max(1, len(stage.layers))
@@ -82,7 +82,8 @@ class StageWeights:
         frozen_layers = layer * len(stage.layers) if sliced.get("language_layers") else 0
 
         def outside(counts: dict[Part, int], in_layers: int) -> int:
-            return sum(counts.values()) - in_layers - counts.get("adapters", 0) - min(counts.get("tower", 0), in_tower)
+            in_adapters = counts.get("adapters", 0) + counts.get("tower_adapters", 0)
+            return sum(counts.values()) - in_layers - in_adapters - min(counts.get("tower", 0), in_tower)
 
         return cls(
             trainable=sum(of_trained.values()),
@@ -112,6 +113,7 @@ def _parameters(
     if stage.is_first:
         found["embedding"], found["projector"] = mine("embedding"), mine("projector")
         found["tower"] = 0 if cached else mine("tower")
+        found |= {part: mine(part) for part in ("tower_adapters", "projector_adapters")}
     if stage.is_last:
         in_all_layers = language.layer_parameters * language.layers
         if counts is not shape.parameters and shape.chosen:

@@ -171,13 +171,14 @@ def traffic(layout: Layout, shape: ModelShape, work: Work) -> tuple[Transfer, ..
     if work.bf16_weights:
         mixed, updated = reduced, fp32 * BF16_BYTES / FP32_BYTES
 
-    def trains_tower(part: Part) -> bool:  # else it has no backward pass
-        return part == "tower" and bool(shape.trained[part])
+    def in_trained_layers(part: Part) -> bool:
+        if part in ("tower", "tower_adapters"):  # else it has no backward pass
+            return shape.trains_tower
+        return part in ("language_layers", "adapters")
 
-    in_layers = _sliced_bytes(
-        layout, shape, lambda part: work.compute_bytes * (part in ("language_layers", "adapters") or trains_tower(part))
-    )
-    units = shape.language.layers + shape.tower.layers * bool(shape.sliced["tower"]) + 2  # embedding and head
+    in_layers = _sliced_bytes(layout, shape, lambda part: work.compute_bytes * in_trained_layers(part))
+    in_tower = bool(shape.sliced["tower"] or shape.sliced["tower_adapters"])
+    units = shape.language.layers + shape.tower.layers * in_tower + 2  # embedding and head
     passes = units * work.micro_steps
     outside_layers = max(0, shape.sliced["tower"] - shape.tower.layers * shape.tower.layer_parameters)
     in_layers -= work.compute_bytes * outside_layers
@@ -305,7 +306,7 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     layer_bytes = (2 + _sums_again(shape, work)) * bytes_of("language_layers") + 2 * work.compute_bytes
     language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
     embedding = bytes_of("embedding") * stage.is_first
-    tower_bytes = 2 * bytes_of("tower") + (2 * work.compute_bytes if shape.trained["tower"] else 0)
+    tower_bytes = 2 * bytes_of("tower") + 2 * work.compute_bytes * shape.trains_tower
     tower_layers = shape.tower.layers * stage.is_first
     tower = work.micro_batch_size * work.max_images_per_sequence * shape.tower_tokens * tower_layers * tower_bytes
     head = stage.is_last * labels * (shape.language.hidden * work.compute_bytes + 3 * FP32_BYTES)

@@ -57,7 +57,7 @@ def advise(
     images is not known, or without GPUs, one image decides. Without `prices`, storage costs nothing.
     """
     size = feature_bytes(shape)
-    if "tower" not in shape.frozen:
+    if shape.trains_tower:
         why = "the tower is trained, so what it outputs changes"
         return CacheAdvice("off", None, None, size, why=why)
     images = None if load.images_per_epoch is None else round(load.images_per_epoch * min(1.0, load.passes))

@@ -67,13 +67,14 @@ def config_of(job: JobConfig) -> str:
     ids=["state", "checkpoint"],
 )
 def test_full_disk_ends_all_ranks_with_an_error_and_frees_its_space(
-    strategy: str, leave_bytes: dict[str, int], sentence: str, root: Path, disk: SmallDisk
+    strategy: str, leave_bytes: dict[str, int], sentence: str, root: Path, disk: SmallDisk, tmp_path: Path
 ) -> None:
     job = run_of(root, f"{strategy} {leave_bytes[strategy]}", strategy, disk.folder)
     disk.fill(None, leave_bytes=leave_bytes[strategy])
     before = disk.free_bytes()
     arguments = ["--configs", config_of(job)]
-    codes, said = ends_of_ranks("tests.support.drivers.train_many", arguments, processes=RANKS, TMPDIR=str(disk.folder))
+    places = {"TMPDIR": str(disk.folder), "VLMPIPE_CACHE_DIR": str(tmp_path / "cache")}  # of checkpoints alone
+    codes, said = ends_of_ranks("tests.support.drivers.train_many", arguments, processes=RANKS, **places)
     assert codes == [ExitCode.CANNOT_WRITE] * RANKS, said
     assert all(re.search(sentence, text) for text in said), said
     assert {path.name for path in disk.folder.iterdir()} == {"ballast", "lost+found"}

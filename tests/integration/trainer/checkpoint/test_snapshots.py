@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.drivers.late_write import MARK
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.runs import run_ranks
 
-PLAIN = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+PLAIN = ("ddp", "zero1", "zero2", "zero3", "fsdp") if WHOLE else ("zero2", "fsdp")
 OFFLOADED = chosen(
     {
         "zero1": "optimizer",

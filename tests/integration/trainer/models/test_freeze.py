@@ -61,10 +61,7 @@ CHOICES = {
 # 2 nodes with 2 processes each, as in test_equalities.py.
 NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}
 STRATEGIES = ("ddp", "fsdp", "zero2", "zero1", "zero3", "hsdp", "tp", "pp", "tp+pp+dp")
-SHORT = {
-    "fsdp, frozen in front", "fsdp, trained at the end", "fsdp, tower thawed in part",
-    "zero2, frozen in front",
-}  # fmt: skip
+SHORT = {"fsdp, frozen in front", "fsdp, trained at the end", "fsdp, tower thawed in part"}
 CASES = chosen({f"{name}, {choice}": (name, choice) for name in STRATEGIES for choice in CHOICES}, SHORT.__contains__)
 RESUMED = chosen({name: name for name in STRATEGIES}, lambda name: name == "fsdp")
 IN_BF16 = chosen({choice: choice for choice in CHOICES}, lambda choice: choice == "frozen in front")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,10 @@ from transformers import (
 )
 
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.trainer.runs import losses, make_run, summary, train_runs
+from tests.support.drivers.weigh_start import MARK
+from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
+from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
@@ -45,6 +49,13 @@ PUBLISHED = {  # names of today -> those of llava-hf's repositories
     "lm_head.": "language_model.lm_head.",
 }
 NUM_SHARDS = 3
+START = {"features.cache": "off", "train.max_steps": 1, "train.micro_batch_size": 4}
+# Each reads the parts it needs from a whole LLaVA: by layers, by heads and by stages.
+SHARDED: dict[str, dict[str, Any]] = {
+    "fsdp": {"train.strategy": "fsdp"},
+    "lora": {"model.lora": {"rank": 2}},
+    **{name: strategy_changes(name) for name in ("tp", "pp", "zero3")},
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +79,16 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def write_published(folder: Path, config: LlavaConfig, state: dict[str, torch.Tensor]) -> None:
+def write_published(
+    folder: Path, config: LlavaConfig, state: dict[str, torch.Tensor], num_shards: int = NUM_SHARDS
+) -> None:
     folder.mkdir(exist_ok=True)
     stored = {}
     for name, tensor in state.items():
         new, old = next((new, old) for new, old in PUBLISHED.items() if name.startswith(new))
         stored[name.replace(new, old, 1)] = tensor.clone()
     names = sorted(stored)
-    files = {f"model-{n + 1:05d}-of-{NUM_SHARDS:05d}.safetensors": names[n::NUM_SHARDS] for n in range(NUM_SHARDS)}
+    files = {f"model-{n + 1:05d}-of-{num_shards:05d}.safetensors": names[n::num_shards] for n in range(num_shards)}
     for file, members in files.items():
         save_file({name: stored[name] for name in members}, folder / file, metadata={"format": "pt"})
     weight_map = {name: file for file, members in files.items() for name in members}
@@ -87,6 +100,11 @@ def write_published(folder: Path, config: LlavaConfig, state: dict[str, torch.Te
 def config_of(**changes: Any) -> ModelConfig:
     settings = {"tokenizer": "train:300", "image_size": 32, "feature_layer": -2, "feature_select": "drop_cls"}
     return ModelConfig.model_validate(settings | changes)
+
+
+def whole_of(place: Path | str) -> dict[str, Any]:
+    """The model section that starts from a whole LLaVA and trains all of it."""
+    return config_of(pretrained={"weights": str(place)}, freeze=[]).model_dump(mode="json")
 
 
 def parts_of(model: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
@@ -251,14 +269,14 @@ def loss_of_first_step(job: JobConfig, export: str) -> float:
 def test_a_second_stage_starts_where_the_export_of_the_first_is(stage_one: JobConfig) -> None:
     export = f"{stage_one.run.run_uri}/export"
     settings = {"pretrained": {"weights": export}, "tokenizer": export, "image_size": 32, "freeze": []}
-    common = {"train.max_steps": 1, "features.cache": "off", "train.micro_batch_size": 4}
 
     def stage_two(name: str, changes: dict[str, Any]) -> JobConfig:
-        return make_run(Path(stage_one.run.root_uri), name, {"model": settings, **common, **changes}, features="off")
+        return make_run(Path(stage_one.run.root_uri), name, {"model": settings, **START, **changes}, features="off")
 
     one = stage_two("full", {})
     train_runs([one], processes=1)
-    two = [stage_two("sharded", {"train.strategy": "fsdp"}), stage_two("lora", {"model.lora": {"rank": 2}})]
+    cases = chosen(SHARDED, lambda name: name in ("fsdp", "lora", "tp"))
+    two = [stage_two(name, changes) for name, changes in cases.items()]
     train_runs(two, processes=2)
     expected = loss_of_first_step(one, export)
     for job in (one, *two):
@@ -275,18 +293,87 @@ def test_a_run_from_a_bucket_is_that_from_a_folder_and_reads_each_file_once(
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
     with FakeGcs(buckets=["bucket"]) as server:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
-        upload_folder(open_storage("gs://bucket/llava"), published)
-        processor = CLIPImageProcessorPil(size={"height": 32, "width": 32}, do_center_crop=False)
-        processor.save_pretrained(tmp_path / "processor")
-        upload_folder(open_storage("gs://bucket/llava"), tmp_path / "processor")
-        settings = config_of(pretrained={"weights": "gs://bucket/llava"}, freeze=[]).model_dump(mode="json")
-        common = {"features.cache": "off", "train.max_steps": 1, "train.micro_batch_size": 4, "train.strategy": "fsdp"}
-        bucket = make_run(tmp_path, "bucket", {"model": settings, **common}, features="off")
+        upload_folder(open_storage("gs://bucket/llava"), with_processor(published, tmp_path / "uploaded"))
+        common = START | SHARDED["fsdp"]
+        bucket = make_run(tmp_path, "bucket", common | {"model": whole_of("gs://bucket/llava")}, features="off")
         train_runs([bucket], processes=2)
         assert len(server.ranges) == NUM_SHARDS + 3, "index, configuration and image processor are the others"
-    shutil.copytree(published, tmp_path / "local")
-    shutil.copytree(tmp_path / "processor", tmp_path / "local", dirs_exist_ok=True)
-    settings["pretrained"]["weights"] = str(tmp_path / "local")
-    local = make_run(tmp_path, "local", {"model": settings, **common}, features="off")
+    folder = with_processor(published, tmp_path / "llava")
+    local = make_run(tmp_path, "local", common | {"model": whole_of(folder)}, features="off")
     train_runs([local], processes=2)
     assert losses(bucket) == losses(local)
+
+
+def with_processor(published: Path, folder: Path) -> Path:
+    shutil.copytree(published, folder)
+    CLIPImageProcessorPil(size={"height": 32, "width": 32}, do_center_crop=False).save_pretrained(folder)
+    return folder
+
+
+@only_whole
+def test_every_strategy_starts_from_a_published_layout(published: Path, tmp_path: Path) -> None:
+    """As one process does; the first two losses, so that what was read is also trained."""
+    folder = with_processor(published, tmp_path / "llava")
+    common = START | {"train.max_steps": 2, "model": whole_of(folder)}
+    one = make_run(tmp_path, "one", common, features="off")
+    train_runs([one], processes=1)
+    two = [
+        make_run(tmp_path, name, common | changes, features="off")
+        for name, changes in SHARDED.items()
+        if name != "lora"
+    ]
+    train_runs(two, processes=2)
+    for job in two:
+        assert losses(job) == pytest.approx(losses(one), rel=1e-5), job.run.run_id
+
+
+def weighed(jobs: list[JobConfig]) -> dict[str, list[dict[str, Any]]]:
+    """By run: of each of two ranks what it held and read while its strategy was built."""
+    configs = [f"{job.run.run_uri}/run.json" for job in jobs]
+    printed = run_ranks("tests.support.drivers.weigh_start", ["--configs", *configs], processes=2)
+    line = next(line for line in printed.splitlines() if line.startswith(MARK))
+    return dict(json.loads(line.removeprefix(MARK)))
+
+
+def drop_cached_pages(files: list[Path]) -> None:
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def test_a_start_reads_each_byte_once_and_holds_one_file_more_than_the_strategy(tmp_path: Path) -> None:
+    """A rank reads each weight that it trains once, and frozen ones again for their digest; ranks of one machine read
+    each byte of its disk once together. zero2, whose DeepSpeed copies the whole model, shows that the measure sees."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**sizes, num_hidden_layers=2, patch_size=8, image_size=32).to_dict(),
+        text_config=LlamaConfig(**sizes, num_hidden_layers=8, num_key_value_heads=4, vocab_size=310).to_dict(),
+    )
+    write_published(tmp_path / "plain", config, LlavaForConditionalGeneration(config).state_dict(), num_shards=6)
+    folder = with_processor(tmp_path / "plain", tmp_path / "llava")
+    files = list(folder.glob("*.safetensors"))
+    largest, stored = max(file.stat().st_size for file in files), sum(file.stat().st_size for file in files)
+    cases = {name: strategy_changes(name) for name in ("fsdp", "zero3", "tp", "pp")}
+    cases["frozen"] = cases["fsdp"] | {"train.shard_frozen_weights": True, "model.freeze": ["tower", "language_model"]}
+    cases = {**chosen(cases, lambda name: name in ("zero3", "pp")), "zero2": strategy_changes("zero2")}
+    jobs = [
+        make_run(tmp_path, name, START | {"model": whole_of(folder)} | changes, features="off")
+        for name, changes in cases.items()
+    ]
+    drop_cached_pages(files)
+    found = weighed(jobs)
+    more = {name: max(rank["peak"] - rank["held"] for rank in ranks) for name, ranks in found.items()}
+    assert more.pop("zero2") > stored > 3 * largest
+    assert max(more.values()) < largest, more
+    nbytes = {name: tensor.nbytes for file in files for name, tensor in load_file(file).items()}
+    for name, ranks in found.items():
+        times = [(tensor, read / nbytes[tensor]) for rank in ranks for tensor, read in rank["reads"].items()]
+        twice = {tensor for tensor, number in times if number != 1}
+        frozen = {"vision_tower", "language_model"} if name == "frozen" else {"vision_model.encoder.layers.1", "post_"}
+        assert all(any(part in tensor for part in frozen) for tensor in twice), (name, twice)
+        assert {number for _, number in times} <= {1, 2}
+    layers = [{tensor for tensor in rank["reads"] if ".model.layers." in tensor} for rank in found["pp"]]
+    assert all(layers) and not layers[0] & layers[1], "stages read their own layers"
+    if WHOLE:  # elsewhere other tests have the kernel read, too
+        assert sum(rank["from_disk"] for rank in next(iter(found.values()))) < 1.5 * stored

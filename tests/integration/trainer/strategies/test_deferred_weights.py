@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.support.drivers.weigh_start import MARK
-from tests.support.short_form import WHOLE, chosen
-from tests.support.trainer.runs import losses, make_run, run_ranks, train_runs
+from tests.support.short_form import chosen
+from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.job import JobConfig, defers_weights
 from trainer.config.model import LoraConfig
@@ -56,26 +54,6 @@ def test_losses_equal_those_of_a_model_that_was_built_whole(name: str, runs: dic
     assert defers_weights(runs[name].model, runs[name].train)
     assert not defers_weights(runs["one"].model, runs["one"].train)
     assert losses(runs[name]) == pytest.approx(losses(runs["one"]), rel=1e-5)
-
-
-def test_ranks_hold_less_at_the_start_than_those_that_build_the_model_whole(tmp_path: Path, base: Path) -> None:
-    """Of a frozen language model, two ranks hold half each, and one part of it whole; zero2 holds all of it. The tiny
-    tower, whose weights are drawn, counts as much as the language model here."""
-    frozen = {"model.freeze": ["tower", "language_model"], "features.cache": "off"}
-    stored = {"model.language_model": {"weights": str(base)}, "model.tower.config.num_hidden_layers": 1}
-    strategies: dict[str, dict[str, Any]] = {"zero3": {}, "zero2": {}}
-    strategies |= {"fsdp": {"train.shard_frozen_weights": True}} if WHOLE else {}
-    jobs = [
-        make_run(tmp_path, name, {**stored, **frozen, "train.strategy": name, **changes}, features="off")
-        for name, changes in strategies.items()
-    ]
-    configs = [f"{job.run.run_uri}/run.json" for job in jobs]
-    printed = run_ranks("tests.support.drivers.weigh_start", ["--configs", *configs], processes=2)
-    found = json.loads(next(line for line in printed.splitlines() if line.startswith(MARK)).removeprefix(MARK))
-    held = {name: weighed["peak"] / (4 * weighed["parameters"]) for name, weighed in found.items()}
-    whole = held.pop("zero2")
-    assert whole > 1, "the measure sees a model that is built whole"
-    assert max(held.values()) < 0.8 * whole, (held, whole)
 
 
 def test_a_filled_model_is_the_built_one(runs: dict[str, JobConfig]) -> None:

@@ -42,7 +42,7 @@ ALL_LOGITS = {"train.loss_chunk_tokens": 0}  # at once
 
 # The short form leaves out what shares its code with one of these, or has a test of its own: test_tensor_parallel.py,
 # test_pipeline_parallel.py and, of zero2, test_world_sizes.py and test_mixed_precision.py.
-STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "hsdp", "zero3"))
+STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "zero3"))
 # The others share their code with one of these.
 THOROUGH = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "zero3")), lambda name: name in ("fsdp", "zero3"))
 # What each format of checkpoints restores; of DDP's, over more ranks: test_exact_resume.py.
@@ -63,13 +63,17 @@ COMPILED: dict[str, dict[str, Any]] = chosen(
     },
     lambda name: name == "fsdp",
 )
-RECOMPUTING: dict[str, dict[str, Any]] = {
-    "full": {"train.activation_checkpointing": "full"},
-    "selective": {"train.activation_checkpointing": "selective"},
-    "offloaded": {"train.activation_checkpointing": "full", "train.activation_offloading": True},
-}
+RECOMPUTING: dict[str, dict[str, Any]] = chosen(
+    {
+        "full": {"train.activation_checkpointing": "full"},
+        "selective": {"train.activation_checkpointing": "selective"},
+        "offloaded": {"train.activation_checkpointing": "full", "train.activation_offloading": True},
+    },
+    lambda name: name != "full",
+)
 KINDS = ("bf16", "fp16") if WHOLE else ("bf16",)  # of compressed gradients
-MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp"))  # who begins a run, and who goes on with it
+# Who begins a run, and who goes on with it; test_elastic_resume.py has other pairs.
+MOVES = (("fsdp", "hsdp"), ("hsdp", "ddp")) if WHOLE else ()
 
 
 @dataclass(frozen=True)
@@ -356,6 +360,7 @@ def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Ru
         assert all(torch.equal(resumed[name], straight[name]) for name in straight)
 
 
+@only_whole
 @pytest.mark.parametrize(("begins", "goes_on"), MOVES)
 def test_another_strategy_goes_on_with_the_same_losses(
     begins: str, goes_on: str, reference: JobConfig, runs_of: Callable[[str], Runs]

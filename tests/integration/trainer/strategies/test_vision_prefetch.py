@@ -21,7 +21,7 @@ ALL: dict[str, dict[str, Any]] = {
     "fsdp bf16": {"train.precision": "bf16"},
     "hsdp": {},
 }
-CASES = chosen(ALL, lambda name: name in ("ddp", "fsdp"))
+CASES = chosen(ALL, lambda name: name == "fsdp")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -213,3 +214,58 @@ def test_weights_in_a_bucket_are_pinned_for_the_run(tmp_path: Path, monkeypatch:
         with pytest.raises(ConfigError, match="has changed: it is at revision"):
             pinned = f"model.tower={{weights: {address}, revision: abc}}"
             resolved(load_run_file(ROOT / "configs/digits.yaml", [root, pinned]))
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> RunConfig:
+    return load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={tmp_path}"])
+
+
+def begun(config: RunConfig, target: str = "local", **inputs: Any) -> Resolved:
+    """The first stage of the run r1."""
+    compiled = compiled_settings(config, target, config.output.root_uri, "align")
+    inputs = {"run_id": "r1", "run_file": json.dumps(config.to_dict()), **inputs}
+    return resolve(inputs.pop("run_file"), compiled, **inputs)
+
+
+def test_a_stage_before_the_last_has_a_run_folder_inside_that_of_the_run(staged: RunConfig, tmp_path: Path) -> None:
+    resolved = begun(staged)
+    assert resolved.run_uri == str(tmp_path / "runs/r1/stages/align")
+    job = JobConfig.load(f"{resolved.run_uri}/run.json")
+    assert (job.name, job.run.run_uri) == ("digits-stages-align", resolved.run_uri)
+    assert job.model.freeze == ("tower", "language_model") and job.model.projector is None
+    args = resolved.train_pools[0]["container_spec"]["args"]
+    assert args[-1] == f"{resolved.run_uri}/run.json"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ({"stages.finetune.data.source": "nowhere.json"}, "stage finetune: .*nowhere.json"),
+        ({"stages.finetune.cluster.timeout": "3s"}, "stage finetune: cluster.timeout differs from the compiled"),
+        ({"stages.finetune.train.epoch": 3}, "stages.finetune.train.epoch: unknown key"),
+        ({"stages.finetune.name": "tune"}, "the run file has the stages align, tune"),
+        ({"train.max_steps": 3}, "train.max_steps: stage align has its own"),
+    ],
+)
+def test_nothing_starts_where_a_later_stage_could_not(
+    overrides: dict[str, Any], found: str, staged: RunConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=found):
+        begun(staged, overrides=json.dumps(overrides))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_on_vertex_a_red_plan_of_a_later_stage_stops_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan_run(config: RunConfig, *, priced: bool) -> SimpleNamespace:
+        return SimpleNamespace(errors=["too large"] if config.name == "digits-stages" else [], memory=None)
+
+    monkeypatch.setattr("vlmpipe.planner.plan.plan_run", plan_run)
+    staged = load_run_file(ROOT / "configs/digits-stages.yaml", ["output.root_uri=gs://bucket/root"])
+    with pytest.raises(ConfigError, match="stage finetune: the plan is red"):
+        begun(staged, "vertex")
+
+
+def test_a_parameter_is_for_all_stages_without_a_value_of_their_own(staged: RunConfig, tmp_path: Path) -> None:
+    parameters = parameter_defaults(staged) | {"seed": 7, "resume": "never"}
+    assert begun(staged, **parameters).config.train.seed == 7

@@ -49,3 +49,25 @@ def test_a_run_without_an_export_is_refused_in_a_sentence(tmp_path: Path, run_id
     (tmp_path / "runs/align-1").mkdir(parents=True)
     with pytest.raises(RunFileError, match=rf"(?s)model.projector.weights.*{sentence}"):
         parsed(str(tmp_path), {**SMALL["model"], "projector": {"weights": f"run:{run_id}"}})
+
+
+@pytest.mark.parametrize(
+    ("is_adapter", "field", "sentence"),
+    [
+        (True, "pretrained", "but that run exported an adapter; expected a whole model, and the adapter in "),
+        (False, "lora", "but that run exported a whole model; expected one with model.lora.export adapter"),
+    ],
+)
+def test_an_adapter_is_no_model_and_a_model_no_adapter(
+    is_adapter: bool, field: str, sentence: str, tmp_path: Path
+) -> None:
+    export = tmp_path / "runs/align-1/export"
+    export.mkdir(parents=True)
+    (export / MARKER).touch()
+    if is_adapter:
+        (export / "adapter_config.json").touch()
+    model = MODEL if field == "pretrained" else MODEL | {"pretrained": {"weights": "org/model"}}
+    with pytest.raises(RunFileError, match=sentence):
+        parsed(str(tmp_path), model | {"lora": {"pretrained": "run:align-1" if field == "lora" else ""}})
+    swapped = {"pretrained": {"weights": "org/model"}, "lora": {"pretrained": "run:align-1"}} if is_adapter else {}
+    assert parsed(str(tmp_path), MODEL | swapped)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import GPT2Config, PreTrainedTokenizerFast
+from transformers import GPT2Config, LlavaConfig, PreTrainedTokenizerFast
 
 from tests.support.trainer.flop_cases import CASES, model_config
 from trainer.config.model import LoraConfig, ModelConfig
@@ -71,7 +71,8 @@ def test_frozen_weights_have_the_names_of_the_export(case: str) -> None:
     exported = family.blueprint(without_adapters(config), tokenizer)
     initial = family.initial_weights(config, tokenizer)
     frozen = frozen_weights(family.build(config, tokenizer))
-    assert frozen.keys() == frozen_weights(exported).keys() <= exported.state_dict().keys()
+    checked = frozen_weights(family.blueprint(config, tokenizer))
+    assert frozen.keys() == checked.keys() <= exported.state_dict().keys()
     assert all(initial.read(name).equal(frozen[name]) for name in sorted(frozen))
     behind_features = config.family == "llava" and "tower" not in config.freeze
     by_part = {"projector", "language_model"} & set(config.freeze) or config.has_patterns
@@ -100,8 +101,9 @@ def test_a_target_that_is_no_linear_layer_is_answered_with_the_existing_ones(tar
 def test_a_language_model_without_linear_layers_is_refused() -> None:
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList([torch.nn.LayerNorm(4)])
-    model.config = GPT2Config()
-    with pytest.raises(ConfigError, match="gpt2 language model have no linear layers"):
+    model.get_decoder = lambda: model
+    model.config = LlavaConfig(text_config=GPT2Config())
+    with pytest.raises(ConfigError, match="language model of a gpt2 model has no linear layers"):
         add_adapters(model, LoraConfig())
 
 

@@ -1,0 +1,211 @@
+"""Adapters in PEFT's format: PEFT itself loads what is written, training starts from what PEFT writes, and an adapter
+that does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+from tests.support.trainer.flop_cases import model_config
+from trainer.checkpoint.hf_export import Merged
+from trainer.config.model import PARTS, ModelConfig
+from trainer.data.tokenize import make_tokenizer
+from trainer.errors import ConfigError
+from trainer.models.hf_native.peft_folder import SETTINGS, require_same_adapter, write_adapter
+from trainer.models.image_tokens import image_form_of, image_tokens_of
+from trainer.models.layers.deferred_weights import DeferredWeights
+from trainer.models.layers.lora import adapters_of, without_adapters
+from trainer.models.registry import family_of
+
+LLAVA: dict[str, Any] = {}
+SMOLVLM = {"family": "smolvlm"}
+QWEN = {"family": "qwen2_5_vl", "max_pixels": 2048}
+CASES = {
+    "the projector is trained too": (LLAVA, {}, ("tower",)),
+    "adapters alone, rsLoRA": (SMOLVLM, {"use_rslora": True}, ("tower", "projector")),
+    "DoRA in all parts": (LLAVA, {"use_dora": True, "parts": PARTS}, ()),
+    "mergers, two layers of a block": (
+        QWEN,
+        {"parts": ["language_model", "projector"], "targets": ["q_proj", "2"]},
+        (),
+    ),
+}
+
+
+class Weights:
+    """Of a model in memory. A `trainer.checkpoint.weight_reader.WeightReader` and a `trainer.models.base.Weights`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._state = model.state_dict()
+        self.names = set(self._state)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._state[name]
+
+
+def tokenizer_of(config: ModelConfig) -> PreTrainedTokenizerFast:
+    return make_tokenizer("train:300", ["USER: what digit is this? ASSISTANT:", " 7"], image_form_of(config))
+
+
+def on_base(base: dict[str, Any], folder: Path, lora: dict[str, Any], freeze: tuple[str, ...]) -> ModelConfig:
+    """A model section with adapters on a pretrained model, which is made in `folder`."""
+    plain = model_config(**base)
+    family, tokenizer = family_of(plain), tokenizer_of(plain)
+    model = family.build(plain, tokenizer)
+    model.save_pretrained(folder)
+    family.save_settings(plain, model, tokenizer, folder)
+    section = {name: value for name, value in plain.model_dump().items() if name not in PARTS}
+    section |= {
+        "pretrained": {"weights": str(folder)},
+        "freeze": freeze,
+        "lora": {"rank": 4, "export": "adapter"} | lora,
+    }
+    return ModelConfig.model_validate(section)
+
+
+def with_adapter(config: ModelConfig, folder: Path, **changes: Any) -> ModelConfig:
+    """The same, starting from the adapter in `folder`."""
+    lora = config.model_dump()["lora"] | {"pretrained": str(folder)} | changes
+    return ModelConfig.model_validate(config.model_dump() | {"lora": lora})
+
+
+def trained(config: ModelConfig) -> nn.Module:
+    """A model whose trained parameters have changed."""
+    model = family_of(config).build(config, tokenizer_of(config))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(config: ModelConfig, model: nn.Module) -> torch.Tensor:
+    """Of a question with an image in it, through the family's own way with features."""
+    family = family_of(config)
+    count = image_tokens_of(config)(32, 32)
+    ids = torch.tensor([[5, *[int(model.config.image_token_id)] * count, 9, 2, 7, 30]])
+    torch.manual_seed(1)
+    if config.family == "qwen2_5_vl":
+        pixels, grids = torch.rand(count * 4, 96), [(1, 8, 8)]
+    else:
+        pixels, grids = torch.rand(1, 3, config.image_size, config.image_size), None
+    features = family.encode(config, family.tower(model), pixels, grids)
+    joined = torch.cat(features) if isinstance(features, list) else features
+    inputs = family.generation_inputs(model, ids, family.project(model, joined), torch.tensor(grids) if grids else None)
+    return model(**inputs).logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peft_loads_what_is_written_onto_the_base_and_training_starts_from_it(case: str, tmp_path: Path) -> None:
+    base, lora, freeze = CASES[case]
+    config = on_base(base, tmp_path / "base", lora, freeze)
+    family, tokenizer, model = family_of(config), tokenizer_of(config), trained(config)
+    write_adapter(model, config, Weights(model).read, tmp_path / "adapter")
+
+    plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
+    before = logits(config, plain)
+    on_peft = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval().get_base_model()
+    found, expected = logits(config, on_peft), logits(config, model)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (found - before).abs().max() > 1e-3
+
+    blueprint = family.blueprint(without_adapters(config), tokenizer)
+    merged = family.build(without_adapters(config), tokenizer).eval()
+    weights = Merged(blueprint, Weights(model), family.initial_weights(config, tokenizer), adapters_of(model))
+    with torch.no_grad():
+        for name, parameter in merged.named_parameters():
+            parameter.copy_(weights.read(name))
+    torch.testing.assert_close(logits(config, merged), expected, rtol=1e-4, atol=1e-5)
+
+    started = with_adapter(config, tmp_path / "adapter")
+    require_same_adapter(started)
+    built, deferred = family.build(started, tokenizer), family.blueprint(started, tokenizer, buffers=True)
+    DeferredWeights(deferred, family.initial_weights(started, tokenizer), torch.device("cpu")).fill(deferred)
+    for name, parameter in model.named_parameters():
+        for other in (built, deferred):
+            assert other.get_parameter(name).equal(parameter), name
+            assert other.get_parameter(name).requires_grad == parameter.requires_grad, name
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[ModelConfig, Path]:
+    root = tmp_path_factory.mktemp("adapter")
+    config = on_base(SMOLVLM, root / "base", {}, ("tower",))
+    write_adapter(trained(config), config, Weights(trained(config)).read, root / "adapter")
+    return config, root / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "advice"),
+    [
+        ({"rank": 8}, "made with other settings", "rank: 4"),
+        ({"use_dora": True}, "made with other settings", "use_dora: false"),
+    ],
+)
+def test_an_adapter_made_with_other_settings_is_refused(
+    changes: dict[str, Any], found: str, advice: str, adapter: tuple[ModelConfig, Path]
+) -> None:
+    config, folder = adapter
+    with pytest.raises(ConfigError, match=found) as caught:
+        require_same_adapter(with_adapter(config, folder, **changes))
+    assert advice in caught.value.expected
+
+
+def test_an_adapter_for_another_base_is_refused(adapter: tuple[ModelConfig, Path], tmp_path: Path) -> None:
+    _, folder = adapter
+    other = on_base(SMOLVLM, tmp_path / "other", {}, ("tower",))
+    with pytest.raises(ConfigError, match=r"is an adapter for .*base, and model.pretrained is .*other"):
+        require_same_adapter(with_adapter(other, folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "freeze", "found"),
+    [
+        ({"targets": ["q_proj"]}, ("tower",), "adapts no layer that model.lora.parts and targets name"),
+        ({"parts": ["language_model", "projector"]}, ("tower",), "is no adapter of this model"),
+        ({}, ("tower", "projector"), "is no adapter of this model"),
+    ],
+)
+def test_an_adapter_of_other_layers_is_refused(
+    changes: dict[str, Any], freeze: tuple[str, ...], found: str, adapter: tuple[ModelConfig, Path]
+) -> None:
+    config, folder = adapter
+    started = with_adapter(config, folder, **changes).model_copy(update={"freeze": freeze})
+    with torch.device("meta"), pytest.raises(ConfigError, match=found):
+        family_of(started).skeleton(started, vocabulary=300)
+
+
+def test_an_adapter_of_other_shapes_is_refused(adapter: tuple[ModelConfig, Path], tmp_path: Path) -> None:
+    """Also where the base has been replaced under its name."""
+    config, folder = adapter
+    started = with_adapter(config, folder)
+    section = json.loads((folder.parent / "base" / "config.json").read_text())
+    section["text_config"]["intermediate_size"] *= 2
+    (tmp_path / "config.json").write_text(json.dumps(section))
+    wide = {"weights": str(tmp_path)}
+    started = ModelConfig.model_validate(started.model_dump() | {"pretrained": wide})
+    with (
+        torch.device("meta"),
+        pytest.raises(ConfigError, match=r"another base: .*down_proj.lora_A.weight is \(4, 64\) instead of \(4, 128\)"),
+    ):
+        family_of(started).skeleton(started, vocabulary=300)
+
+
+@pytest.mark.parametrize("content", [None, {"peft_type": "IA3"}])
+def test_a_folder_without_a_lora_adapter_is_refused(
+    content: dict[str, str] | None, adapter: tuple[ModelConfig, Path], tmp_path: Path
+) -> None:
+    config, _ = adapter
+    if content:
+        (tmp_path / SETTINGS).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="holds no LoRA adapter"):
+        require_same_adapter(with_adapter(config, tmp_path))

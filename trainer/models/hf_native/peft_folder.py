@@ -1,0 +1,150 @@
+"""Adapters as PEFT stores them: a folder with `adapter_config.json` and `adapter_model.safetensors`.
+
+Other trained weights, such as a projector's, are in it as PEFT's `modules_to_save`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
+from trainer.errors import ConfigError, os_errors
+from trainer.models.layers.freeze import is_adapter, plain_name
+from trainer.models.layers.lora import ADAPTER, MAGNITUDE, peft_settings
+from trainer.models.published import model_file, published_json
+
+SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # PEFT's, of all names
+# PEFT's name of a setting -> the field of model.lora
+FIELDS = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
+
+
+def write_adapter(model: nn.Module, config: ModelConfig, read: Callable[[str], Tensor], folder: Path) -> None:
+    """Write what was trained of `model`, which may be on the meta device. read: a trained weight by its name."""
+    assert config.lora and config.pretrained
+    names = stored_names(model)
+    adapted = sorted({name.partition(".lora_")[0] for name in names if is_adapter(name)})
+    settings = peft_settings(config.lora, adapted)
+    settings.base_model_name_or_path = config.pretrained.weights
+    settings.revision = config.pretrained.revision or None
+    settings.modules_to_save = sorted({name.rpartition(".")[0] for name in names if not is_adapter(name)}) or None
+    settings.inference_mode = True
+    with os_errors(f"writing {folder}"):
+        settings.save_pretrained(str(folder))
+        save_file({stored: read(name) for name, stored in names.items()}, folder / WEIGHTS, {"format": "pt"})
+
+
+def require_same_adapter(config: ModelConfig) -> None:
+    """Raise ConfigError where `model.lora.pretrained` belongs to another base or was made with other settings."""
+    lora, base = config.lora, config.pretrained
+    if not lora or not lora.pretrained or not base:
+        return
+    found = published_json(WeightsConfig(weights=lora.pretrained), SETTINGS)
+    if found.get("peft_type") != "LORA":
+        raise ConfigError(
+            f"model.lora.pretrained {lora.pretrained} holds no LoRA adapter"
+            + (f" but one of kind {found['peft_type']}" if found else f": it has no {SETTINGS}"),
+            expected="a folder in PEFT's format, as a run with model.lora.export adapter writes it",
+        )
+    known = (found.get("base_model_name_or_path"), found.get("revision") or base.revision)
+    if known != (base.weights, base.revision or known[1]):
+        raise ConfigError(
+            f"model.lora.pretrained {lora.pretrained} is an adapter for {known[0]}{_at(known[1])}, and "
+            f"model.pretrained is {base.weights}{_at(base.revision)}",
+            expected="the base that the adapter was trained on",
+            fix=f"set model.pretrained to that base, or correct base_model_name_or_path in its {SETTINGS} if it only "
+            "has another address",
+        )
+    if other := [name for name, field in FIELDS.items() if found.get(name, False) != getattr(lora, field)]:
+        wanted = ", ".join(f"{FIELDS[name]}: {json.dumps(found.get(name, False))}" for name in other)
+        raise ConfigError(
+            f"model.lora.pretrained {lora.pretrained} was made with other settings than model.lora has",
+            expected=f"in model.lora {wanted}",
+        )
+
+
+def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
+    """Raise ConfigError where the adapter's layers or shapes are not those of `model`, without reading its weights."""
+    with _opened(lora) as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    expected = {stored: tuple(model.get_parameter(name).shape) for name, stored in _adapter_names(model).items()}
+    trained = set(stored_names(model).values())
+    for name in sorted(found):
+        if name in expected or name in trained:
+            continue
+        text = "is no adapter" if ".lora_" not in name else "adapts no layer that model.lora.parts and targets name"
+        raise ConfigError(
+            f"model.lora.pretrained {lora.pretrained} holds {name}, which {text} of this model",
+            expected="adapters of the layers in model.lora.parts and targets, and weights that this run trains",
+            fix="set parts, targets and model.freeze as the adapter's run had them",
+        )
+    if missing := sorted(expected.keys() - found.keys()):
+        raise ConfigError(
+            f"model.lora.pretrained {lora.pretrained} lacks {len(missing)} of the {len(expected)} matrices of this "
+            f"model's adapters, for example {missing[0]}",
+            fix="set model.lora.parts and targets as the adapter's run had them",
+        )
+    shapes = expected | {stored: tuple(model.get_parameter(name).shape) for name, stored in stored_names(model).items()}
+    if wrong := sorted(name for name in found if found[name] != shapes[name]):
+        raise ConfigError(
+            f"model.lora.pretrained {lora.pretrained} is an adapter for another base: {wrong[0]} is {found[wrong[0]]} "
+            f"instead of {shapes[wrong[0]]}",
+            expected="the base that the adapter was trained on",
+        )
+
+
+def load_adapter(model: nn.Module, lora: LoraConfig) -> None:
+    """Start from the adapter: give parameters its values, also those on the meta device."""
+    require_fitting_adapter(model, lora)
+    with _opened(lora) as file, torch.no_grad():
+        there = set(file.keys())
+        for name, stored in stored_names(model).items():
+            if stored in there:
+                parent, _, own = name.rpartition(".")
+                setattr(model.get_submodule(parent), own, nn.Parameter(file.get_tensor(stored).float()))
+
+
+def merged_model(kind: Any, folder: Path, load: Callable[[Any, WeightsConfig], nn.Module]) -> nn.Module:
+    """The adapter in `folder` on its base, as PEFT loads and merges it. load: a pretrained model of `kind`, in fp32."""
+    import peft
+
+    settings = peft.PeftConfig.from_pretrained(str(folder))
+    base = load(kind, WeightsConfig(weights=settings.base_model_name_or_path, revision=settings.revision or ""))
+    merged: nn.Module = peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
+    return merged
+
+
+def stored_names(model: nn.Module) -> dict[str, str]:
+    """Names of the trained parameters -> those in PEFT's file."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad and not is_adapter(name)]
+    return _adapter_names(model) | {name: f"{PREFIX}{plain_name(name)}" for name in trained}
+
+
+def _adapter_names(model: nn.Module) -> dict[str, str]:
+    names = [name for name, _ in model.named_parameters() if is_adapter(name)]
+    return {
+        name: PREFIX + name.replace(MAGNITUDE, ".lora_magnitude_vector").replace(f".{ADAPTER}.weight", ".weight")
+        for name in names
+    }
+
+
+def _opened(lora: LoraConfig) -> Any:
+    part = WeightsConfig(weights=lora.pretrained)
+    path = model_file(part, WEIGHTS)
+    if path is None:
+        raise ConfigError(
+            f"model.lora.pretrained {lora.pretrained} has no {WEIGHTS}", expected="an adapter in PEFT's format"
+        )
+    return safe_open(path, framework="pt")
+
+
+def _at(revision: str | None) -> str:
+    return f" at {revision}" if revision else ""

@@ -1,0 +1,206 @@
+"""The run file's `stages`: trainings that follow each other in one run, each from the model of the one before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from trainer.config.base import Section
+from trainer.config.job import RUN_ID, run_uri_of
+from trainer.config.model import ModelPart
+from trainer.errors import ConfigError
+from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.config.yaml_loader import apply_overrides
+
+LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
+# What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
+OF_ONE_STAGE = ("freeze_parameters", "train_parameters", "lora", "min_pixels", "max_pixels", "longest_edge")
+OF_THE_LAST = ("max_regression", "regression_by", "when_not_comparable")  # conditions beside a registered champion
+
+
+class StageConfig(Section):
+    """One of several trainings: what is different from the run file's own sections."""
+
+    name: str = Field(
+        pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$",
+        description="Name of the stage: lower case, digits, dashes, at most 30.",
+    )
+    freeze: tuple[ModelPart, ...] | None = Field(
+        None, description="Parts whose weights do not change in this stage; null takes those of model.freeze."
+    )
+    model: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Other fields of model: freeze_parameters, train_parameters, lora, and min_pixels, max_pixels or "
+        "longest_edge, with which images have more pixels in a later stage. The rest is the same in all stages.",
+    )
+    data: dict[str, Any] = Field(default_factory=dict, description="Fields of data.")
+    features: dict[str, Any] = Field(default_factory=dict, description="Fields of features.")
+    train: dict[str, Any] = Field(
+        default_factory=dict, description="Fields of train. A stage ends by its epochs or max_steps."
+    )
+    checkpoint: dict[str, Any] = Field(default_factory=dict, description="Fields of checkpoint.")
+    evaluate: dict[str, Any] = Field(default_factory=dict, description="Fields of evaluate.")
+    gate: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The conditions for starting the next stage, none where it is empty; of the last stage fields of "
+        "the run file's gate, for registering the model.",
+    )
+    cluster: dict[str, Any] = Field(default_factory=dict, description="Fields of cluster.")
+    plan: dict[str, Any] = Field(default_factory=dict, description="Fields of plan.")
+
+    def changes(self) -> dict[str, Any]:
+        """The stage's own values, in the run file's sections."""
+        changes = self.model_dump(mode="json", exclude={"name", "freeze"})
+        if self.freeze is not None:
+            changes["model"] = {**changes["model"], "freeze": list(self.freeze)}
+        return changes
+
+
+def stage_run_id(run_id: str, stage: str, stages: Sequence[str]) -> str:
+    """The id of a stage's run, whose folder is inside that of the whole run. The last stage is the run itself."""
+    return run_id if stage == stages[-1] else f"{run_id}/stages/{stage}"
+
+
+def run_uri(compiled: str, run_id: str, job_name: str) -> str:
+    """The folder of the run or of one of its stages. Raises ConfigError for an id that cannot be a folder's name."""
+    if run_id and not RUN_ID.fullmatch(run_id):
+        raise ConfigError(
+            f"run_id is {run_id!r}",
+            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
+        )
+    settings = json.loads(compiled)
+    return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")
+
+
+def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) -> dict[str, dict[str, Any]]:
+    """The content of each stage's own run file, by the stage's name. The last one is that of the run itself.
+
+    Args:
+        content: the run file's sections, without stages.
+    """
+    found = {}
+    for stage in stages:
+        own = _merged(content, stage.changes())
+        if stage is not stages[-1]:  # its model is registered by nobody, so it has no champion and no common bounds
+            own |= {"name": f"{content['name']}-{stage.name}", "gate": stage.gate, "register": {}}
+        found[stage.name] = {**own, "schedule": None}
+    return found
+
+
+def stage_problems(
+    name: str, stages: Sequence[StageConfig], contents: Mapping[str, Mapping[str, Any]], *, is_search: bool
+) -> Iterator[Problem]:
+    """What is wrong with the stages of the run file `name`, apart from the run file of each.
+
+    Args:
+        contents: `stage_contents`.
+        is_search: the run file has a section tune.
+    """
+    if is_search:
+        yield Problem("tune", "found with stages, expected null: the trials of a search are single trainings")
+    names = [stage.name for stage in stages]
+    for number, stage in enumerate(stages):
+        path = f"stages.{stage.name}"
+        if stage.name in names[:number]:
+            yield Problem(f"stages.{number}.name", f"found {stage.name} twice, expected a name for each stage")
+        for field in stage.model:
+            if field == "freeze":
+                yield Problem(f"{path}.model.freeze", "expected freeze of the stage itself")
+            elif field not in OF_ONE_STAGE:
+                text = (
+                    "is the same in all stages, which train one model after another's export; expected it in the run "
+                    f"file's model section, and here one of freeze, {', '.join(OF_ONE_STAGE)}"
+                )
+                yield Problem(f"{path}.model.{field}", text)
+        if stage is not stages[-1]:
+            if len(whole := f"{name}-{stage.name}") > LONGEST_NAME:
+                yield Problem(path, f"is {whole} with the run file's name, expected at most {LONGEST_NAME} characters")
+            for field in OF_THE_LAST:
+                if field in stage.gate:
+                    text = f"found {show(stage.gate[field])}, but only the last stage's model has a champion beside it"
+                    yield Problem(f"{path}.gate.{field}", text)
+
+    yield from _adapter_problems(contents)
+
+
+def _adapter_problems(contents: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    """The next stage needs a whole model, and begins with one."""
+    first, last = next(iter(contents)), list(contents)[-1]
+    for name, content in contents.items():
+        lora = content["model"].get("lora") or {}
+        if name != last and lora.get("export") == "adapter":
+            text = "found adapter, but the next stage starts from a whole model; expected merged"
+            yield Problem(path_in(name, "model.lora.export"), text)
+        if name != first and lora.get("pretrained"):
+            text = f"found {show(lora['pretrained'])}, but this stage starts from the export of the one before"
+            yield Problem(path_in(name, "model.lora.pretrained"), f'{text}; expected ""')
+
+
+def path_in(stage: str, field: str) -> str:
+    """The dotted path of a stage's own value of a field of the run file."""
+    return f"stages.{stage}.{'freeze' if field == 'model.freeze' else field}"
+
+
+def problems_of_stages(found: Mapping[str, Sequence[Problem]]) -> list[Problem]:
+    """Problems by stage as those of the run file: what all stages share is the run file's own."""
+    shared = set.intersection(*map(set, found.values()))
+    own = [
+        Problem(path_in(stage, one.field), one.text)
+        for stage, problems in found.items()
+        for one in problems
+        if one not in shared
+    ]
+    return [*(one for one in next(iter(found.values())) if one in shared), *own]
+
+
+def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[str, list[str]]:
+    """Those of the dotted `fields` that stages have own values for, with the stages' names."""
+    stages = content.get("stages")
+    found: dict[str, list[str]] = {}
+    if not isinstance(stages, list):
+        return found
+    for stage in (one for one in stages if isinstance(one, Mapping)):
+        others = ("name",) if stage is stages[-1] else ("name", "gate")
+        own: dict[str, Any] = {name: one for name, one in stage.items() if name not in others}
+        if own.get("freeze") is not None:
+            own = _merged(own, {"model": {"freeze": own["freeze"]}})
+        for path in _leaves(own):
+            for field in fields:
+                if f"{path}.".startswith(f"{field}.") or f"{field}.".startswith(f"{path}."):
+                    found.setdefault(field, []).append(str(stage.get("name")))
+    return found
+
+
+def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the run file with dotted keys replaced. Raises RunFileError for one that a stage has its own value of:
+    the stage's value would stay."""
+    content = apply_overrides(data, overrides)
+    hidden = hidden_by_stages(content, list(overrides))
+    if hidden:
+        problems = [
+            Problem(field, f"stage {stages[0]} has its own; expected {path_in(stages[0], field)}, or another stage's")
+            for field, stages in hidden.items()
+        ]
+        raise RunFileError("overrides", problems)
+    return content
+
+
+def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(content)
+    for name, value in changes.items():
+        before = result.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            value = _merged(before, value)
+        result[name] = value
+    return result
+
+
+def _leaves(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
