@@ -6,8 +6,8 @@ import difflib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -46,8 +46,29 @@ class Finding:
 
 
 def check_run(config: RunConfig) -> list[Finding]:
-    """Check everything that needs no network, no GPU and no job."""
+    """Check everything that needs no network, no GPU and no job; of several stages each."""
     findings = [Finding("run file", "ok", f"{config.name}: all fields are known and in range")]
+    findings += of_stages({name: _check_training(run) for name, run in config.stage_runs().items()})
+    if config.tune:
+        findings += _caught("tuning", _tuning, config)
+    findings += [Finding("settings", "warning", str(problem)) for problem in warnings(config)]
+    return findings
+
+
+def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    """Findings by stage in one list: those of a stage name it, except where all stages have the same."""
+    first = next(iter(found.values()))
+    shared = {one for one in first if all(one in findings for findings in found.values())}
+    own = [
+        replace(one, subject=f"{stage}: {one.subject}")
+        for stage, findings in found.items()
+        for one in findings
+        if one not in shared
+    ]
+    return [*(one for one in first if one in shared), *own]
+
+
+def _check_training(config: RunConfig) -> list[Finding]:
     checks: list[tuple[str, Callable[[RunConfig], Iterator[Finding]]]] = [
         ("model", _model),
         ("data", _data),
@@ -56,16 +77,17 @@ def check_run(config: RunConfig) -> list[Finding]:
         ("registry", _registry),
         ("port", _port),
         ("jobs", _jobs),
-        ("tuning", _tuning),
         ("vertex", _vertex),
     ]
-    for subject, check in checks:
-        try:
-            findings += check(config)
-        except UserError as error:
-            findings.append(Finding(subject, "failed", error.text(), int(error.code)))
-    findings += [Finding("settings", "warning", str(problem)) for problem in warnings(config)]
-    return findings
+    return [finding for subject, check in checks for finding in _caught(subject, check, config)]
+
+
+def _caught(subject: str, check: Callable[[RunConfig], Iterator[Finding]], config: RunConfig) -> Iterator[Finding]:
+    """The findings of a check; the last one is its failure."""
+    try:
+        yield from check(config)
+    except UserError as error:
+        yield Finding(subject, "failed", error.text(), int(error.code))
 
 
 def exit_code(findings: list[Finding]) -> int:
@@ -263,11 +285,10 @@ def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
 
 
 def _tuning(config: RunConfig) -> Iterator[Finding]:
-    if config.tune:
-        from pipelines.tune.search import require_tuning
+    from pipelines.tune.search import require_tuning
 
-        names = ", ".join(require_tuning(config).parameters)
-        yield Finding("tuning", "ok", f"{config.tune.max_trial_count} trials over {names}")
+    tune = require_tuning(config)
+    yield Finding("tuning", "ok", f"{tune.max_trial_count} trials over {', '.join(tune.parameters)}")
 
 
 def _unknown_region(location: str) -> str:

@@ -13,7 +13,7 @@ from google.cloud.aiplatform.constants.base import SUPPORTED_REGIONS
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
 from requests.exceptions import RequestException
 
-from pipelines.check import EXAMPLE_PROJECT, Finding
+from pipelines.check import EXAMPLE_PROJECT, Finding, of_stages
 from trainer.config.model import ModelConfig
 from trainer.errors import ExitCode, UserError
 from trainer.models.hub_errors import hub_error
@@ -28,7 +28,8 @@ TIMEOUT_S = 5.0  # of each lookup
 
 def check_online(config: RunConfig) -> list[Finding]:
     """One finding for each hub model, gs:// address and region; a lookup without an answer fails with code 69."""
-    return [*_hub(config.model), *_storage(config), *_region(config)]
+    of_each = {name: [*_hub(run.model), *_storage(run), *_region(run)] for name, run in config.stage_runs().items()}
+    return of_stages(of_each)
 
 
 def _hub(model: ModelConfig) -> Iterator[Finding]:

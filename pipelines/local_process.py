@@ -16,7 +16,8 @@ from trainer.errors import CAUSES, ExitCode, os_errors
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.backends.signals import handling
 from vlmpipe.runs.live_view import View
-from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun
+from vlmpipe.runs.local.run import LocalRun
+from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import ATTEMPT_LINE
 
 POLL_S = 0.25

@@ -27,7 +27,6 @@ from kfp.dsl.base_component import BaseComponent
 from components.collect_evaluation import collect_evaluation
 from components.collect_job import collect_job
 from components.decide import decide
-from components.find_stage import find_stage
 from components.notify import notify
 from components.plan_data import plan_data
 from components.prepare_chunks import prepare_chunks
@@ -36,6 +35,8 @@ from components.register_model import register_model
 from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
 from components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
+from components.stages.find_stage import find_stage
+from components.stages.reuse_stage import reuse_stage
 from components.sync_checkpoint import sync_checkpoint
 from pipelines.targets import TARGETS, Target, TargetName, component_of
 from vlmpipe.config.run_config import RunConfig
@@ -92,8 +93,11 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                     overrides=overrides,
                 ).outputs
                 is_last = stage == list(runs)[-1]
-                answer = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
-                accepted.enter_context(dsl.If(answer == "accepted", name=of_stage.named("accepted")))
+                evaluated = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
+                # Behind both branches of a stage: kfp.local takes a condition on what joins branches as not met.
+                decision = of_stage.add(decide, run_uri=evaluated)
+                is_accepted = decision.outputs["Output"] == "accepted"
+                accepted.enter_context(dsl.If(is_accepted, name=of_stage.named("accepted")))
             steps.add(register_model, run_uri=resolved["run_uri"])
 
     # kfp knows one exit handler in a pipeline: with mail, the steps are a pipeline of their own that has another one.
@@ -166,7 +170,7 @@ class _Steps:
         return f"{self._stage}-{name}" if self._stage else name
 
     def train(self, resolved: dict[str, Any]) -> Any:
-        """The steps from the prepared data to the gate. Returns its answer, accepted or rejected."""
+        """The steps from the prepared data to the evaluation. Returns the run's folder, which the last one hands on."""
         run_uri = resolved["run_uri"]
         prepared = self.prepare(run_uri)
         with dsl.If(prepared.outputs["features"] == "encode", name=self.named("features-missing")):
@@ -180,18 +184,17 @@ class _Steps:
         trained = self.collect("train", training_job, run_uri)
         exported = self.add(sync_checkpoint, run_uri=trained.outputs["Output"])
         evaluation = self.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported.outputs["Output"])
-        evaluated = self.collect("evaluate", evaluation, run_uri)
-        return self.add(decide, run_uri=evaluated.outputs["Output"]).outputs["Output"]
+        return self.collect("evaluate", evaluation, run_uri).outputs["Output"]
 
     def train_once(self, resolved: dict[str, Any]) -> Any:
         """The same, unless an earlier attempt of the run was accepted: no machine starts for a stage that is done."""
-        known = self.add(find_stage, run_uri=resolved["run_uri"])
+        run_uri = resolved["run_uri"]
+        known = self.add(find_stage, run_uri=run_uri)
         with dsl.If(known.output == "open", name=self.named("open")):
-            answer = self.train(resolved)
+            evaluated = self.train(resolved)
         with dsl.Else(name=self.named("done")):
-            # A branch needs a step of its own to answer.
-            same = self.add(find_stage, name="reuse-stage", run_uri=resolved["run_uri"])
-        return dsl.OneOf(answer, same.output)
+            reused = self.add(reuse_stage, run_uri=run_uri)
+        return dsl.OneOf(evaluated, reused.output)
 
     def mail(self) -> PipelineTask | None:
         """The step that writes to notify.email; None without addresses, and on targets that send no mail."""

@@ -47,7 +47,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     unread, stopping = MetricsQueue(worker), False
     watchdog = Watchdog(job, worker)
     for data in stream:
-        loss_share = strategy.forward_backward(data.batches, data.global_label_tokens)
+        loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
         result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
         done = data.step + 1
         finished = done == setup.total_steps

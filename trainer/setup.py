@@ -26,6 +26,7 @@ from trainer.dataloading.readers import Readers, open_readers, warnings
 from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError
+from trainer.evaluation.reference_log_probs import ReferenceLogProbs
 from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family, Weights
@@ -116,12 +117,16 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     compiling = _compile_choice(job, shape, worker)
     strategy, timer = build_strategy(job, family, data, built, worker, compiling)
     image_source = _image_source(job, family, readers.features, built.tower_sha256, replica)
+    record = _record(job, strategy, data, built, worker)
+    if job.train.in_pairs:
+        references = ReferenceLogProbs(job, strategy, record, data.chat, readers.samples, image_source, replica)
+        loader.references = references.find(data.index, worker)
     return TrainingSetup(
         strategy=strategy,
         replica=replica,
         loader=loader,
         image_source=image_source,
-        record=_record(job, strategy, data, built, worker),
+        record=record,
         total_steps=data.total_steps,
         num_parameters=built.num_parameters,
         num_trainable=built.num_trainable,
@@ -144,6 +149,7 @@ def open_data(job: JobConfig) -> TrainingData:
         seed=job.train.seed,
         global_batch_size=job.train.global_batch_size,
         tile_tokens=form.tile_tokens,
+        in_pairs=job.train.in_pairs,
     )
     return TrainingData(
         pointers=pointers,
@@ -175,6 +181,10 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         shape = family.shape(job.model)
         sequence_flops = mean_sequence_flops(job, shape, data.train, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
+    if job.model.family == "hf":
+        from trainer.models.hf.examine import require_trainable
+
+        require_trainable(job.model, pack=job.data.pack)
     deferred: Weights | None = None
     if defers_weights(job.model, job.train):
         model = family.blueprint(job.model, data.chat.tokenizer, buffers=True)
@@ -236,6 +246,7 @@ def build_strategy(
     Recompute.of(job.train).apply(family, module)
     use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
+    units.loss.dpo_beta = job.train.dpo_beta
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)

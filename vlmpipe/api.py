@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipelines.tune.status import SearchStatus
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.planner.plan import Plan
+    from vlmpipe.planner.stages import StagesPlan
     from vlmpipe.runs.live_view import View
     from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.status import VertexStatus
@@ -75,14 +76,16 @@ def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
 
 
 @missing_packages()
-def plan(config: RunConfig, target: Target = "vertex") -> Plan:
+def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan:
     """Whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or "red".
+
+    A run file with stages has a StagesPlan: the plan of each, and the sums.
 
     Reads prepared data's index where there is one; downloads no weights. For the target local, `Plan.cost` is None.
     """
-    from vlmpipe.planner.plan import plan_run
+    from vlmpipe.planner.stages import plan_whole_run
 
-    return plan_run(config, priced=target != "local")
+    return plan_whole_run(config, priced=target != "local")
 
 
 @missing_packages()
@@ -132,7 +135,7 @@ def run(
         RunFailedError: The run failed or was stopped.
     """
     from pipelines.local_process import execute, pipeline_command
-    from vlmpipe.planner.plan import require_runnable
+    from vlmpipe.planner.stages import require_runnable
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.local.run import open_run
     from vlmpipe.runs.local.summary import report_of
@@ -143,8 +146,7 @@ def run(
 
         cluster = config.cluster
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
-    for stage in config.stage_runs().values():
-        require_runnable(stage)
+    require_runnable(config)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh, say=say)
     for line in this.introduction():
         say(line)

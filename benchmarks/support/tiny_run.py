@@ -68,6 +68,7 @@ def _drawn(batch: PackedBatch, vocabulary: int, generator: torch.Generator) -> P
     """With tokens of text, labels and images that differ."""
     drawn = torch.randint(vocabulary - 1, batch.input_ids.shape, generator=generator)
     is_image = batch.input_ids == vocabulary - 1
+    assert isinstance(batch.images, torch.Tensor)
     return replace(
         batch,
         input_ids=torch.where(is_image, batch.input_ids, drawn),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from components.runtime.stage_start import continued, naming
+from components.runtime.stage_start import continued
 from trainer.config.job import RunPaths
 from trainer.config.model import ModelConfig
 from trainer.data.sources import open_source
@@ -20,7 +20,7 @@ from trainer.storage import open_storage
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.stages import run_uri, stage_run_id, with_overrides
+from vlmpipe.config.stages import naming_stage, run_uri, stage_run_id, with_overrides
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
@@ -121,20 +121,21 @@ def resolve(
     }
     stage = settings["stage"]
     this, number = paths[stage], stages.index(stage)
+    plans: dict[str, Plan | None] = {}
     if number == 0:  # nothing starts where a later stage could not
         for name in stages[1:]:
-            with naming(name):
-                _checked(runs[name], settings, name, paths[name])
+            with naming_stage(name):
+                _, plans[name] = _checked(runs[name], settings, name, paths[name])
                 open_source(runs[name].data)
-    with naming(stage):
+    with naming_stage(stage):
         config = runs[stage]
         if number:
             config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])
-        config, plan = _checked(config, settings, stage, this)
-    run = open_storage(this.run_uri)
-    if plan:
-        write_record(run, "plan.json", plan.as_dict(), indent=1)
-    write_record(run, "run.json", config.to_run_json(this), indent=1)
+        config, plans[stage] = _checked(config, settings, stage, this)
+    for name, plan in plans.items():
+        if plan:
+            write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
+    write_record(open_storage(this.run_uri), "run.json", config.to_run_json(this), indent=1)
     return Resolved(
         config=config,
         run_uri=this.run_uri,

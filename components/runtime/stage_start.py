@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from trainer.config.job import DataPointers, JobConfig, RunPaths
 from trainer.config.model import PARTS, ModelConfig, ModelPart
@@ -60,14 +59,3 @@ def _tokenizer(config: RunConfig, this: RunPaths, first: RunPaths, export: str) 
     pointers = DataPointers.model_validate(read_record(open_storage(first.run_uri), "prepared.json"))
     own = fingerprint(JobConfig.model_validate(config.to_run_json(this)))
     return tokenizer if pointers.prepared_uri == join_uri(this.prepared_root, own) else export
-
-
-@contextlib.contextmanager
-def naming(stage: str) -> Iterator[None]:
-    """Errors inside the block name the stage."""
-    try:
-        yield
-    except ConfigError as error:
-        if not stage:
-            raise
-        raise ConfigError(f"stage {stage}: {error.found}", expected=error.expected, fix=error.fix) from error

@@ -73,7 +73,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     uri = features_uri(job.run.features_root, job.model, job.train.precision)
     features: Literal["encode", "reuse", "off"] = "off"
-    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and "tower" in job.model.freeze)
+    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and job.model.can_cache_features)
     if wants_cache:
         from trainer.data.shards.index import Index
 
@@ -101,12 +101,14 @@ def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
 def close_run(run_uri: str, pipeline_state: str) -> str:
     """Write the final report, if the run came far enough to have one, and keep what it measured for the next plan.
     Returns a sentence about the run's end."""
-    store = open_storage(run_uri)
     outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
-    if store.stat("run.json") is None:
-        return f"{outcome}: the run file was not accepted, so there is no report"
     from vlmpipe.planner.time.calibration import keep_calibration
     from vlmpipe.report.build import write_report
+    from vlmpipe.report.stages import earlier_stages
+
+    folders = [run_uri, *earlier_stages(run_uri).values()]
+    if not any(open_storage(folder).stat("run.json") for folder in folders):
+        return f"{outcome}: the run file was not accepted, so there is no report"
 
     keep_calibration(run_uri)
     return f"{outcome}; report in {write_report(run_uri)}"

@@ -16,6 +16,7 @@ from trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.records import unseal
+from vlmpipe.report.stages import earlier_stages
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 4.0)  # before the second and the third attempt
@@ -54,20 +55,27 @@ def send_notification(webhook: str, run_uri: str, state: str, error: str = "") -
 
 def message_of(run_uri: str, state: str, error: str = "") -> dict[str, Any]:
     """The message, from the files of a run that may have ended anywhere."""
-    store = open_storage(run_uri)
+    stages = {stage: open_storage(uri) for stage, uri in {**earlier_stages(run_uri), "": run_uri}.items()}
+    began_s = _content(next(iter(stages.values())), "steps/resolve-run.json").get("started_s", 0)  # this attempt
     outcome = OUTCOMES.get(state, state.lower())
     message: dict[str, Any] = {"run_id": run_uri.rpartition("/")[2], "outcome": outcome, "run_uri": run_uri}
     if outcome == "failed":
-        records = [_content(store, info.name) for info in store.list("steps")]
-        failed = [one for one in records if one.get("state") == "failed"]
-        first = min(failed, key=lambda one: one.get("started_s", 0), default={})
+        records = [
+            {"stage": stage, "started_s": 0, **_content(store, info.name)}
+            for stage, store in stages.items()
+            for info in store.list("steps")
+        ]
+        failed = [one for one in records if one.get("state") == "failed" and one["started_s"] >= began_s]
+        first = min(failed, key=lambda one: one["started_s"], default={})
         reason = str(first.get("message") or error).strip()
-        message |= {"step": first.get("step"), "exit_code": (first.get("detail") or {}).get("exit_code")}
+        step = "-".join(filter(None, [first.get("stage"), first.get("step")]))
+        message |= {"step": step or None, "exit_code": (first.get("detail") or {}).get("exit_code")}
         message["error"] = (reason.splitlines() or [""])[0][:LONGEST_ERROR_CHARS]
-    decision = _content(store, "decision.json")
-    if outcome == "done" and decision:
+    decides = {stage: _content(store, "steps/decide.json") for stage, store in stages.items()}
+    decided = [stages[stage] for stage, record in decides.items() if record.get("started_s", 0) >= began_s]
+    if outcome == "done" and decided and (decision := _content(decided[-1], "decision.json")):
         message |= {"accepted": decision.get("accepted"), "reason": decision.get("reason")}
-        message["version"] = _content(store, "registered.json").get("version")
+        message["version"] = _content(decided[-1], "registered.json").get("version")
     where = f" in {message['step']}" if message.get("step") else ""
     why = message.get("error") or message.get("reason") or ""
     # The report, for a browser where it lies in a bucket.

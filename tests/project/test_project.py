@@ -136,5 +136,6 @@ def test_every_program_of_the_makefile_exists() -> None:
     scripts = re.findall(r"\bcontainer/\S+\.sh\b", text)
     assert modules
     assert scripts
-    files = [f"{module.replace('.', '/')}.py" for module in modules] + scripts
-    assert [file for file in files if not (ROOT / file).is_file()] == []
+    places = [(f"{name}.py", f"{name}/__main__.py") for name in (module.replace(".", "/") for module in modules)]
+    places += [(script,) for script in scripts]
+    assert [place for place in places if not any((ROOT / file).is_file() for file in place)] == []

@@ -10,7 +10,7 @@ from trainer.config.base import Positive, Section
 from trainer.secret_manager import SECRET_NAME
 
 # Families whose tower and language model come together: `model.pretrained` is where both are from.
-WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm")
+WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "hf")
 # Families whose images keep their shape, and so differ in tokens; those of the others are resized to one square.
 GRID_FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 # Of their images: the longer side to the shorter one. transformers refuses to resize what is longer.
@@ -112,9 +112,10 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(json_schema_extra=_parts_of_llava_only)
 
-    family: Literal["llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"] = Field(
+    family: Literal["llava", "qwen2_5_vl", "qwen3_vl", "smolvlm", "hf"] = Field(
         "llava",
-        description="Model family. llava joins any tower and any language_model, the others are a model as a whole.",
+        description="Model family. llava joins any tower and any language_model, the others are a model as a whole: hf "
+        "any published image-text model of transformers.",
     )
     pretrained: WeightsConfig | None = Field(
         None, description="The whole model, in place of tower, projector and language_model."
@@ -159,6 +160,11 @@ class ModelConfig(Section):
         None,
         description="Larger images are reduced to at most about so many pixels, which bounds their tokens. For the "
         "Qwen-VL families, which need it.",
+    )
+    image_processor: dict[str, Any] | None = Field(
+        None,
+        description="Settings of the published image processor to change, such as max_patches or size, which bound the "
+        "tokens of an image. For hf.",
     )
     freeze: tuple[ModelPart, ...] = Field(
         ("tower",), description="Parts whose weights do not change. Feature caching needs a frozen tower."
@@ -209,6 +215,11 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _fits_the_family(self) -> ModelConfig:
+        if self.family == "hf":
+            _require_published(self)
+            return self
+        if self.image_processor is not None:
+            raise ValueError(f"image_processor has no meaning for family {self.family}: it is for family hf")
         if self.family in GRID_FAMILIES:
             if found := sorted(
                 {"image_size", "longest_edge", "feature_layer", "feature_select"} & changed_fields(self)
@@ -274,6 +285,11 @@ class ModelConfig(Section):
         }
 
     @property
+    def can_cache_features(self) -> bool:
+        """Whether the tower's output can be stored. That of family hf is not: it may lie behind the projector."""
+        return "tower" in self.freeze and self.family != "hf"
+
+    @property
     def has_patterns(self) -> bool:
         """Whether parameters are chosen by their names, beyond whole parts."""
         return bool(self.freeze_parameters or self.train_parameters)
@@ -308,6 +324,20 @@ def _llava_parts(content: dict[str, Any], pretrained: Any) -> dict[str, Any]:
         if part.get("config") if isinstance(part, dict) else getattr(part, "config", None):
             raise ValueError(f"{name} of family llava takes weights only: {instead}")
     return {**content, **dict.fromkeys(PARTS, pretrained)} if pretrained else content
+
+
+def _require_published(model: ModelConfig) -> None:
+    """Raise ValueError for a model of family hf whose processor and weights do not come from one place."""
+    sizes = {"image_size", "longest_edge", "min_pixels", "max_pixels", "feature_layer", "feature_select"}
+    if found := sorted(sizes & changed_fields(model)):
+        raise ValueError(
+            f"{found[0]} has no meaning for family hf: the model says which features it takes, its processor how large "
+            "images are; image_processor changes the processor's settings"
+        )
+    if not model.tower.weights:
+        raise ValueError("pretrained of family hf takes weights only: the image processor comes with them")
+    if model.tokenizer.startswith("train:"):
+        raise ValueError("family hf takes a published tokenizer, such as that of model.pretrained: it has image tokens")
 
 
 def changed_fields(section: Section) -> set[str]:

@@ -15,6 +15,7 @@ DEFERRING = ("fsdp", "hsdp", "zero3", "tp", "pp", "tp+pp+dp")  # read stored wei
 STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and save them by parameter name
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 DECOMPOSING = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "pp")  # a DoRA layer has whole weights on each rank
+PREFERRING = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")  # a rank has whole pairs and their whole loss
 GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
 OFFLOADING_ACTIVATIONS = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")  # one micro-batch at a time
 # zero3 gathers weights by hooks inside of layers, which torch.compile cannot trace.
@@ -28,6 +29,7 @@ def require_support(train: TrainConfig) -> None:
     """Raise ValueError for a setting that the strategy does not support, with the nearest that works."""
     for require in (
         _degrees_fit,
+        _objective_works,
         _activation_offloading_works,
         _compiling_works,
         _float8_works,
@@ -37,6 +39,21 @@ def require_support(train: TrainConfig) -> None:
         _frozen_sharding_works,
     ):
         require(train)
+
+
+def _objective_works(train: TrainConfig) -> None:
+    if train.objective == "sft":
+        return
+    if train.strategy not in PREFERRING or train.context_parallel > 1:
+        found = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
+        raise ValueError(
+            f"objective {train.objective} does not work with {found}, which shards a pair's tokens or its loss: use "
+            f"one of {', '.join(PREFERRING)}, such as fsdp, with context_parallel 1"
+        )
+    if train.validate_every_steps:
+        raise ValueError(
+            f"validate_every_steps has no meaning for objective {train.objective}: the evaluation measures preferences"
+        )
 
 
 def _degrees_fit(train: TrainConfig) -> None:

@@ -32,6 +32,15 @@ class TrainConfig(Section):
     strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp"] = Field(
         "ddp", description="How training is distributed."
     )
+    objective: Literal["sft", "dpo"] = Field(
+        "sft",
+        description="sft learns the answers. dpo learns to prefer each sample's last answer to its rejected one, as "
+        "the model that training starts from does not yet (Rafailov et al., 2023). For ddp, fsdp, hsdp and the zero "
+        "strategies.",
+    )
+    dpo_beta: float = Field(
+        0.1, gt=0, description="How strongly dpo holds the model to the one it starts from; higher is closer."
+    )
     offload: Literal["none", "optimizer", "optimizer+weights"] = Field(
         "none",
         description="What is kept, and updated, in the machine's memory instead of the GPU's: slower steps, less GPU "
@@ -220,6 +229,11 @@ class TrainConfig(Section):
         if isinstance(value, str) and "nvme" in value:
             raise ValueError(f"{value}: use optimizer or optimizer+weights, and name a folder in train.nvme_path")
         return value
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether a sample is a pair of a chosen and a rejected answer."""
+        return self.objective == "dpo"
 
     @property
     def compute_type(self) -> ComputeType:

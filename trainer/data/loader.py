@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainer.data.chat.encode import IGNORED, Chat, Encoded
 from trainer.data.packing import Int64Array
@@ -15,6 +16,8 @@ from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.errors import DataError
 from trainer.sizing.image_grids import AXES
+
+Float32Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,14 @@ class PackedSequence:
     image_sha256: tuple[str, ...]  # in order of appearance
     image_token_counts: tuple[int, ...]  # of each image
     tiles: int  # of all images; one for an image that is not cut
+    sample_images: tuple[int, ...]  # images of each sample
     images: tuple[bytes, ...]  # encoded images in the same order; empty when the loader does not read images
     sample_ids: tuple[str, ...]
     sample_tokens: tuple[int, ...]  # of each sample
     label_tokens: int
+    # Of pairs, chosen and rejected conversation in turn: (conversations,) log probabilities under the reference, NaN
+    # where they are not known.
+    references: Float32Array | None = None
 
     @property
     def tokens(self) -> int:
@@ -54,6 +61,8 @@ class PackedLoader:
         """`images`: also read the encoded images. `ahead`: prefetchers of remote shards."""
         self.sampler, self._split, self._chat, self._reader = sampler, split, chat, reader
         self._images, self._ahead, self._form = images, ahead, chat.form
+        # (samples, 2) log probabilities of chosen and rejected answers under the reference
+        self.references: Float32Array | None = None
 
     def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
         """This rank's sequences of an optimizer step: numbers rank, rank + world_size, ... of the global batch.
@@ -78,11 +87,10 @@ class PackedLoader:
         input_ids = np.full(length, self._chat.tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
-        sha256, counts, images, lengths = [], [], [], []
+        sha256, counts, sample_images, images, lengths = [], [], [], [], []
         start = label_tokens = 0
-        for number in samples:
+        for number, encoded in self._conversations(samples):
             token_counts = self._split.image_token_counts(number)
-            encoded = self._encode(number, token_counts)
             stop = start + len(encoded.input_ids)
             input_ids[start:stop] = encoded.input_ids
             labels[start:stop] = encoded.labels
@@ -92,6 +100,7 @@ class PackedLoader:
             label_tokens += encoded.label_tokens
             sha256 += self._split.image_sha256(number)
             counts += token_counts
+            sample_images.append(len(token_counts))
             if self._images:
                 images += self._reader.images(self._split.sample_location(number))
         position_ids[..., start:] = np.arange(length - start)
@@ -102,10 +111,12 @@ class PackedLoader:
             image_sha256=tuple(sha256),
             image_token_counts=tuple(counts),
             tiles=self._form.num_tiles(counts),
+            sample_images=tuple(sample_images),
             images=tuple(images),
             sample_ids=tuple(self._split.ids[number] for number in samples),
             sample_tokens=tuple(lengths),
             label_tokens=label_tokens,
+            references=self._references_of(samples) if self.sampler.in_pairs else None,
         )
 
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
@@ -114,13 +125,25 @@ class PackedLoader:
         is_image = np.array(encoded.input_ids) == self._chat.image_token_id
         return self._form.grids.positions(is_image, self._split.image_sizes(number))
 
-    def _encode(self, number: int, token_counts: Sequence[int]) -> Encoded:
+    def _references_of(self, samples: list[int]) -> Float32Array:
+        known = self.references
+        return np.full(2 * len(samples), np.nan, np.float32) if known is None else known[samples].reshape(-1)
+
+    def _conversations(self, samples: list[int]) -> Iterator[tuple[int, Encoded]]:
+        """Number of the sample, and tokens: of a pair twice, with the chosen and with the rejected answer."""
+        for number in samples:
+            for encoded in self._encode(number):
+                yield number, encoded
+
+    def _encode(self, number: int) -> Sequence[Encoded]:
         turns = self._reader.turns(self._split.sample_location(number))
-        encoded = self._chat.encode(turns, token_counts, self._split.image_sizes(number))
-        expected = int(self._split.tokens[number])
-        if len(encoded.input_ids) != expected:
+        encode = self._chat.encode_pair if self.sampler.in_pairs else self._chat.encode
+        made = encode(turns, self._split.image_token_counts(number), self._split.image_sizes(number))
+        encoded = (made,) if isinstance(made, Encoded) else made
+        expected, found = int(self._split.tokens[number]), sum(len(one.input_ids) for one in encoded)
+        if found != expected:
             raise DataError(
-                f"sample {self._split.ids[number]} has {len(encoded.input_ids)} tokens, the index says {expected}",
+                f"sample {self._split.ids[number]} has {found} tokens, the index says {expected}",
                 expected="the tokenizer that the data was prepared with",
                 fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it again",
             )

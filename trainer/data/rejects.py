@@ -39,6 +39,7 @@ class RejectCode(StrEnum):
     CONV_TEMPLATE = "conv.template"  # the chat template does not allow or changes the conversation
     CONV_TOO_LONG = "conv.too_long"  # more tokens than data.sequence_length
     CONV_TOO_MANY_IMAGES = "conv.too_many_images"  # more images than data.max_images_per_sequence
+    PAIR_INCOMPLETE = "pair.incomplete"  # no rejected answer beside the last one, or the same (train.objective dpo)
     TEXT_EMPTY = "text.empty"  # no turns, or an empty question or answer
     TEXT_SPECIAL_TOKEN = "text.special_token"  # the text spells one of the tokenizer's control tokens
     REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read

@@ -40,10 +40,12 @@ class Turn:
     slice: str = DEFAULT_SLICE
     system: str = ""  # before the question
     thinking: str = ""  # before the answer
+    rejected: str = ""  # an answer that the other is preferred to
 
     def texts(self) -> tuple[str, ...]:
         """All texts; without those that most samples lack, where they are empty."""
-        return (self.question, self.answer, *((self.system, self.thinking) if self.system or self.thinking else ()))
+        others = (self.system, self.thinking) if self.system or self.thinking else ()
+        return (self.question, self.answer, *others, *((self.rejected,) if self.rejected else ()))
 
 
 def shuffled_turns(questions: Iterable[tuple[str, str, str]], key: str) -> tuple[Turn, ...]:

@@ -41,13 +41,24 @@ class PackedBatchSampler:
     """Packing plans of all epochs, made when needed. Safe to use from several threads."""
 
     def __init__(
-        self, split: SplitIndex, data: DataConfig, *, seed: int, global_batch_size: int, tile_tokens: int = 0
+        self,
+        split: SplitIndex,
+        data: DataConfig,
+        *,
+        seed: int,
+        global_batch_size: int,
+        tile_tokens: int = 0,
+        in_pairs: bool = False,
     ) -> None:
-        """`tile_tokens`: tokens of a tile, for images cut into tiles; `max_images_per_sequence` then counts tiles."""
+        """
+        Args:
+            tile_tokens: tokens of a tile, for images cut into tiles; `max_images_per_sequence` then counts tiles.
+            in_pairs: a sample is two conversations about its images.
+        """
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
-        self.data, self.global_batch_size = data, global_batch_size
-        self._split, self._tiles, self._seed = split, split.tiles(tile_tokens), seed
+        self.data, self.global_batch_size, self.in_pairs = data, global_batch_size, in_pairs
+        self._split, self._tiles, self._seed = split, (1 + in_pairs) * split.tiles(tile_tokens), seed
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []
         self._lock = threading.RLock()  # num_sequences holds it while it plans
@@ -112,8 +123,12 @@ class PackedBatchSampler:
         return plan.members[plan.offsets[batch.start] : plan.offsets[batch.stop]]
 
     def label_tokens(self, batch: GlobalBatch) -> int:
-        """Label tokens of a global batch, over all ranks: the divisor of the summed loss."""
+        """Label tokens of a global batch, over all ranks."""
         return int(self._split.label_tokens[self.members(batch)].sum())
+
+    def loss_terms(self, batch: GlobalBatch) -> int:
+        """The divisor of the summed loss: label tokens of a global batch, or its pairs."""
+        return len(self.members(batch)) if self.in_pairs else self.label_tokens(batch)
 
     def _steps_of(self, epoch: int) -> int:
         return -(-self.num_sequences(epoch) // self.global_batch_size)

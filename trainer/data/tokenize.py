@@ -19,7 +19,6 @@ from trainer.data.sample import Turn
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.hub_errors import hub_error
 from trainer.models.image_tokens import SQUARES, ImageForm
-from trainer.models.published import image_token_in
 from trainer.storage.base import Storage
 from trainer.storage.model_folders import local_folder
 
@@ -74,7 +73,7 @@ def own_template(tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> str:
     """The format above with the tokenizer's image token."""
     # SmolVLM's processor puts the tokens around an image in place of its token.
     mark = form.mark if form.grids else IMAGE_TOKEN
-    return CHAT_TEMPLATE.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, image_token_in(tokenizer, form.token)))
+    return CHAT_TEMPLATE.replace(IMAGE_TOKEN, mark.replace(IMAGE_TOKEN, form.placeholder_in(tokenizer)))
 
 
 def trained_size(name: str, form: ImageForm = SQUARES) -> int:
@@ -175,7 +174,7 @@ def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:
 def _completed(name: str, form: ImageForm) -> Any:
     """A published tokenizer with the tokens of images, of padding and of the end of an answer."""
     tokenizer = pretrained_tokenizer(name)
-    needed = (image_token_in(tokenizer, form.token), *control_tokens(form))
+    needed = (form.placeholder_in(tokenizer), *control_tokens(form))
     if form.is_in_tokenizer:
         require_tokens(name, tokenizer, needed)
     missing = {"pad_token": PAD, "eos_token": EOS}

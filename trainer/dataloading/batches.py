@@ -16,13 +16,17 @@ from torch import Tensor
 
 from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedLoader, PackedSequence
+from trainer.data.packing import Int64Array
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
+from trainer.models.layers.preference import PreferencePairs
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # of a training module
+
+MOVABLE = (Tensor, CuSeqlens, PreferencePairs)
 
 ImageSource = Callable[[Sequence[PackedSequence]], Images]  # features or pixel values of the images, in order
 
@@ -36,11 +40,13 @@ class PackedBatch:
     # (labels,) positions whose next token is a label, in the flattened rows, or in this rank's part of them
     label_index: Tensor
     label_ids: Tensor  # (labels,)
-    images: Tensor  # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers)
+    # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers), of hf by name
+    images: Tensor | dict[str, Tensor]
     # Known on the host, so that nothing must be read from the device.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
     samples: CuSeqlens | None = None  # boundaries of samples, if known
     image_tokens: int | None = None  # of all images, if known
+    pairs: PreferencePairs | None = None  # of samples that are pairs
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
         """Arguments of a training module by name, tensors on the device. `images`: include those of images."""
@@ -53,17 +59,23 @@ class PackedBatch:
 
     def pinned(self) -> PackedBatch:
         """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
-        movable = {name: value for name, value in self._known().items() if isinstance(value, Tensor | CuSeqlens)}
-        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in movable.items()}
-        return dataclasses.replace(self, **pinned)
+        return dataclasses.replace(self, **{name: _pinned(value) for name, value in self._known().items()})
 
     def _known(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value for name, value in named.items() if value is not None}
 
 
+def _pinned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _pinned(one) for name, one in value.items()}
+    return value.pin_memory() if isinstance(value, MOVABLE) else value
+
+
 def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device, non_blocking=True) if isinstance(value, Tensor | CuSeqlens) else value
+    if isinstance(value, dict):
+        return {name: _on(one, device) for name, one in value.items()}
+    return value.to(device, non_blocking=True) if isinstance(value, MOVABLE) else value
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,7 @@ class StepBatches:
     epoch: int
     batches: list[PackedBatch]
     global_label_tokens: int
+    global_loss_terms: int  # the divisor of the summed loss
     useful_tokens: int
     slot_tokens: int
     images: int  # or tiles
@@ -98,6 +111,23 @@ def collate(rows: Sequence[PackedSequence], image_source: ImageSource, *, part: 
         image_grids=images.grids,
         samples=CuSeqlens.of([row.sample_tokens for row in rows], labels.shape[1]),
         image_tokens=sum(sum(row.image_token_counts) for row in rows),
+        pairs=_pairs(rows, label_index),
+    )
+
+
+def _pairs(rows: Sequence[PackedSequence], label_index: Int64Array) -> PreferencePairs | None:
+    """label_index: positions before those of labels, in the flattened rows."""
+    if rows[0].references is None:
+        return None
+    length, ends = len(rows[0].input_ids), []
+    for number, row in enumerate(rows):
+        ends += (number * length + np.cumsum(row.sample_tokens, dtype=np.int64)).tolist()
+    references = np.concatenate([row.references for row in rows if row.references is not None])
+    is_known = not np.isnan(references).any()
+    return PreferencePairs(
+        torch.from_numpy(np.searchsorted(ends, label_index + 1, side="right")),
+        len(references),
+        torch.from_numpy(references) if is_known else None,
     )
 
 
@@ -115,7 +145,9 @@ def online_images(prepare: PrepareImages) -> ImageSource:
     """Pixel values, for a vision tower that runs in the training step."""
 
     def read(rows: Sequence[PackedSequence]) -> Images:
-        return prepare([image for row in rows for image in row.images])
+        return prepare(
+            [image for row in rows for image in row.images], [count for row in rows for count in row.sample_images]
+        )
 
     return read
 
@@ -195,6 +227,7 @@ class PrefetchingLoader:
             epoch=batch.epoch,
             batches=[one.pinned() for one in batches] if self._device.type == "cuda" else batches,
             global_label_tokens=self._loader.sampler.label_tokens(batch),
+            global_loss_terms=self._loader.sampler.loss_terms(batch),
             useful_tokens=sum(row.tokens for row in rows),
             slot_tokens=sum(len(row.input_ids) for row in rows),
             images=sum(row.tiles for row in rows),

@@ -36,8 +36,9 @@ from trainer.dataloading.readers import open_readers
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.errors import DataError
 from trainer.evaluation.confusion_matrix import confusions
-from trainer.evaluation.generate import generate_answers
+from trainer.evaluation.generate import GenerationInputs, generate_answers
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
+from trainer.evaluation.reference_log_probs import preference_scores, references_of_run
 from trainer.feature_cache.encode import encode_images
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
@@ -85,7 +86,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
             if progress:
                 asked = sum(len(predictions) for predictions in answered.values())
                 progress.update(asked, len(mine) * len(rounds), unit="questions", message=control)
-    loss = validation_loss(job, subject, worker)
+    loss, preferences = validation_loss(job, subject, worker)
     everyone: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everyone, answered)
     if not progress:
@@ -106,6 +107,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "chance": by_chance["exact_match"],
         "loss": loss,
         "perplexity": math.exp(min(loss, 100.0)),
+        **preferences,
         "confusion": confusions(predictions[""]),
         "controls": {control: exact_match(predictions[control]) for control in job.evaluate.controls},
         "images": stats["splits"]["eval"]["unique_images"],
@@ -190,7 +192,26 @@ def answer(
         prompts.append(subject.chat.prompt(asked, counts, sizes))
         is_shuffled = control == "shuffled_image"
         samples.append(other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
-    features = image_features(job, subject, samples, worker)
+    inputs = published_inputs if form.published else encoded_inputs
+    texts = generate_answers(
+        subject.model,
+        subject.chat,
+        prompts,
+        inputs(job, subject, samples, control, worker),
+        worker.device,
+        max_new_tokens=job.evaluate.max_new_tokens,
+    )
+    return [
+        Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
+        for q, text in zip(questions, texts, strict=True)
+    ]
+
+
+def encoded_inputs(
+    job: JobConfig, subject: Subject, samples: Sequence[int], control: str, worker: ProcessContext
+) -> GenerationInputs:
+    """The model's arguments for prompts about the images of these samples."""
+    form, features = subject.chat.form, image_features(job, subject, samples, worker)
     if control == "no_image":
         features = torch.zeros_like(features)
     grids = None
@@ -199,18 +220,24 @@ def answer(
         grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes], device=worker.device).reshape(-1, 3)
     with torch.inference_mode():
         projected = subject.family.project(subject.model, features)
-    texts = generate_answers(
-        subject.model,
-        subject.chat,
-        prompts,
-        lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids),
-        worker.device,
-        max_new_tokens=job.evaluate.max_new_tokens,
-    )
-    return [
-        Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
-        for q, text in zip(questions, texts, strict=True)
-    ]
+    return lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids)
+
+
+def published_inputs(
+    job: JobConfig, subject: Subject, samples: Sequence[int], control: str, worker: ProcessContext
+) -> GenerationInputs:
+    """The same for family hf, whose models encode images themselves. Without an image all pixels are 0, a mean grey."""
+    published = subject.chat.form.published
+    assert published is not None
+    of_each = [subject.shards.images(subject.split.sample_location(sample)) for sample in samples]
+    images = image_preparer(job.model)([image for images in of_each for image in images], list(map(len, of_each)))
+    given = images.to(worker.device).values
+    assert isinstance(given, dict)
+    if control == "no_image" and given:
+        given["pixel_values"] = torch.zeros_like(given["pixel_values"])
+    if job.train.precision == "bf16":  # as its weights
+        given = {name: one.bfloat16() if one.is_floating_point() else one for name, one in given.items()}
+    return lambda input_ids: {"input_ids": input_ids, **published.types(input_ids), **given}
 
 
 def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: ProcessContext) -> Tensor:
@@ -231,14 +258,17 @@ def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], wor
     return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
 
 
-def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> float:
-    """Mean loss over all label tokens of the packed held-out split. Collective."""
+def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> tuple[float, dict[str, float]]:
+    """Mean loss over all label tokens of the packed held-out split, of pairs those of chosen answers; and what pairs
+    say (`preference_scores`). Collective."""
+    in_pairs = job.train.in_pairs
     sequence = PackedBatchSampler(
         subject.split,
         job.data,
         seed=0,
         global_batch_size=LOSS_ROWS_PER_RANK * worker.world_size,
         tile_tokens=subject.chat.form.tile_tokens,
+        in_pairs=in_pairs,
     )
     cached = subject.features is not None
     source = (
@@ -249,14 +279,30 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
     loader = PackedLoader(subject.split, sequence, subject.chat, subject.shards, images=not cached)
+    pairs: dict[str, list[float]] = {}
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
             rows = loader.sequences_for_step(step, worker.rank, worker.world_size)
             batch = collate(rows, source)
-            total[0] += module(**batch.to(worker.device))
-            total[1] += len(batch.label_ids)
+            found = module(**batch.to(worker.device))
+            if batch.pairs is None:
+                total += torch.stack([found.double(), found.new_tensor(len(batch.label_ids)).double()])
+                continue
+            log_probs = found.view(-1, 2).double()
+            total[0] -= log_probs[:, 0].sum()
+            total[1] += int((batch.pairs.label_sequences % 2 == 0).sum())
+            ids = [identity for row in rows for identity in row.sample_ids]
+            pairs |= dict(zip(ids, log_probs.tolist(), strict=True))
     dist.all_reduce(total)
-    return float(total[0] / total[1])
+    loss = float(total[0] / total[1])
+    if not in_pairs:
+        return loss, {}
+    everyone: list[dict[str, list[float]]] = [{}] * worker.world_size
+    dist.all_gather_object(everyone, pairs)
+    of_all = {identity: values for part in everyone for identity, values in part.items()}
+    ordered = torch.tensor([of_all[identity] for identity in subject.split.ids])
+    references = torch.from_numpy(references_of_run(job.run.run_uri, "eval"))
+    return loss, preference_scores(ordered, references, job.train.dpo_beta)
 
 
 def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:

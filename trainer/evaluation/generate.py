@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trainer.data.chat.encode import Chat
 
 END_OF_THINKING = "</think>"
+GenerationInputs = Callable[[Tensor], dict[str, Any]]  # prompts' tokens -> the model's arguments
 
 
 @torch.inference_mode()
@@ -18,14 +19,14 @@ def generate_answers(
     model: nn.Module,
     chat: Chat,
     prompts: Sequence[list[int]],
-    inputs: Callable[[Tensor], dict[str, Any]],
+    inputs: GenerationInputs,
     device: torch.device,
     *,
     max_new_tokens: int,
 ) -> list[str]:
     """Continue each prompt greedily to an end token.
 
-    `inputs` turns the prompts' tokens into the model's arguments (a family's `generation_inputs`). Prompts are padded
+    `inputs` turns the prompts' tokens into the model's arguments. Prompts are padded
     on the left, so that all answers start at the same position.
     """
     tokenizer = chat.tokenizer

@@ -78,6 +78,7 @@ def encode_images(
     for start in range(0, len(images), size):
         batch = images[start : start + size]
         pixels = prepare([read(image) for image in batch]).to(device)
+        assert isinstance(pixels.values, Tensor), "features of family hf are not cached"
         outputs = family.encode(job.model, tower, pixels.values, pixels.grids)
         yield dict(zip(batch, pixels.features_of_each(outputs), strict=True))
 

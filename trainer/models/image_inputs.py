@@ -14,13 +14,15 @@ Grid = tuple[int, int, int]  # of an image: 1, rows of patches, columns of patch
 
 class Images(NamedTuple):
     """values: one entry for each image or tile, in families that resize them to one square; otherwise the patches or
-    tokens of all images, concatenated."""
+    tokens of all images, concatenated. Of family hf the model's own inputs by name, none without images."""
 
-    values: Tensor
+    values: Tensor | dict[str, Tensor]
     grids: tuple[Grid, ...] | None = None  # of pixel values that are patches; stays on the host
     tiles: tuple[int, ...] | None = None  # of each image, if images are cut into tiles
 
     def to(self, device: torch.device) -> Images:
+        if isinstance(self.values, dict):
+            return self._replace(values={name: value.to(device) for name, value in self.values.items()})
         return self._replace(values=self.values.to(device))
 
     def features_of_each(self, encoded: Sequence[Tensor] | Tensor) -> list[Tensor]:
@@ -31,7 +33,8 @@ class Images(NamedTuple):
         return [torch.cat(list(islice(left, count))) for count in self.tiles]
 
 
-PrepareImages = Callable[[Sequence[bytes]], Images]  # encoded images -> their pixel values
+# (encoded images, how many of them each sample has) -> their pixel values. Without the latter, each is a sample.
+PrepareImages = Callable[..., Images]
 
 
 def join_features(features: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, SmolVLM
 
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
+from trainer.models.hf.processor import PublishedImages, join
 from trainer.models.image_inputs import Images, PrepareImages
 from trainer.models.image_tokens import image_form_of
 from trainer.models.registry import family_of
@@ -25,12 +27,14 @@ POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, 
 def image_preparer(config: ModelConfig) -> PrepareImages:
     """Decodes the family's images into pixel values."""
     form = image_form_of(config)
+    if form.published:
+        return functools.partial(published_inputs, form.published)
     if form.grids:
         return PatchPreparer(config)
     if form.tiles:
         return TilePreparer(config, form.tiles)
     square = PixelPreparer(config)
-    return lambda images: Images(square(images))
+    return lambda images, _samples=None: Images(square(images))
 
 
 def images_within(config: ModelConfig, tiles: int) -> int:
@@ -49,6 +53,15 @@ def fill(place: np.ndarray, values: np.ndarray, tables: np.ndarray) -> None:
         np.take(table, values[..., channel], out=place[channel], mode="clip")  # other modes copy first
 
 
+def published_inputs(
+    published: PublishedImages, images: Sequence[bytes], samples: Sequence[int] | None = None
+) -> Images:
+    """What a model's own processor makes of images: of one sample after the other, because it may count them."""
+    pictures = opened(images)
+    counts = [1] * len(images) if samples is None else samples
+    return Images(join([published.tensors(list(itertools.islice(pictures, count))) for count in counts if count]))
+
+
 class PatchPreparer:
     """Decodes images and cuts them into patches with the family's own image processor."""
 
@@ -57,7 +70,7 @@ class PatchPreparer:
         side, frames = self._processor.patch_size, self._processor.temporal_patch_size
         self._patch_numbers = 3 * frames * side**2
 
-    def __call__(self, images: Sequence[bytes]) -> Images:
+    def __call__(self, images: Sequence[bytes], _samples: Sequence[int] | None = None) -> Images:
         """Encoded images, possibly none -> (patches, numbers) in fp32, and grids."""
         made = [self._processor([picture], return_tensors="np") for picture in opened(images)]
         none = np.empty((0, self._patch_numbers), np.float32)
@@ -87,7 +100,7 @@ class TilePreparer:
         normal = processor.normalize(scaled, processor.image_mean, processor.image_std)
         self._tables = np.asarray(normal if processor.do_normalize else scaled, np.float32)[:, 0]
 
-    def __call__(self, images: Sequence[bytes]) -> Images:
+    def __call__(self, images: Sequence[bytes], _samples: Sequence[int] | None = None) -> Images:
         """Encoded images, possibly none -> (tiles, 3, side, side) in fp32, image after image."""
         cut = [list(self._cut(picture)) for picture in opened(images)]
         pixels = torch.empty(sum(map(len, cut)), 3, self._tiles.side, self._tiles.side)

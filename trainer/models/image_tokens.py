@@ -9,14 +9,18 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
+from trainer.models.published import image_token_in
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import ImageGrids
 from trainer.sizing.image_tiles import WHOLE, ImageTiles
 from trainer.storage.model_folders import CONFIG, local_folder
 from trainer.storage.regular_files import read_regular
+
+if TYPE_CHECKING:
+    from trainer.models.hf.processor import PublishedImages
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP, DINOV2 = "clip_vision_model", "dinov2"
@@ -36,6 +40,11 @@ class ImageForm:
     is_in_tokenizer: bool = False  # the tokenizer must already have the marks' tokens
     tiles: ImageTiles | None = None  # None: images are not cut into tiles
     token: str = IMAGE_TOKEN  # image token of the family's published tokenizers
+    published: PublishedImages | None = None  # the model's own processor says what stands for an image
+
+    def placeholder_in(self, tokenizer: Any) -> str:
+        """What a chat template writes for an image."""
+        return self.token if self.published else image_token_in(tokenizer, self.token)
 
     @property
     def tile_tokens(self) -> int:
@@ -56,19 +65,32 @@ class ImageForm:
         return sum(counts) // self.tiles.tokens if self.tiles else len(counts)
 
     def marks(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
-        """Text of each image in a prompt. sizes: (width, height) in pixels."""
+        """Text of each image of a sample in a prompt. sizes: (width, height) in pixels."""
+        if self.published:
+            return [one.text for one in self.published.texts(tuple(sizes))]
         return [self.tiles.mark(*size) for size in sizes] if self.tiles else [self.mark] * len(sizes)
 
     def replacements(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
         """What the family's processor puts in place of each image's token, which a chat template has written."""
         return [IMAGE_TOKEN] * len(sizes) if self.grids else self.marks(sizes)
 
+    def runs(self, sizes: Sequence[tuple[int, int]], counts: Sequence[int], parts: Sequence[int]) -> list[int]:
+        """Lengths of the runs of image tokens in `marks`. counts, parts: tokens and runs of each image."""
+        if self.published:
+            return [length for one in self.published.texts(tuple(sizes)) for length in one.runs]
+        return [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
+
 
 SQUARES = ImageForm()
 
 
 def image_form_of(config: ModelConfig) -> ImageForm:
-    """Imports torch only if the configuration file is incomplete."""
+    """Imports torch only if the configuration file is incomplete, and for family hf."""
+    if config.family == "hf":
+        from trainer.models.hf.processor import published_images
+
+        images = published_images(config.tower, config.image_processor)
+        return ImageForm(is_in_tokenizer=True, token=images.placeholder, published=images)
     if config.family == "smolvlm":
         if not config.longest_edge:
             return ImageForm(WHOLE, is_in_tokenizer=True)
@@ -91,6 +113,8 @@ def image_form_of(config: ModelConfig) -> ImageForm:
 def image_rule(config: ModelConfig) -> Any:
     """What determines the tokens of images, as plain JSON. Part of prepared data's fingerprint."""
     form = image_form_of(config)
+    if form.published:
+        return form.published.rule()
     if form.grids:
         return {"mark": form.mark, **form.grids.as_dict()}
     if form.tiles:
@@ -100,9 +124,20 @@ def image_rule(config: ModelConfig) -> Any:
     return counts if form == SQUARES else {"mark": form.mark, "tokens": counts}
 
 
+def sample_image_tokens(config: ModelConfig) -> Callable[[Sequence[tuple[int, int]]], list[int]]:
+    """Counts tokens of each image of a sample, by the sizes of all its images."""
+    if published := image_form_of(config).published:
+        return lambda sizes: [sum(one.runs) for one in published.texts(tuple(sizes))]
+    count = image_tokens_of(config)
+    return lambda sizes: [count(*size) for size in sizes]
+
+
 def image_tokens_of(config: ModelConfig) -> ImageTokens:
-    """Counts tokens of an image. Imports torch only if the configuration file is incomplete."""
+    """Counts tokens of a sample's only image. Imports torch only if the configuration file is incomplete."""
     form = image_form_of(config)
+    if form.published:
+        of_sample = sample_image_tokens(config)
+        return lambda width, height: of_sample([(width, height)])[0]
     if form.grids:
         return cache(form.grids.tokens)
     if tiles := form.tiles:

@@ -18,6 +18,7 @@ from trainer.models.image_inputs import Grid
 from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from trainer.models.layers.image_placeholders import require_tokens
 from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
+from trainer.models.layers.preference import PreferencePairs
 
 
 class PackedVLM(nn.Module):
@@ -54,6 +55,7 @@ class PackedVLM(nn.Module):
         samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
         encoded: bool = False,
+        pairs: PreferencePairs | None = None,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. A pipeline stage without the head returns hidden
         states (sequences, tokens, hidden) instead.
@@ -70,6 +72,7 @@ class PackedVLM(nn.Module):
         samples: bounds of the packed samples, where the host knows them; otherwise positions separate them.
         image_tokens: of all images together. Raises DataError when the images give another number.
         encoded: `images` is the output of `encode`.
+        pairs: of the samples; the loss is then that of pairs (see `TokenLoss`).
         """
         sample_positions = position_ids if position_ids.ndim == 2 else position_ids[0]
         inputs: dict[str, Any] = block_diagonal_mask(self.language_model.config, sample_positions, samples)
@@ -82,7 +85,7 @@ class PackedVLM(nn.Module):
         hidden = self.language_model(
             inputs_embeds=hidden, position_ids=position_ids, use_cache=False, **inputs
         ).last_hidden_state
-        return loss_at_labels(self.token_loss, self.model.lm_head, hidden, label_index, label_ids)
+        return loss_at_labels(self.token_loss, self.model.lm_head, hidden, label_index, label_ids, pairs)
 
     def encode(self, images: Tensor, image_grids: Sequence[Grid] | None = None) -> Tensor:
         """Tower features of pixel values, in bf16 when the tower is frozen.

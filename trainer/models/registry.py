@@ -17,6 +17,7 @@ FAMILIES = {
     "smolvlm": ("trainer.models.smolvlm.family", "SmolVlmFamily"),
     "qwen2_5_vl": ("trainer.models.qwen_vl.family", "QwenVlFamily"),
     "qwen3_vl": ("trainer.models.qwen_vl.family", "QwenVlFamily"),
+    "hf": ("trainer.models.hf.family", "HfFamily"),
 }
 
 

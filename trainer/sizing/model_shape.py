@@ -98,7 +98,7 @@ class ModelShape:
     behind_features: int = 0  # tower parameters after the layer whose output is used: never trained
     adapters: dict[str, int] = field(default_factory=dict)  # adapted layer -> adapter parameters in one language layer
     adapter_rank: int = 0
-    merge: int = 0  # side of a token in patches, if images keep their aspect ratio and differ in tokens; else 0
+    merge: int = 0  # side of a token in patches, if images differ in tokens (1 where it has none); else 0
     levels: int = 1  # outputs of the tower, each with a merger; all but one are added to a language layer (DeepStack)
     windows: Windows | None = None
     projector_layers: int = 2
@@ -126,7 +126,7 @@ class ModelShape:
 
     @property
     def images_differ(self) -> bool:
-        """Whether images keep their aspect ratio, and so differ in tokens."""
+        """Whether images differ in tokens."""
         return self.merge > 0
 
     @property
@@ -138,7 +138,7 @@ class ModelShape:
         """The same with images of `tokens` tokens, if images differ."""
         if not self.images_differ:
             return self
-        return replace(self, image_tokens=tokens, tower_tokens=tokens * self.merge**2)
+        return replace(self, image_tokens=tokens, tower_tokens=round(tokens * self.tower_tokens / self.image_tokens))
 
     @property
     def total_parameters(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
@@ -60,16 +61,19 @@ def inputs_of(
     variable-length attention need a mask; the memory of others does not depend on the number.
     context_parallel: ranks that share the tokens; labels are those of one that has as many as it can have.
     """
-    if config.family in GRID_FAMILIES:
+    axes: tuple[int, ...] = ()
+    if config.family == "hf":
+        images, image_tokens = _projected_images(config, shape)
+    elif config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
-        axes: tuple[int, ...] = (AXES,)
+        axes = (AXES,)
     else:
         images, image_tokens = _square_images(config, shape, cached=cached)
-        axes = ()
+    published = image_form_of(config).published
     labels = min(shape.label_tokens, shape.rows * shape.tokens // context_parallel)
     lengths = equal_lengths(shape.tokens, sequence_samples)
     input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
-    input_ids[:image_tokens] = vocabulary - 1
+    input_ids[:image_tokens] = published.image_token_id if published else vocabulary - 1
     return {
         "input_ids": input_ids.view(shape.rows, shape.tokens),
         "position_ids": torch.cat([torch.arange(length) for length in lengths]).repeat(*axes, shape.rows, 1),
@@ -82,7 +86,21 @@ def inputs_of(
 
 def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors among the inputs of a training module."""
-    return [value for value in inputs.values() if isinstance(value, Tensor)]
+    return [value for value in tree_leaves(dict(inputs)) if isinstance(value, Tensor)]
+
+
+def _projected_images(config: ModelConfig, shape: SequenceShape) -> tuple[dict[str, Any], int]:
+    """Of the largest images, behind the projector, with the pixels that are on the device beside them."""
+    from trainer.models.hf.model import PROJECTED
+
+    images = image_form_of(config).published
+    assert images is not None
+    patches, in_patch = images.patches
+    image_tokens = min(shape.images * images.most_tokens, shape.rows * shape.tokens - shape.label_tokens)
+    projected = torch.zeros(image_tokens, images.hidden)
+    return {
+        "images": {PROJECTED: projected, "pixel_values": torch.zeros(shape.images * patches, in_patch)}
+    }, image_tokens
 
 
 def _square_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:

@@ -21,6 +21,7 @@ from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.dataloading.batches import OF_IMAGES
 from trainer.models.attention.context_parallel import ContextParallel
 from trainer.models.fixed_image_model import FixedImageVLM
+from trainer.models.hf.model import HfVLM
 from trainer.models.layers.bf16 import cast_to_bf16
 from trainer.models.layers.freeze import in_frozen_parts
 from trainer.models.layers.nf4 import quantize_base
@@ -270,7 +271,9 @@ class MemoryTracker(TorchDispatchMode):
 def regions_of(module: nn.Module) -> list[tuple[nn.Module, Category]]:
     """Modules of a model or pipeline stage with a category of their own; the rest is the head and the loss."""
     vision: list[nn.Module] = []
-    if not isinstance(module, FixedImageVLM):
+    if isinstance(module, HfVLM):
+        vision += [module]
+    elif not isinstance(module, FixedImageVLM):
         vision += [] if module.model.model.visual is None else [module]  # all before the language model is vision
     else:
         vision += [] if module.projector is None else [module.projector]

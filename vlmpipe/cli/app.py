@@ -23,7 +23,7 @@ from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
 from vlmpipe.cli import tune as tune_command
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, TargetOption, load
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOption, load, load_training
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 
@@ -146,6 +146,12 @@ def plan(
 ) -> None:
     """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
     settings = load(config, overrides)
+    if suggest and settings.stages:
+        raise ConfigError(
+            "--suggest with a run file of several stages, which may want different machines",
+            expected="a run file of one training",
+            fix="write one stage as a run file of its own; without --suggest all stages are planned",
+        )
     if suggest:
         if target == TargetOption.local:
             raise ConfigError(
@@ -192,9 +198,9 @@ def rehearse(config: RunFile, overrides: Overrides = None) -> None:
 
 
 @cache.command("explain")
-def explain_cache(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def explain_cache(config: RunFile, overrides: Overrides = None, stage: Stage = "", as_json: AsJson = False) -> None:
     """Say whether a run's images have cached features. What decides that, and how other caches there differ."""
-    settings = load(config, overrides)
+    settings = load_training(config, overrides, stage)
     with doing(f"comparing the feature caches of {config}"):
         from trainer.config.job import JobConfig, RunPaths
         from trainer.feature_cache.explain import explain  # loads torch

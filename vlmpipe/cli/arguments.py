@@ -44,6 +44,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="a.b=c", help="Fields to override, for example train.epochs=2.", show_default=False),
 ]
+Stage = Annotated[
+    str,
+    typer.Option("--stage", metavar="NAME", help="Of several stages this one; default the last.", show_default=False),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 FailOnReject = Annotated[
     bool, typer.Option("--fail-on-reject", help="End with exit code 76 where the gate rejects the model.")
@@ -53,6 +57,16 @@ FailOnReject = Annotated[
 def load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
     """The checked run file with overrides. Raises RunFileError with every problem in it."""
     return api.load(config, *(overrides or ()))
+
+
+def load_training(config: Path, overrides: Sequence[str] | None, stage: str) -> RunConfig:
+    """The run file of one training: of several stages the named one, by default the last. Raises ConfigError."""
+    runs = load(config, overrides).stage_runs()
+    if stage and stage not in runs:
+        known = ", ".join(filter(None, runs))
+        expected = f"one of {known}" if known else "no --stage: this run file has no stages"
+        raise ConfigError(f"--stage is {stage}", expected=expected)
+    return runs[stage] if stage else list(runs.values())[-1]
 
 
 def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig, Template | None]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, load_training
 from vlmpipe.cli.output import doing, print_json
 
 app = typer.Typer(help="A run's data.", no_args_is_help=True)
@@ -23,10 +23,11 @@ def inspect(
     overrides: Overrides = None,
     first: Annotated[int, typer.Option(min=0, metavar="N", help="Number of the first sample shown, from 0.")] = 0,
     count: Annotated[int, typer.Option(min=1, metavar="N", help="How many samples are shown.")] = 3,
+    stage: Stage = "",
     as_json: AsJson = False,
 ) -> None:
     """Show samples in the chat template, as tokens. Labels, which the loss counts, are in colour."""
-    settings = load(config, overrides)
+    settings = load_training(config, overrides, stage)
     with doing(f"reading samples of {settings.data.source}"):
         from trainer.config.job import JobConfig, RunPaths
         from trainer.data.prepare.inspect import inspect as inspected

@@ -128,7 +128,9 @@ def logs(
     root: Root = "runs",
     project: Project = "",
     location: Location = "",
-    step: Annotated[str, typer.Option(help="Only this step's, for example train.", show_default=False)] = "",
+    step: Annotated[
+        str, typer.Option(help="Only this step's, for example train; of a stage, align-train.", show_default=False)
+    ] = "",
     last: Annotated[int, typer.Option("--last", min=0, metavar="N", help="Lines from the end; 0 for all.")] = 200,
     follow: Annotated[bool, typer.Option("--follow", help="Continue until the run is over.")] = False,
     as_json: Annotated[
@@ -220,7 +222,8 @@ def _local_logs(folder: Path, step: str, last: int, follow: bool) -> Iterator[tu
     from vlmpipe.runs.local.control import follow_logs, log_files, read_logs
 
     files = log_files(folder, step)
-    for line in follow_logs(folder, files, last=last) if follow else read_logs(files, last=last):
+    lines = follow_logs(folder, files, step=step, last=last) if follow else read_logs(files, step=step, last=last)
+    for line in lines:
         prefix = f"[{line.process}] " if len(files) > 1 else ""
         yield prefix + line.text, _log_fields(line.time, line.step, line.process, line.text)
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, field_validator
 from trainer.config.base import Fraction, NonNegative, Section, StorageUri, storage_uri
 from vlmpipe.config.cluster import Environment
 
-MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0}
+MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 
 
@@ -38,10 +38,11 @@ class GateConfig(Section):
     per_slice: dict[str, Fraction] = Field(
         default_factory=dict, description="Least exact match of single slices, for example {digit: 0.9}."
     )
-    min_scores: dict[Literal["vqa_accuracy", "anls", "cider_d"], NonNegative] = Field(
+    min_scores: dict[Literal["vqa_accuracy", "anls", "cider_d", "preference_accuracy"], NonNegative] = Field(
         default_factory=dict,
-        description="Least other scores of the evaluation: vqa_accuracy and anls from 0 to 1, cider_d from 0 to 10, "
-        "for example {cider_d: 0.8}.",
+        description="Least other scores of the evaluation: vqa_accuracy, anls and preference_accuracy (the share of "
+        "held-out pairs of which the chosen answer is likelier) from 0 to 1, cider_d from 0 to 10, for example "
+        "{cider_d: 0.8}.",
     )
     max_regression: Fraction | None = Field(
         0.0,

@@ -19,7 +19,7 @@ from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import OWN_FORMAT, DataConfig
 from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, ModelConfig
-from trainer.config.strategies import DECOMPOSING, QUANTIZING
+from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING, TENSOR_PARALLEL
 from trainer.config.train import TrainConfig
 from trainer.secret_detection import known_form
 from trainer.sizing.deepspeed_config import uses_hpz
@@ -244,6 +244,8 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
         what = "has adapters" if model.lora and "tower" in model.lora.parts else "is trained"
         text = f"found on, but the tower {what}, so its output changes; expected tower in model.freeze, or off"
         yield Problem("features.cache", text)
+    if model.family == "hf":
+        yield from _generic_model_problems(config)
     if train.overlap_vision_encoder and (is_trained or is_cached):
         state = "is trained" if is_trained else "does not run: features.cache is on"
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
@@ -264,6 +266,9 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
         text = "found with evaluate.cider_d off, which gives none; expected auto or on"
         yield Problem("gate.min_scores.cider_d", text)
+    if "preference_accuracy" in config.gate.min_scores and not train.in_pairs:
+        text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo"
+        yield Problem("gate.min_scores.preference_accuracy", text)
     if register.registry.startswith("vertex://"):
         missing = f"missing, found register.registry {register.registry}; expected"
         if register.serving is None:
@@ -271,6 +276,23 @@ def _cross_section_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem("register.serving", text)
         if not config.gcp.project:
             yield Problem("gcp.project", f"{missing} the project that holds the model")
+
+
+def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
+    """What a model of any type cannot do: its own forward pass knows no parts."""
+    train = config.train
+    if config.features.cache == "on":
+        text = "found on with model.family hf, whose features are not cached; expected auto or off"
+        yield Problem("features.cache", text)
+    if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
+        text = f"found {train.strategy} with model.family hf, whose layers are not split between ranks; expected fsdp"
+        yield Problem("train.strategy", text)
+    if train.context_parallel > 1:
+        text = f"found {train.context_parallel} with model.family hf, whose sequences are not shared; expected 1"
+        yield Problem("train.context_parallel", text)
+    if train.overlap_vision_encoder:
+        text = "found true with model.family hf, whose forward pass runs the tower itself; expected false"
+        yield Problem("train.overlap_vision_encoder", text)
 
 
 def _adapter_problems(config: RunConfig) -> Iterator[Problem]:

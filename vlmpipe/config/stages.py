@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from pydantic import Field
 from trainer.config.base import Section
 from trainer.config.job import RUN_ID, run_uri_of
 from trainer.config.model import ModelPart
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, UserError
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 from vlmpipe.config.yaml_loader import apply_overrides
 
@@ -137,6 +138,18 @@ def _adapter_problems(contents: Mapping[str, Mapping[str, Any]]) -> Iterator[Pro
         if name != first and lora.get("pretrained"):
             text = f"found {show(lora['pretrained'])}, but this stage starts from the export of the one before"
             yield Problem(path_in(name, "model.lora.pretrained"), f'{text}; expected ""')
+
+
+@contextlib.contextmanager
+def naming_stage(stage: str) -> Iterator[None]:
+    """Errors for people inside the block name the stage; an empty name changes nothing."""
+    try:
+        yield
+    except UserError as error:
+        if stage:
+            error.found = f"stage {stage}: {error.found}"
+            error.args = (error.text(),)
+        raise
 
 
 def path_in(stage: str, field: str) -> str:

@@ -8,12 +8,16 @@ from trainer.errors import ConfigError
 from trainer.models.image_tokens import image_form_of, stated, vision_of
 from trainer.storage.model_folders import local_folder
 
+SMALL = (64, 64)  # an image's width and height in pixels
+
 
 def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
     """How many tokens an image takes, in words; empty where weights must be read to know.
 
     Raises ConfigError for an image size that the tower does not take and for images that fit into no packed sequence.
     """
+    if model.family == "hf":
+        return _published_limit(model, data.sequence_length)
     if model.family in GRID_FAMILIES:
         return _grid_limit(model, data.sequence_length)
     content, is_tiled = stated(model.tower), model.family == "smolvlm"
@@ -41,6 +45,19 @@ def image_token_limit(model: ModelConfig, data: DataConfig) -> str:
     tokens = (model.image_size // token_side) ** 2
     text = f"{tokens} per image, data.sequence_length is {data.sequence_length}"
     if tokens >= data.sequence_length:
+        raise ConfigError(f"{text}: no image fits into a packed sequence")
+    return text
+
+
+def _published_limit(model: ModelConfig, sequence_length: int) -> str:
+    """Of a model whose image processor knows: samples with larger images than fit are rejected one by one."""
+    if model.tower.weights and not local_folder(model.tower.weights, model.tower.revision, weights=False):
+        return ""
+    images = image_form_of(model).published
+    assert images is not None
+    least, most = sum(images.texts((SMALL,))[0].runs), images.most_tokens
+    text = f"{least} to {most} per image by its size, data.sequence_length is {sequence_length}"
+    if least >= sequence_length:
         raise ConfigError(f"{text}: no image fits into a packed sequence")
     return text
 

@@ -52,6 +52,8 @@ def architecture(config: RunConfig) -> Architecture:
 
         require_same_adapter(config.model)  # before a configuration takes the place of the base's name
     model, origins = _with_configurations(config.model)
+    if model.family == "hf":
+        _raise(_trainable(model.model_dump_json(), pack=config.data.pack))
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
     require_something_trained(model, shape.trainable_parameters)
@@ -74,6 +76,14 @@ def _raise(verdict: Verdict) -> None:
     if verdict:
         found, expected, fix = verdict
         raise ConfigError(found, expected=expected, fix=fix)
+
+
+@disk_cached
+def _trainable(model: str, *, pack: bool) -> Verdict:
+    """`model` is the model section as JSON."""
+    from trainer.models.hf.examine import require_trainable
+
+    return _verdict(lambda config: require_trainable(config, pack=pack), model)
 
 
 @disk_cached
@@ -111,7 +121,8 @@ def _shape(model: str) -> ModelShape:
 
 def _with_configurations(model: ModelConfig) -> tuple[ModelConfig, dict[str, None]]:
     """The section with catalogued configurations in place of known weights, and where configurations come from."""
-    found = {name: _configuration(part) for name, part in model.sources.items() if part}
+    uses_catalogue = model.family != "hf"  # its image processor is needed too
+    found = {name: _configuration(part, uses_catalogue) for name, part in model.sources.items() if part}
     parts: dict[str, WeightsConfig | None] = {name: part for name, (part, _) in found.items()}
     if "pretrained" in parts:
         parts |= dict.fromkeys(PARTS, parts["pretrained"])
@@ -120,7 +131,7 @@ def _with_configurations(model: ModelConfig) -> tuple[ModelConfig, dict[str, Non
     return model.model_copy(update=parts), dict.fromkeys(origin for _, origin in found.values())
 
 
-def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
+def _configuration(part: WeightsConfig, uses_catalogue: bool) -> tuple[WeightsConfig, str]:
     if part.config:
         return part, "the run file"
     if bucket_address(part.weights):
@@ -131,7 +142,7 @@ def _configuration(part: WeightsConfig) -> tuple[WeightsConfig, str]:
     _require_hub_id(part.weights)
     if hub_cache_folder(part):
         return part, "the Hugging Face cache"
-    known = load_models().get(part.weights)
+    known = load_models().get(part.weights) if uses_catalogue else None
     if known:
         return WeightsConfig(config=dict(known.config)), f"the catalogue of {known.date}"
     _require_hub(part.weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from trainer.config.compiling import CompileChoice
 from trainer.config.job import JobConfig, RunPaths
@@ -38,6 +38,7 @@ LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
 LEAST_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
 MOST_LOST = 0.10  # of the time of training, to interruptions and checkpoints
 State = Literal["green", "amber", "red"]
+STATES: tuple[State, ...] = get_args(State)  # the best one first
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ class Plan:
     cost: Cost | None = None
     notes: tuple[str, ...] = ()
     nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty for none
+
+    @property
+    def stages(self) -> dict[str, Plan]:
+        """The plan of each stage: this one, under an empty name."""
+        return {"": self}
 
     @property
     def errors(self) -> list[str]:
@@ -154,7 +160,7 @@ class Plan:
 
 
 def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
-    """Plan a run. Reads no data but the index of prepared data, and downloads no weights.
+    """Plan a run of one training. Reads no data but the index of prepared data, and downloads no weights.
 
     `priced=False` leaves out cost, for a run on the user's own machine.
     """
@@ -210,14 +216,6 @@ def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
         source="the run file",
         date="",
     )
-
-
-def require_runnable(config: RunConfig) -> None:
-    """Raise ConfigError where planning finds a model that cannot be built or trained, for a run on this machine.
-
-    Weights that are not at hand here are left to the job, and the memory planned is that of other machines.
-    """
-    plan_run(config, priced=False)
 
 
 def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
@@ -302,15 +300,20 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
         return None
     sampler = PackedBatchSampler(
-        split, job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size, tile_tokens=tile_tokens
+        split,
+        job.data,
+        seed=job.train.seed,
+        global_batch_size=job.train.global_batch_size,
+        tile_tokens=tile_tokens,
+        in_pairs=job.train.in_pairs,
     )
     return Workload.from_index(
         config,
         samples=len(split),
         tokens=int(split.tokens.sum()),
-        pairs=split.pairs,
-        images=int(split.tiles(tile_tokens).sum()),
-        image_tokens=int(split.image_tokens.sum()),
+        pairs=split.pairs // (1 + job.train.in_pairs),  # conversations of a pair are about equally long
+        images=(1 + job.train.in_pairs) * int(split.tiles(tile_tokens).sum()),
+        image_tokens=(1 + job.train.in_pairs) * int(split.image_tokens.sum()),
         label_tokens=int(split.label_tokens.sum()),
         sequences=len(sampler.plan(0)),
         steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),

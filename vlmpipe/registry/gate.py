@@ -17,7 +17,12 @@ from vlmpipe.registry.paired_bootstrap import PairedAnswers
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9
-SCORE_NAMES = {"vqa_accuracy": "VQA accuracy", "anls": "ANLS", "cider_d": "CIDEr-D"}
+SCORE_NAMES = {
+    "vqa_accuracy": "VQA accuracy",
+    "anls": "ANLS",
+    "cider_d": "CIDEr-D",
+    "preference_accuracy": "preference accuracy",
+}
 
 
 class Check(Section):

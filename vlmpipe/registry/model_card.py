@@ -43,7 +43,7 @@ def _load(model: ModelConfig) -> str:
 
 
 def _form(model: ModelConfig) -> str:
-    if model.family == "llava":
+    if model.family in ("llava", "hf"):
         return "processor"
     if model.longest_edge:
         return "tiles"
@@ -153,6 +153,8 @@ def _size(model: ModelConfig) -> str:
         return f"at most {model.max_pixels:,} pixels"
     if model.longest_edge:
         return f"{model.longest_edge:,} pixels on their longer side, and cut into tiles"
+    if model.family == "hf":
+        return "as the model's image processor makes them"
     return f"{model.image_size} x {model.image_size} pixels"
 
 

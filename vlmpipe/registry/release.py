@@ -46,7 +46,8 @@ def decide_run(run_uri: str) -> Decision:
 def was_accepted(run_uri: str) -> bool:
     """Whether the gate has accepted a run with the very settings that it has now, and its export is still whole."""
     store = open_storage(run_uri)
-    if store.stat("decision.json") is None or _read(store, "run.json", "resolve-run")["train"]["resume"] == "never":
+    job = JobConfig.model_validate(_read(store, "run.json", "resolve-run"))
+    if store.stat("decision.json") is None or job.train.resume == "never":
         return False
     decision = Decision.model_validate(read_record(store, "decision.json"))
     if not decision.accepted or decision.run_sha256 != _run_sha256(store):

@@ -24,6 +24,7 @@ from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.rehearsal.gcs_server import GcsServer
 from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of
 from vlmpipe.rehearsal.vertex.server import VertexServer
+from vlmpipe.runs.vertex.client import stages_of_job
 
 
 class SelfMovingVertex(VertexServer):
@@ -31,16 +32,32 @@ class SelfMovingVertex(VertexServer):
 
     def create(self, parent: str, job_id: str, body: bytes) -> PipelineJob:
         job = super().create(parent, job_id, body)
-        moves = [Move(dict(one.tasks), one.job, later_s=one.later_s) for one in (*TRAINING, *DONE)]
-        before = [name for name in ("plan-data", "prepare-chunks") if name in tasks_of(job)]  # with several data.tasks
+        self.runs.moves[job_id] = moves_of(stages_of_job(job), tasks_of(job))
+        return job
+
+
+def moves_of(stages: Sequence[str], tasks: set[str]) -> list[Move]:
+    """All goes well. A stage begins when the gate of the one before has accepted."""
+    moves: list[Move] = []
+    for stage in stages:
+        prefix = f"{stage}-" if stage else ""
+        own = [Move(dict(one.tasks), later_s=one.later_s) for one in (*TRAINING, *DONE[:-1])]
+        del own[-1].tasks["notify"]
+        before = [name for name in ("plan-data", "prepare-chunks") if f"{prefix}{name}" in tasks]  # with data.tasks
         for number, name in enumerate(before):
-            (last,) = (one.tasks for one in moves if one.tasks.get("prepare-data") == "RUNNING")
+            (last,) = (one.tasks for one in own if one.tasks.get("prepare-data") == "RUNNING")
             ended = {task: state for task, state in last.items() if task != "prepare-data"}
-            moves.insert(1 + number, Move({**ended, name: "RUNNING"}))
+            own.insert(1 + number, Move({**ended, name: "RUNNING"}))
             last.clear()
             last.update({name: "SUCCEEDED", "prepare-data": "RUNNING"})
-        self.runs.moves[job_id] = moves
-        return job
+        named = [
+            Move({f"{prefix}{name}": state for name, state in one.tasks.items()}, later_s=one.later_s) for one in own
+        ]
+        if moves:
+            moves[-1].tasks |= named.pop(0).tasks
+        moves += named
+    moves[-1].tasks["notify"] = "RUNNING"
+    return [*moves, DONE[-1]]
 
 
 @dataclass(frozen=True)

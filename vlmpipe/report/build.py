@@ -28,6 +28,7 @@ from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.load import RunFiles, column, count, duration, flatten, number, percent, read_run
 from vlmpipe.report.plan_section import plan_view
 from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
+from vlmpipe.report.stages import earlier_stages, stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
 
 SHOWN_SAMPLES = 16
@@ -49,22 +50,25 @@ PACKAGES = ("torch", "transformers", "deepspeed", "pyarrow", "pillow", "kfp")
 def build_report(run_uri: str) -> str:
     """The report of the run in `run_uri`, finished or not, as HTML. Raises UserError when there is no run."""
     files = read_run(run_uri)
+    stages = {name: read_run(uri) for name, uri in earlier_stages(run_uri).items()}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("vlmpipe.report.build", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     as_text = functools.partial(json.dumps, ensure_ascii=False)  # plain text: autoescape comes after it
     environment.filters |= {"percent": percent, "count": count, "duration": duration, "tojson_text": as_text}
-    return environment.get_template("template.html.j2").render(_context(files))
+    return environment.get_template("template.html.j2").render(_context(files, stages))
 
 
 def write_report(run_uri: str) -> str:
-    """Write `report.html` into the run's folder; returns its address."""
+    """Write `report.html` into the run's folder, and into those of the stages before the last; returns its address."""
     store = open_storage(run_uri)
+    for stage_uri in earlier_stages(run_uri).values():
+        write_report(stage_uri)
     store.write("report.html", build_report(run_uri).encode())
     return store.uri("report.html")
 
 
-def _context(files: RunFiles) -> dict[str, Any]:
+def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
     controls, slices = tables.slice_rows(files.evaluation)
     shown_slice = (files.evaluation.get("confusion") or {}).get("shown")
     confusions, not_confused = tables.confusions(files.predictions, shown_slice)
@@ -80,7 +84,10 @@ def _context(files: RunFiles) -> dict[str, Any]:
         "smooth_from": SMOOTH_FROM,
         "name": files.config.get("name", "run"),
         "written": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "outcome": tables.outcome(files),
+        "outcome": stages_outcome(*list(stages.items())[-1]) if stages and not files.config else tables.outcome(files),
+        "stages": [stage_view(name, each, _charts(each)) for name, each in (stages | {"": files}).items()]
+        if stages
+        else [],
         "reached": _reached(files),
         "comparison": tables.comparison(files.evaluation),
         "overlap": overlap_sentence(files.evaluation),
@@ -107,15 +114,15 @@ def _context(files: RunFiles) -> dict[str, Any]:
 
 
 def _reached(files: RunFiles) -> set[str]:
-    """Result sections to show: all, or for a failed run those with content."""
+    """Result sections to show: all, or those with content of a run that failed or did not come to its last stage."""
     content = {
         "decision": files.decision,
         "training": files.metrics or files.summary,
         "slices": files.evaluation,
         "samples": files.predictions,
     }
-    failed = tables.outcome(files)["kind"] == "failed"
-    return {name for name, found in content.items() if found or not failed}
+    is_cut_short = tables.outcome(files)["kind"] == "failed" or not files.config
+    return {name for name, found in content.items() if found or not is_cut_short}
 
 
 def _config(config: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
@@ -147,7 +154,7 @@ def _charts(files: RunFiles) -> list[dict[str, Any]]:
         )
         broken = len(files.metrics) - len(points)
         note = f"{broken} logged steps have no finite value." if broken else ""
-        charts.append({"title": title, "unit": unit, "svg": svg, "note": note})
+        charts.append({"metric": name, "title": title, "unit": unit, "svg": svg, "note": note})
     return charts
 
 

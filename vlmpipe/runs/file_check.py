@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
@@ -36,15 +36,18 @@ class FileCheck:
     problem: str = ""
 
     def line(self) -> str:
-        return f"{self.part:<14} {self.problem or f'whole, {self.files:,} files'}   {self.uri}"
+        return f"{self.part:<21} {self.problem or f'whole, {self.files:,} files'}   {self.uri}"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def check_files(run_uri: str) -> Iterator[FileCheck]:
-    """Check the records, prepared data, features, checkpoints and export that the run has."""
+    """Check the records, prepared data, features, checkpoints and export that the run, and each stage of it, has."""
     run = open_storage(run_uri)
+    for stage in dict.fromkeys(info.name.split("/")[1] for info in run.list("stages")):
+        for check in check_files(run.uri(f"stages/{stage}")):
+            yield replace(check, part=f"{stage}: {check.part}")
     records = _checked("records", run_uri, _records)
     if records.files or records.problem:
         yield records

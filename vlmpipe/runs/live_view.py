@@ -75,7 +75,7 @@ def line_of(step: Step, state: RunState) -> str:
     """One step as a line of plain text."""
     text = progress_text(step, state) if step.state == "running" else step.message
     took = f" {clock(step.elapsed_s)}" if step.state in ("done", "reused", "failed", "stopped") else ""
-    return f"{step.name}: {step.state}{took}{'. ' if text else ''}{text}"
+    return f"{step.title}: {step.state}{took}{'. ' if text else ''}{text}"
 
 
 class PlainView:
@@ -89,8 +89,8 @@ class PlainView:
 
     def update(self, state: RunState) -> None:
         for step in state.steps:
-            if self._states.get(step.name, "waiting") != step.state:
-                self._states[step.name] = step.state
+            if self._states.get(step.title, "waiting") != step.state:
+                self._states[step.title] = step.state
                 self._print(line_of(step, state))
         running = [step for step in state.steps if step.state == "running"]
         if running and self._clock_s() - self._printed_s >= PLAIN_INTERVAL_S:
@@ -161,7 +161,7 @@ def render(state: RunState, *, elapsed_s: float | None = None, note: str = "", s
 
     def rows() -> Table:
         table = Table.grid(padding=(0, 1), expand=True)
-        for width in (1, max((len(step.name) for step in state.steps), default=0), max(map(len, LOOKS))):
+        for width in (1, max((len(step.title) for step in state.steps), default=0), max(map(len, LOOKS))):
             table.add_column(min_width=width, no_wrap=True)
         for _ in range(1 + starts):
             table.add_column(min_width=7, justify="right", no_wrap=True)
@@ -188,7 +188,7 @@ def render(state: RunState, *, elapsed_s: float | None = None, note: str = "", s
                 what.add_row(bar, Text(text))
         began = f"{datetime.fromtimestamp(step.started_s):%d %b %H:%M:%S}" if step.started_s else ""
         times = [began, took] if starts else [took]
-        table.add_row(*(Text(text, style=style) for text in (sign, step.name, step.state)), *times, what)
+        table.add_row(*(Text(text, style=style) for text in (sign, step.title, step.state)), *times, what)
         if below:
             table = rows()
             lines += [Padding(below, (0, 0, 0, 2)), table]

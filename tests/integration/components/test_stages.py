@@ -47,9 +47,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[JobConfi
     """Both stages of a run of each family."""
     configs = {}
     for name, changes in FAMILIES.items():
-        content = merged(
-            TINY, COMMON | OF_THE_START | changes | {"output.root_uri": str(tmp_path_factory.mktemp(name))}
-        )
+        content = merged(TINY, COMMON | changes | {"output.root_uri": str(tmp_path_factory.mktemp(name))})
         configs[name] = RunConfig.model_validate(content | {"stages": STAGES})
     found = {}
     for stage in ("align", "finetune"):

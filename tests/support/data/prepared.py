@@ -96,6 +96,11 @@ def job_config(root: Path, *, image_size: int = 32, tokenizer: str = "train:300"
     )
 
 
+def preferring(config: JobConfig) -> JobConfig:
+    """The same for training on pairs."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"objective": "dpo"})})
+
+
 def run_prepare(config: JobConfig) -> Prepared:
     return prepare(config, Progress(config.run.run_uri, "prepare-data", quiet=True))
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.check import check_run
+from pipelines.check import check_run, exit_code
+from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from trainer.errors import ExitCode
+from vlmpipe.config.run_config import load_run_file
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,14 @@ def test_a_template_of_another_machine_is_proved_later() -> None:
     findings = check_run(small(model__tokenizer="some/model", data__chat_template="gs://bucket/mine.jinja"))
     (found,) = [finding for finding in findings if finding.subject == "chat template"]
     assert found.state == "unchecked"
+
+
+def test_findings_of_a_stage_name_it_and_common_ones_are_printed_once() -> None:
+    stages = "stages=[{name: align, train: {micro_batch_size: 1}}, {name: finetune, data: {source: nowhere.json}}]"
+    findings = check_run(load_run_file(ROOT / "configs/digits.yaml", [stages]))
+    subjects = [finding.subject for finding in findings]
+    assert subjects.count("tower") == 1 and subjects.count("vertex") == 1
+    assert {"align: batch", "finetune: batch"} <= set(subjects) and "batch" not in subjects
+    (failed,) = [finding for finding in findings if finding.state == "failed"]
+    assert failed.subject == "finetune: data" and "nowhere.json" in failed.text
+    assert exit_code(findings) == failed.code

@@ -88,9 +88,9 @@ def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> No
     assert set(steps(vertex)) == {*named, "register-model", "notify"}
     for name in (f"{stage}{step}" for stage in before for step in JOB_STEPS):
         assert constants(steps(vertex)[name]) == constants(steps(kubeflow)[name]) == constants(steps(local)[name])
-    ((evaluated, *_),) = [
-        one["output names"]["artifacts"] for path, one in shape(local).items() if "/collect-eval" in path
-    ]
+    (evaluated,) = {
+        one["output names"]["artifacts"][0] for path, one in shape(local).items() if path.endswith("collect-evaluate")
+    }
     assert evaluated == "confusion: system.ClassificationMetrics"
 
 

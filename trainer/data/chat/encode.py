@@ -20,7 +20,6 @@ from trainer.data.chat.messages import Message, as_chat, messages_of, shape_of, 
 from trainer.data.sample import Turn
 from trainer.data.tokenize import FOLDER, load_tokenizer
 from trainer.models.image_tokens import SQUARES, ImageForm
-from trainer.models.published import image_token_in
 from trainer.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -61,7 +60,8 @@ class Chat:
     ) -> None:
         self.tokenizer, self.form, self.as_text = tokenizer, form, as_text
         self.end_tokens = tuple(end_tokens) or (added_end or str(tokenizer.eos_token),)
-        self.placeholder = image_token_in(tokenizer, form.token)
+        self.placeholder = form.placeholder_in(tokenizer)
+        self._image_token = form.published.image_token if form.published else self.placeholder
         self.template = ChatTemplate(
             source=str(tokenizer.get_chat_template()),
             special_tokens=tuple(tokenizer.special_tokens_map.items()),
@@ -70,7 +70,7 @@ class Chat:
             added_end=added_end,
             as_text=as_text,
         )
-        self.image_token_id = int(tokenizer.convert_tokens_to_ids(self.placeholder))
+        self.image_token_id = int(tokenizer.convert_tokens_to_ids(self._image_token))
         self.end_token_ids = [int(token) for token in tokenizer.convert_tokens_to_ids(list(self.end_tokens))]
         # Attributes of transformers' tokenizers are slow.
         self._bos, self._backend = tokenizer.bos_token, tokenizer.backend_tokenizer
@@ -113,6 +113,14 @@ class Chat:
         """
         return self.encode_messages(self.messages(turns), counts, sizes)
 
+    def encode_pair(
+        self, turns: Sequence[Turn], counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None
+    ) -> tuple[Encoded, Encoded]:
+        """The conversation with its last answer, and with the rejected one. Only these answers are labelled."""
+        rejected = [*turns[:-1], dataclasses.replace(turns[-1], answer=turns[-1].rejected)]
+        chosen, other = (self.encode(each, counts, sizes) for each in (turns, rejected))
+        return _last_labelled(chosen), _last_labelled(other)
+
     def prompt(self, turn: Turn, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None) -> list[int]:
         """Tokens that ask one question about a sample's images.
 
@@ -149,7 +157,9 @@ class Chat:
                 beside = text[max(0, start - 9) : start + 9]
                 raise refused(f"and this tokenizer let a token straddle the answer's boundary, beside {beside!r}")
             labels[first:last] = ids[first:last]
-        return self._with_images(ids, labels, counts, marks)
+        parts = [mark.count(self._image_token) for mark in marks]
+        runs = list(counts) if sizes is None else self.form.runs(sizes, counts, parts)
+        return self._with_images(ids, labels, runs)
 
     def answers(self, messages: Sequence[Message]) -> tuple[int, list[str]]:
         """The number of image tokens that the template writes, and what is labelled, as text."""
@@ -170,9 +180,9 @@ class Chat:
     def _marks(self, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None) -> list[str]:
         """What stands for each image in the text, with one image token or more."""
         if sizes is None:
-            return [self.placeholder] * len(counts)
+            return [self._image_token] * len(counts)
         marks = self.form.marks(sizes) if self.as_text else self.form.replacements(sizes)
-        return [mark.replace(IMAGE_TOKEN, self.placeholder) for mark in marks]
+        return [mark.replace(IMAGE_TOKEN, self._image_token) for mark in marks]
 
     def _written(self, layout: Layout, texts: Sequence[str], marks: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
         """The conversation with each image's mark, and the character ranges of labels."""
@@ -201,14 +211,23 @@ class Chat:
                 yield next(marks), False
                 yield other, one.is_label
 
-    def _with_images(self, ids: list[int], labels: list[int], counts: Sequence[int], marks: Sequence[str]) -> Encoded:
-        """Repeat the image tokens of the k-th mark to `counts[k]` in all."""
+    def _with_images(self, ids: list[int], labels: list[int], runs: Sequence[int]) -> Encoded:
+        """Repeat the k-th image token to `runs[k]` in all."""
         image_token = self.image_token_id
-        places = [position for position, token in enumerate(ids) if token == image_token] if counts else []
-        parts = [mark.count(self.placeholder) for mark in marks]
-        shares = [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
-        assert len(places) == len(shares), f"{len(places)} image tokens, {len(shares)} in the marks of the images"
-        for position, count in zip(reversed(places), reversed(shares), strict=True):
+        places = [position for position, token in enumerate(ids) if token == image_token] if runs else []
+        assert len(places) == len(runs), f"{len(places)} image tokens, {len(runs)} in the marks of the images"
+        for position, count in zip(reversed(places), reversed(runs), strict=True):
             ids[position : position + 1] = [image_token] * count
             labels[position : position + 1] = [IGNORED] * count
         return Encoded(ids, labels)
+
+
+def _last_labelled(encoded: Encoded) -> Encoded:
+    """The same with the labels of the last answer only."""
+    labels, end = encoded.labels, len(encoded.labels)
+    while end and labels[end - 1] == IGNORED:
+        end -= 1
+    start = end
+    while start and labels[start - 1] != IGNORED:
+        start -= 1
+    return Encoded(encoded.input_ids, [IGNORED] * start + labels[start:])

@@ -20,7 +20,7 @@ from trainer.data.tokenize import (
 )
 from trainer.errors import ConfigError
 from trainer.models.image_tokens import ImageForm, image_form_of
-from trainer.models.published import image_token_in, published_json, stop_token_ids
+from trainer.models.published import published_json, stop_token_ids
 from trainer.storage import open_storage
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageFo
 def _published(name: str, form: ImageForm) -> Any:
     """A published tokenizer as it is, but for the token of padding and, for llava, that of images."""
     tokenizer = pretrained_tokenizer(name)
-    image_token = image_token_in(tokenizer, form.token)
+    image_token = form.placeholder_in(tokenizer)
     if form.is_in_tokenizer or form.grids:
         require_tokens(name, tokenizer, (image_token, *control_tokens(form)))
     missing = {} if tokenizer.pad_token else {"pad_token": PAD}

@@ -139,6 +139,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "chat_template": format_identity(config.model, config.data),
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
         "image_tokens": image_rule(config.model),
+        **({"pairs": True} if config.train.in_pairs else {}),
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 

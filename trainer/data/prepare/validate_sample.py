@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.config.job import JobConfig
@@ -12,7 +12,7 @@ from trainer.data.prepare.checks import CheckedImage, check_image, check_turns
 from trainer.data.prepare.deduplicate import Met, SeenIds
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from trainer.data.sample import Sample, Split, Turn
-from trainer.models.image_tokens import image_tokens_of
+from trainer.models.image_tokens import sample_image_tokens
 
 LONGEST_ID_CHARS = 256
 
@@ -90,8 +90,8 @@ class SampleValidator:
     """All checks of one sample. Called in several threads at once."""
 
     def __init__(self, config: JobConfig, chat: Chat) -> None:
-        self._data, self._chat = config.data, chat
-        self._image_tokens = image_tokens_of(config.model)
+        self._data, self._chat, self._in_pairs = config.data, chat, config.train.in_pairs
+        self._image_tokens = sample_image_tokens(config.model)
         self._control_tokens = chat.control_tokens
 
     def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
@@ -104,35 +104,61 @@ class SampleValidator:
 
     def _accept(self, entry: Entry) -> Accepted:
         sample, repairs = entry.sample, list(entry.repairs)
-        check_turns(sample.turns, len(sample.images), self._control_tokens)
-        self._require_few(len(sample.images), f"{len(sample.images)} images")
+        turns = self._checked_pair(sample.turns)
+        check_turns(turns, len(sample.images), self._control_tokens)
+        shown = 1 + self._in_pairs  # times that an image is in a packed sequence
+        self._require_few(shown * len(sample.images), f"{len(sample.images)} images")
         images = []
         for reference in sample.images:
             image = check_image(reference.read(), self._data, name=reference.name)
             images.append(image)
             repairs += image.repairs
         sizes = [(image.width, image.height) for image in images]
-        counts = [self._image_tokens(*size) for size in sizes]
+        counts = self._counts(sizes)
         tiles = self._chat.form.num_tiles(counts)
-        self._require_few(tiles, f"{len(images)} images in {tiles} tiles")
-        turns = sample.turns
-        self._chat.verify(self._chat.messages(turns))
-        encoded = self._chat.encode(turns, counts, sizes)
+        self._require_few(shown * tiles, f"{len(images)} images in {tiles} tiles")
+        encoded = self._encoded(turns, counts, sizes)
         while len(encoded.input_ids) > self._data.sequence_length:
-            if self._data.overlong_policy == "reject" or len(turns) == 1:
+            if self._data.overlong_policy == "reject" or len(turns) == 1 or self._in_pairs:
                 message = (
                     f"{len(encoded.input_ids)} tokens, more than data.sequence_length {self._data.sequence_length}"
                 )
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
             turns = turns[:-1]
             kept = sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
-            images, counts, sizes = images[:kept], counts[:kept], sizes[:kept]
-            self._chat.verify(self._chat.messages(turns))
-            encoded = self._chat.encode(turns, counts, sizes)
+            images, sizes = images[:kept], sizes[:kept]
+            counts = self._counts(sizes)
+            encoded = self._encoded(turns, counts, sizes)
             repairs.append(Repair.TURNS_DROPPED)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
+
+    def _counts(self, sizes: Sequence[tuple[int, int]]) -> list[int]:
+        try:
+            return self._image_tokens(sizes)
+        except ValueError as error:
+            raise RejectedError(RejectCode.IMAGE_ASPECT, str(error)) from error
+
+    def _checked_pair(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+        """The turns with a rejected answer in the last one where the run trains on pairs, and else without any."""
+        if not self._in_pairs:
+            return tuple(replace(turn, rejected="") for turn in turns)
+        if turns and turns[-1].rejected in ("", turns[-1].answer):
+            found = "no rejected answer" if not turns[-1].rejected else "a rejected answer that equals the chosen one"
+            raise RejectedError(RejectCode.PAIR_INCOMPLETE, f"{found} in the last turn")
+        if any(IMAGE_TOKEN in text for turn in turns[-1:] for text in (turn.answer, turn.rejected)):
+            raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"{IMAGE_TOKEN} in an answer of a pair")
+        return turns
+
+    def _encoded(self, turns: tuple[Turn, ...], counts: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Encoded:
+        """Of a pair, both conversations in a row."""
+        self._chat.verify(self._chat.messages(turns))
+        if not self._in_pairs:
+            return self._chat.encode(turns, counts, sizes)
+        self._chat.verify(self._chat.messages([*turns[:-1], replace(turns[-1], answer=turns[-1].rejected)]))
+        chosen, rejected = self._chat.encode_pair(turns, counts, sizes)
+        return Encoded(chosen.input_ids + rejected.input_ids, chosen.labels + rejected.labels)
 
     def _require_few(self, count: int, images: str) -> None:
         most = self._data.max_images_per_sequence

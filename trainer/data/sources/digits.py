@@ -8,12 +8,23 @@ Handwritten Digits", UCI repository.)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
 from PIL import Image
 
-from trainer.data.sample import SPLITS, ImageRef, Sample, Split, png_bytes, shuffled_turns, split_of, stable_shuffle
+from trainer.data.sample import (
+    SPLITS,
+    ImageRef,
+    Sample,
+    Split,
+    Turn,
+    png_bytes,
+    shuffled_turns,
+    split_of,
+    stable_shuffle,
+)
 from trainer.data.sources.base import Source
 from trainer.data.sources.builtin import installed_version, require
 
@@ -85,7 +96,15 @@ class DigitsSource(Source):
     def _sample(self, name: str, scans: list[int], questions: list[tuple[str, str, str]]) -> Sample:
         image = ImageRef(name, partial(self._png, name, scans), lambda: f"{self.fingerprint()} {name}")
         turns = shuffled_turns(questions, name)
+        turns = (*turns[:-1], replace(turns[-1], rejected=self._wrong_answer(turns[-1], name)))
         return Sample(name, turns, (image,), f"builtin:digits {name}", self.split_of_scan(scans[0]))
+
+    def _wrong_answer(self, turn: Turn, name: str) -> str:
+        """An answer of the same kind, the same for each run: for training on preferences."""
+        if turn.answer in ("yes", "no"):
+            return _yes_no(turn.answer == "no")
+        answers = range(19 if turn.slice == "sum" else 10)
+        return stable_shuffle((str(one) for one in answers if str(one) != turn.answer), name)[0]
 
     def _png(self, name: str, scans: list[int]) -> bytes:
         canvas = np.zeros((2 * CELL_SIDE, 2 * CELL_SIDE), np.uint8)

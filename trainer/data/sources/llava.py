@@ -27,7 +27,7 @@ class LlavaSource(FileSource):
     """Samples of one `.json` or `.jsonl` file, read one by one."""
 
     format = "llava"
-    shapes = ("conversations", "messages")
+    shapes = ("conversations", "messages", "chosen")
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         super().__init__(files, config)

@@ -32,8 +32,18 @@ def turns_of(
     if key in UNMARKED and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
         turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
     names = _slices(record, key, len(turns))
+    if turns and (rejected := record.get("rejected")) is not None:
+        turns[-1] = replace(turns[-1], rejected=_last_answer(rejected))
     return tuple(
-        Turn(turn.question.strip(), turn.answer.strip(), name, turn.system.strip(), turn.thinking.strip())
+        replace(
+            turn,
+            question=turn.question.strip(),
+            answer=turn.answer.strip(),
+            slice=name,
+            system=turn.system.strip(),
+            thinking=turn.thinking.strip(),
+            rejected=turn.rejected.strip(),
+        )
         for turn, name in zip(turns, names, strict=True)
     )
 
@@ -116,6 +126,20 @@ def _content(content: Any) -> str:
     return "".join(parts)
 
 
+def _chosen(chosen: Any, record: Mapping[str, Any]) -> list[Turn]:
+    """A conversation whose last answer is preferred, perhaps with what comes before it under `prompt`."""
+    before = record.get("prompt")
+    return _alternating([*([] if before is None else _objects(before)), *_objects(chosen)], "role", "content")
+
+
+def _last_answer(rejected: Any) -> str:
+    """The rejected answer: a text, or messages that end with it."""
+    if isinstance(rejected, str):
+        return text(rejected)
+    messages = _objects(rejected)
+    return _content(messages[-1].get("content")) if messages else ""
+
+
 def _pairs(turns: Any, question: str, answer: str) -> list[Turn]:
     return [Turn(text(turn.get(question)), text(turn.get(answer))) for turn in _objects(turns)]
 
@@ -130,6 +154,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 SHAPES: dict[str, Callable[[Any, Mapping[str, Any], str], list[Turn]]] = {
     "conversations": lambda messages, *_: _alternating(messages, "from", "value"),
     "messages": lambda messages, *_: _alternating(messages, "role", "content"),
+    "chosen": lambda messages, record, _: _chosen(messages, record),
     "texts": lambda turns, *_: _pairs(turns, "user", "assistant"),
     "turns": lambda turns, *_: _pairs(turns, "question", "answer"),
     "question": lambda question, record, _: [Turn(text(question), text(record.get("answer")))],

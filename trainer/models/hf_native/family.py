@@ -37,6 +37,10 @@ class TransformersFamily:
         """transformers' class of the model."""
         raise NotImplementedError
 
+    def type_of(self, config: ModelConfig) -> str:
+        """The model type of `kind`."""
+        return config.family
+
     def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
         """A new transformers configuration of the whole model."""
         raise NotImplementedError
@@ -81,7 +85,7 @@ class TransformersFamily:
     def blueprint(self, config: ModelConfig, tokenizer: Any, *, buffers: bool = False) -> nn.Module:
         """The model of `build` on the meta device. `buffers`: but for buffers and adapters, which have their values."""
         with parameters_on_meta() if buffers else torch.device("meta"), no_init_weights():
-            model = self.kind(config.family)(self.config_for(config, tokenizer)).float()
+            model = self.kind(self.type_of(config))(self.config_for(config, tokenizer)).float()
             if buffers:
                 model.tie_weights()  # skipped together with initialization
             self.freeze(model, config, is_whole=True)
@@ -100,7 +104,7 @@ class TransformersFamily:
         one_inner_tower_layer: bool = False,
     ) -> nn.Module:
         """The model of `build` with undefined weights, for the meta device and fake tensors. See `skeleton_of`."""
-        kind, whole = self.kind(config.family), self.whole_config(config)
+        kind, whole = self.kind(self.type_of(config)), self.whole_config(config)
         model = skeleton_of(kind, whole, vocabulary, language_layers, one_inner_tower_layer)
         return self.freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
@@ -119,6 +123,9 @@ class NativeFamily(TransformersFamily):
 
     models: ClassVar[Mapping[str, PretrainedModel]]  # by model type
 
+    def stored_model(self, config: ModelConfig) -> PretrainedModel:
+        return self.models[config.family]
+
     def kind(self, model_type: str) -> Any:
         return self.models[model_type].kind
 
@@ -127,7 +134,7 @@ class NativeFamily(TransformersFamily):
 
     def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
         """The whole model on the CPU in fp32: pretrained where weights are named, else drawn from the seed."""
-        whole, names = self.config_for(config, tokenizer), self.models[config.family]
+        whole, names = self.config_for(config, tokenizer), self.stored_model(config)
         torch.manual_seed(config.seed)
         if config.tower.weights:
             with no_init_weights():
@@ -142,7 +149,7 @@ class NativeFamily(TransformersFamily):
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> StoredWeights | DrawnWeights:
         if config.tower.weights:
-            return StoredWeights(config.tower, self.models[config.family], len(tokenizer))
+            return StoredWeights(config.tower, self.stored_model(config), len(tokenizer))
         plain = without_adapters(config)
         return DrawnWeights(lambda: self.build(plain, tokenizer).state_dict())
 
@@ -152,7 +159,7 @@ class NativeFamily(TransformersFamily):
             return _drawn_vision(config).eval()
         with torch.device("meta"):
             names = list(_vision(config).state_dict())
-        model = self.models[config.family]
+        model = self.stored_model(config)
         weights = StoredWeights(config.tower, model)
         state: dict[str, Tensor] = {name: weights.read(f"{model.tower}{name}") for name in names}
         with no_init_weights():

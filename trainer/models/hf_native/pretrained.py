@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig
 
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -20,7 +20,7 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
 
     Raises as `local_folder` does for a folder that cannot be used. Code beside the weights is never run.
     """
-    is_model = loader not in (AutoConfig, AutoImageProcessor)
+    is_model = loader not in (AutoConfig, AutoImageProcessor, AutoTokenizer)
     folder = local_folder(part.weights, part.revision, weights=is_model)
     if part.revision and folder is None:
         arguments["revision"] = part.revision

@@ -34,6 +34,7 @@ class PretrainedModel:
     tower: str = ""  # prefix of the vision encoder's weights
     # Prefixes of names -> those in other files: of older releases, or of models that the part is stored in.
     stored_as: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    renamed: Callable[[str], str] = str  # a name in files -> that in the current release; empty for a part of a weight
 
 
 class StoredWeights:
@@ -100,13 +101,18 @@ class StoredWeights:
         """The weight's name in the files; empty where they do not have it."""
         stored_as = self._model.stored_as.items()
         others = [name.replace(own, other, 1) for own, all_ in stored_as if name.startswith(own) for other in all_]
-        known = next((one for one in (name, *others) if one in self._files), "")
+        known = next((one for one in (name, *others) if one in self._files), "") or self._published_names.get(name, "")
         if not known and name == HEAD and self._is_tied:
             return self._stored_name(self._model.embedding)
         return known
 
     def _has_rows(self, name: str) -> bool:
         return bool(self._model.embedding) and name in (self._model.embedding, HEAD)
+
+    @cached_property
+    def _published_names(self) -> dict[str, str]:
+        """Names of the current release -> those in the files."""
+        return {self._model.renamed(stored): stored for stored in self._files}
 
     @cached_property
     def _is_in_larger_model(self) -> bool:

@@ -12,25 +12,42 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from trainer.models.layers.preference import PreferencePairs, dpo_loss, log_probabilities
+
 
 class TokenLoss(nn.Module):
-    """Summed cross-entropy of label tokens, a scalar in fp32.
+    """Summed cross-entropy of label tokens, or the loss of pairs, a scalar in fp32.
 
     chunk_tokens: label tokens that have logits at a time (see `compute_in_chunks`); 0 means all.
+    dpo_beta: of the loss of pairs.
     """
 
     chunk_tokens = 0
+    dpo_beta = 0.0
 
-    def forward(self, head: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-        """hidden: (labels, hidden), of label positions only. label_ids: (labels,)."""
+    def forward(
+        self, head: nn.Module, hidden: Tensor, label_ids: Tensor, pairs: PreferencePairs | None = None
+    ) -> Tensor:
+        """hidden: (labels, hidden), of label positions only. label_ids: (labels,).
+
+        Of pairs without references, their log probabilities instead.
+        """
         if self.chunk_tokens:
-            loss: Tensor = head(hidden, label_ids)
-            return loss
-        return F.cross_entropy(head(hidden).float(), label_ids, reduction="sum")
+            losses: Tensor = head(hidden, label_ids)  # (labels,), or their sum under tensor parallelism
+        else:
+            losses = F.cross_entropy(head(hidden).float(), label_ids, reduction="sum" if pairs is None else "none")
+        if pairs is None:
+            return losses.sum()
+        return log_probabilities(losses, pairs) if pairs.references is None else dpo_loss(losses, pairs, self.dpo_beta)
 
 
 def loss_at_labels(
-    loss: TokenLoss, head: nn.Module | None, hidden: Tensor, label_index: Tensor, label_ids: Tensor
+    loss: TokenLoss,
+    head: nn.Module | None,
+    hidden: Tensor,
+    label_index: Tensor,
+    label_ids: Tensor,
+    pairs: PreferencePairs | None = None,
 ) -> Tensor:
     """Summed loss of the label tokens; without a head, `hidden` for the next pipeline stage.
 
@@ -41,24 +58,24 @@ def loss_at_labels(
         return hidden
     # Only label positions go through the head: logits of all tokens would not fit.
     labelled = hidden.flatten(0, 1).index_select(0, label_index)  # (labels, hidden)
-    summed: Tensor = loss(head, labelled, label_ids)
+    summed: Tensor = loss(head, labelled, label_ids, *([pairs] if pairs else []))
     return summed
 
 
 def compute_in_chunks(loss: TokenLoss, head: nn.Module, chunk_tokens: int) -> None:
-    """Have the head itself compute the loss from hidden states, a chunk of logits at a time.
+    """Have the head itself compute the losses from hidden states, a chunk of logits at a time.
 
     The head does it because strategies gather the head's weight only while the head runs.
     """
 
     def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-        return chunked_loss(hidden, layer.weight, label_ids, chunk_tokens)
+        return chunked_losses(hidden, layer.weight, label_ids, chunk_tokens)
 
     loss.chunk_tokens = chunk_tokens
     head.forward = functools.partial(forward, head)
 
 
-def chunked_loss(
+def chunked_losses(
     hidden: Tensor,
     weight: Tensor,
     label_ids: Tensor,
@@ -67,19 +84,19 @@ def chunked_loss(
     first: int = 0,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Summed cross-entropy of `hidden @ weight.T`, computed for at most `chunk_tokens` labels at a time.
+    """Cross-entropy of `hidden @ weight.T` at each label, computed for at most `chunk_tokens` labels at a time.
 
     hidden: (labels, hidden). weight: (vocabulary, hidden); if the ranks of `group` share the vocabulary, this rank's
-    part of it, from token `first` on. label_ids: (labels,). Each rank returns the whole loss, and its part's
+    part of it, from token `first` on. label_ids: (labels,). Each rank returns the whole losses, and its part's
     gradients.
     """
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    loss: Tensor = _ChunkedLoss.apply(hidden, weight, label_ids, chunk_tokens, dtype, first, group)
-    return loss
+    losses: Tensor = _ChunkedLosses.apply(hidden, weight, label_ids, chunk_tokens, dtype, first, group)
+    return losses
 
 
-class _ChunkedLoss(torch.autograd.Function):
+class _ChunkedLosses(torch.autograd.Function):
     """Computes logits in `dtype` and everything else in fp32.
 
     The backward pass recomputes the logits of all chunks but the last, with which it begins. It reuses each label's
@@ -116,12 +133,12 @@ class _ChunkedLoss(torch.autograd.Function):
                 sums = torch.stack([scores.exp_().sum(dim=-1), wanted])
                 if group:
                     dist.all_reduce(sums, group=group)
-                losses.append((sums[0].log() - sums[1]).sum())
+                losses.append(sums[0].log() - sums[1])
                 log_sums[start : start + size] = sums[0].log() + largest
         ctx.save_for_backward(hidden, weight, label_ids, log_sums)
         ctx.probabilities = scores.div_(sums[0].unsqueeze(1))  # of the last chunk
         ctx.size, ctx.dtype, ctx.first = size, dtype, first
-        return torch.stack(losses).sum()
+        return torch.cat(losses)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -138,7 +155,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 del logits
             columns, is_mine = on_this_rank(labels, ctx.first, len(weight))
             probabilities[torch.arange(len(columns), device=columns.device), columns] -= is_mine.float()
-            d_logits = probabilities.mul_(gradients[0]).to(ctx.dtype)  # (chunk, tokens of this rank)
+            of_losses = gradients[0][start : start + size].unsqueeze(1)
+            d_logits = probabilities.mul_(of_losses).to(ctx.dtype)  # (chunk, tokens of this rank)
             probabilities = None
             if d_hidden is not None:
                 d_hidden[start : start + size] = d_logits @ matrix

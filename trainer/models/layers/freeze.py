@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # the planner imports this module without torch
 
 PROJECTOR_NAMES = ("projector", "merger", "connector.")  # transformers' names
 TOWER_LAYERS = ("EncoderLayer", "VisionBlock", "Dinov2Layer")  # how their classes' names end
-TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.")
+TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.", "vision_encoder.", "image_tower.")
+# What else lies beside tower and language model in some models: rows and tables that join images to texts.
+BESIDE = ("image_newline", "view_seperator", "embed_vision.", "visual_embeddings_table.")
 BASE = ".base_layer."  # in peft's name of an adapted layer's own weight
 MIN_SHARED_LETTERS = 3  # consecutive, between a name and a pattern, to count as similar
 NUM_SUGGESTIONS = 3  # names in the error for a pattern that matches none
@@ -29,7 +31,7 @@ NUM_SUGGESTIONS = 3  # names in the error for a pattern that matches none
 
 def part_of(name: str) -> ModelPart:
     """The part of the model that a parameter belongs to, by its name."""
-    if any(word in name for word in PROJECTOR_NAMES):
+    if any(word in name for word in (*PROJECTOR_NAMES, *BESIDE)):
         return "projector"
     return "tower" if any(word in name for word in TOWER_NAMES) else "language_model"
 

@@ -89,8 +89,8 @@ def model_shape(
             f"the model section makes a model with {len(empty)} empty weights, for example {empty[0]}",
             expected="sizes of at least 1 in model.tower and model.language_model",
         )
-    text, language = model.config.text_config, model.get_decoder()
-    tied = bool(model.config.tie_word_embeddings)
+    text, language, head = model.config.get_text_config(), model.get_decoder(), model.get_output_embeddings()
+    tied = head.weight is language.embed_tokens.weight
     in_embedding = count_parameters(language.embed_tokens)
     adapters = Counter[Part]()
     for name, parameter in model.named_parameters():
@@ -111,7 +111,7 @@ def model_shape(
             "embedding": in_embedding,
             "language_layers": count_parameters(language) - in_embedding - adapters["adapters"],
             "adapters": adapters["adapters"],
-            "head": 0 if tied else count_parameters(model.lm_head),
+            "head": 0 if tied else count_parameters(head),
         },
         frozen=_frozen_parts(config, chosen, tied=tied),
         chosen=chosen,

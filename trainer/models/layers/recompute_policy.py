@@ -28,7 +28,7 @@ class Recompute:
     def apply(self, family: Family, module: nn.Module) -> None:
         """Call it before a strategy changes the training module."""
         if self.layers != "none":
-            language_model = getattr(module.model.model, module.language_part)
+            language_model = module.language_model
             recompute_layers(language_model, selective=self.layers == "selective")
         if self.offload:
             from trainer.models.layers.activation_offload import ActivationOffload

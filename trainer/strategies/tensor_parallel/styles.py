@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn import functional as F
 
-from trainer.models.layers.chunked_loss import chunked_loss, on_this_rank
+from trainer.models.layers.chunked_loss import chunked_losses, on_this_rank
 
 FUSED = 3  # queries, keys and values in one product
 
@@ -159,7 +159,7 @@ class ChunkedHeadLoss(ParallelStyle):
         _shard_parameter(module, "weight", device_mesh, Shard(0))
 
         def forward(layer: nn.Module, hidden: Tensor, label_ids: Tensor) -> Tensor:
-            return chunked_loss(hidden, _local(layer.weight), label_ids, self._chunk_tokens, first=first, group=group)
+            return chunked_losses(hidden, _local(layer.weight), label_ids, self._chunk_tokens, first=first, group=group)
 
         return with_forward(module, forward)
 

@@ -100,8 +100,8 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
         job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump())
     if gcp.encryption_spec_key_name:
         job.encryption_spec = EncryptionSpec(kms_key_name=gcp.encryption_spec_key_name)
-    root = json.dumps({"root_uri": config.root_uri("vertex")})
-    return Submission(Place.of(config), job_id, job, run_uri(root, run_id, job_id))
+    whole_run = json.dumps({"root_uri": config.root_uri("vertex"), "stage": "", "stages": [""]})
+    return Submission(Place.of(config), job_id, job, run_uri(whole_run, run_id, job_id))
 
 
 def send(submission: Submission, client: PipelineServiceClient) -> PipelineJob:

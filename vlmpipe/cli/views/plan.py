@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
+from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.planner.cost.approval import dollars
 
 WIDEST = 120  # longer lines are hard to follow
 WITH_DISKS = 100
 STATES = {"green": ("✓", "bold green"), "amber": ("!", "bold yellow"), "red": ("✗", "bold red")}
-UNKNOWN = "unknown"
 TERMS = ("standard", "spot", "flex_start")
+ENCODED_ANEW = "Each stage is taken to encode all its images; features that an earlier stage made make it cheaper."
 
 
 def print_plan_tables(plan: Mapping[str, Any], screen: Console | None = None) -> None:
-    """Print `Plan.as_dict()`. `screen`: where to; by default standard output."""
+    """Print `Plan.as_dict()` or `StagesPlan.as_dict()`. `screen`: where to; by default standard output."""
     screen = screen or standard_output()
     width = min(screen.width, WIDEST)
-    for block in plan_blocks(plan, width):
+    for block in (stages_blocks if "stages" in plan else plan_blocks)(plan, width):
         screen.print(block, width=width)
+
+
+def stages_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The stages side by side with their sum, then the plan of each."""
+    stages = plan["stages"]
+    yield _state_line(plan)
+    yield Text(stages_headline(plan), style="bold")
+    yield ""
+    yield stages_table(plan)
+    for name, stage in stages.items():
+        yield ""
+        yield Rule(Text(f"stage {name}", style="bold"), align="left", style="dim")
+        yield from _blocks(stage, width)
+    yield from _remarks(*stages.values(), also=[ENCODED_ANEW])
 
 
 def plan_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     """The plan's parts from the top down."""
+    yield from _blocks(plan, width)
+    yield from _remarks(plan)
+
+
+def _state_line(plan: Mapping[str, Any]) -> Text:
     sign, style = STATES[plan["state"]]
     reasons = f": {', '.join(plan['doubts'])}" if plan["state"] == "amber" else ""
-    yield Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"), reasons)
+    return Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"), reasons)
+
+
+def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """All parts but notes and assumptions."""
+    yield _state_line(plan)
     yield Text(headline(plan), style="bold")
     if plan["model"]:
         yield Text(_model_line(plan["model"]), style="dim")
@@ -49,7 +76,6 @@ def plan_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]
     yield from _advice(plan)
     yield ""
     yield machines_table(plan["jobs"], width)
-    yield from _remarks(plan)
 
 
 def headline(plan: Mapping[str, Any]) -> str:
@@ -97,8 +123,8 @@ def _hours(time: Mapping[str, Any] | None) -> str:
     if time["train_hours"] is None:
         return f"{_seconds(time['step_s'])} a step, training hours {UNKNOWN}"
     hours, interval = time["train_hours"], time.get("interval")  # plans of earlier releases have none
-    around = f" ({_between(interval['low'] * hours, interval['high'] * hours)})" if interval else ""
-    return f"training {_h(hours)}{around}"
+    around = f" ({between(interval['low'] * hours, interval['high'] * hours)})" if interval else ""
+    return f"training {hours_text(hours)}{around}"
 
 
 def _price(cost: Mapping[str, Any] | None) -> str:
@@ -108,8 +134,8 @@ def _price(cost: Mapping[str, Any] | None) -> str:
         train = _step_of(cost, "train")
         rate = train["usd_per_hour"] if train else None
         return f"cost {UNKNOWN}" + (f", {dollars(rate)} an hour of training" if rate is not None else "")
-    between = cost.get("usd_range")  # plans of earlier releases have none
-    around = f" ({dollars(between[0])} to {dollars(between[1])})" if between else ""
+    ends = cost.get("usd_range")  # plans of earlier releases have none
+    around = f" ({dollars(ends[0])} to {dollars(ends[1])})" if ends else ""
     return f"{dollars(cost['usd'])}{around} on {cost['term']}"
 
 
@@ -188,7 +214,7 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
             else ""
         )
         table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
-    table.add_row("whole run", *(_amount(found["usd"]) if found["possible"] else "–" for found in terms.values()))
+    table.add_row("whole run", *(amount(found["usd"]) if found["possible"] else "–" for found in terms.values()))
     for job in dict.fromkeys(step["job"] for found in terms.values() for step in found["steps"]):
         steps = [_step_of(found, job) for found in terms.values()]
         table.add_row(
@@ -210,10 +236,10 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
-    yield f"Storage: {_size(cost['storage_bytes'])}, {_amount(cost['storage_usd_per_month'])} a month."
+    yield f"Storage: {_size(cost['storage_bytes'])}, {amount(cost['storage_usd_per_month'])} a month."
     runs, monthly = cost["schedule_runs_per_month"], cost["schedule_usd_per_month"]
     if runs is not None:
-        yield f"Schedule: {runs:,.1f} runs a month, {_amount(monthly)}."
+        yield f"Schedule: {runs:,.1f} runs a month, {amount(monthly)}."
     if cost["checkpoint_every_steps"] is not None:
         yield (
             f"Least is lost to interruptions with a checkpoint every {cost['checkpoint_every_steps']:,} steps "
@@ -239,13 +265,15 @@ def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield table
 
 
-def _remarks(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _remarks(*plans: Mapping[str, Any], also: Sequence[str] = ()) -> Iterator[RenderableType]:
     """Notes and assumptions, each once."""
-    lines = list(plan["notes"])
-    for part in ("time", "cost"):
-        lines += plan[part]["assumptions"] if plan[part] else []
-    if plan["time"] and (interval := plan["time"].get("interval")):
-        lines.append(interval["origin"])
+    lines = list(also)
+    for plan in plans:
+        lines += plan["notes"]
+        for part in ("time", "cost"):
+            lines += plan[part]["assumptions"] if plan[part] else []
+        if plan["time"] and (interval := plan["time"].get("interval")):
+            lines.append(interval["origin"])
     table = grid(columns=2)
     for line in dict.fromkeys(lines):
         table.add_row(Text("·", style="dim"), Text(line, style="dim"))
@@ -264,20 +292,14 @@ def _share(step: Mapping[str, Any] | None) -> str:
     if step["hours"] is None:
         rate = step["usd_per_hour"]
         return UNKNOWN if rate is None else f"{dollars(rate)} an hour"
-    return f"{_amount(step['usd'])}, {_h(step['hours'])}"
+    return f"{amount(step['usd'])}, {hours_text(step['hours'])}"
 
 
 def _lost(lost: Mapping[str, Any] | None) -> str:
     if lost is None:
         return UNKNOWN
     hours = lost["rework_hours"] + lost["restarts_hours"]
-    return _h(hours) if lost["interruptions"] else "none expected"
-
-
-def _amount(usd: float | None) -> str:
-    if usd is None:
-        return UNKNOWN
-    return "<$0.01" if 0 < usd < 0.005 else dollars(usd)
+    return hours_text(hours) if lost["interruptions"] else "none expected"
 
 
 def _size(num_bytes: float) -> str:
@@ -286,17 +308,6 @@ def _size(num_bytes: float) -> str:
         if num_bytes >= limit:
             return f"{num_bytes / limit:,.3g} {unit}"
     return f"{num_bytes / 1e6:,.3g} MB"
-
-
-def _h(hours: float) -> str:
-    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:,.1f} min"
-
-
-def _between(low: float, high: float) -> str:
-    """Hours, with the unit once where it is the same."""
-    first, last = _h(low), _h(high)
-    unit = last.rpartition(" ")[2]
-    return f"{first.removesuffix(f' {unit}')} to {last}"
 
 
 def _seconds(seconds: float) -> str:

@@ -12,6 +12,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.planner.plan import Plan
+    from vlmpipe.planner.stages import StagesPlan
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,35 @@ class Spending:
     unknown: str = ""
 
 
-def spending_of(config: RunConfig, plan: Plan) -> Spending:
-    """What approval depends on, from a plan."""
+def spending_of(config: RunConfig, plan: Plan | StagesPlan) -> Spending:
+    """What approval depends on, from a plan; of several stages the sums."""
+    each = [_of_stage(run, plan.stages[stage], stage) for stage, run in config.stage_runs().items()]
+    usd = [one.usd for one in each if one.usd is not None]
+    hours = [one.hours for one in each if one.hours is not None]
+    return Spending(
+        name=config.name,
+        state=plan.state,
+        errors=tuple(plan.errors),
+        usd=sum(usd) if len(usd) == len(each) else None,
+        hours=sum(hours) if len(hours) == len(each) else None,
+        machines=", then ".join(dict.fromkeys(one.machines for one in each)),
+        term=", then ".join(dict.fromkeys(one.term for one in each)),
+        unknown="; ".join(one.unknown for one in each if one.usd is None),
+    )
+
+
+def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
     cost = plan.cost
     hours = [step.hours for step in cost.steps if step.hours is not None] if cost else []
     return Spending(
-        name=config.name,
+        name=stage,
         state=plan.state,
         errors=tuple(plan.errors),
         usd=cost.usd if cost else None,
         hours=sum(hours) if cost and len(hours) == len(cost.steps) else None,
         machines=machines_of(config),
         term=cost.term if cost else config.cluster.scheduling_strategy,
-        unknown=_why_not_known(plan),
+        unknown=f"stage {stage}: {_why_not_known(plan)}" if stage else _why_not_known(plan),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from trainer.storage.base import join_uri
@@ -22,14 +23,15 @@ CPU_FAMILIES = ("n1-", "e2-")  # whose vCPUs share one quota
 
 
 def quotas(config: RunConfig) -> dict[str, int]:
-    """The limit that each quota needs in gcp.location: the most that one job takes, as jobs run one after another.
+    """The limit that each quota needs in gcp.location: the most that one job takes, as jobs run one after another, also
+    those of several stages.
 
     GPUs and CPUs with an unknown quota are left out.
     """
     needed: Counter[str] = Counter()
     uri = join_uri(config.root_uri("vertex"), "runs", config.name)
-    for job in JOBS:
-        for option in capacity_options(config, job):
+    for run, job in itertools.product(config.stage_runs().values(), JOBS):
+        for option in capacity_options(run, job):
             spec = job_spec(option, job, uri)
             one: Counter[str] = Counter()
             kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""

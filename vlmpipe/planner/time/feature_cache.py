@@ -60,6 +60,8 @@ def advise(
     if shape.trains_tower:
         why = "the tower is trained, so what it outputs changes"
         return CacheAdvice("off", None, None, size, why=why)
+    if not config.model.can_cache_features:
+        return CacheAdvice("off", None, None, size, why=f"features of family {config.model.family} are not cached")
     images = None if load.images_per_epoch is None else round(load.images_per_epoch * min(1.0, load.passes))
     usd_per_gb_month = prices.storage(config.gcp.location).usd_per_gb_month if prices else None
     monthly = None

@@ -142,7 +142,7 @@ class ScriptedRuns:
             task.start_time = now
             parent = job.name.rpartition("/pipelineJobs/")[0]
             task.executor_detail.container_detail.main_job = self._begin_job(parent)
-            if name in JOB_STEPS:
+            if name.endswith(JOB_STEPS) and "collect-" not in name:  # a stage's has its name in front
                 resource = f"https://us-central1-aiplatform.googleapis.com/v1/{self._begin_job(parent)}"
                 resources = json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": resource}]})
                 task.execution.metadata = {"output:gcp_resources": resources}

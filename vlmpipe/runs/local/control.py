@@ -17,6 +17,7 @@ import psutil
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.storage.regular_files import open_regular
 from vlmpipe.runs.local.run import LOG, is_running, lock_holders, lock_owner, run_argument
+from vlmpipe.runs.local.stages import stage_folders
 from vlmpipe.runs.local.summary import RunReport
 
 POLL_S = 0.5
@@ -56,11 +57,19 @@ def cancel(report: RunReport) -> bool:
 
 
 def log_files(folder: Path, step: str = "") -> list[Path]:
-    """The pipeline's log, or those of the replicas of one step. Raises UserError where there are none."""
-    files = sorted((folder / "logs" / step).glob("*.log")) if step else [folder / LOG]
+    """The pipeline's log, or those of the replicas of one step, in whose name its stage comes first.
+
+    Raises UserError where there are none.
+    """
+    known = {
+        f"{stage}-{path.name}" if stage else path.name: path
+        for stage, place in stage_folders(folder).items()
+        for path in sorted((place / "logs").glob("*"))
+        if path.is_dir()
+    }
+    files = (sorted(known[step].glob("*.log")) if step in known else []) if step else [folder / LOG]
     if files and all(file.is_file() for file in files):
         return files
-    known = sorted(path.name for path in (folder / "logs").glob("*") if path.is_dir())
     raise UserError(
         f"run {folder.name} has no log of {f'step {step}' if step else 'its own'} yet",
         expected=f"one of {', '.join(known)}" if known else "a run whose jobs have begun",
@@ -82,9 +91,8 @@ class LogLine:
 class LogFile:
     """Parses the lines of one log in order. Lines in the pipeline's log name the step that follows."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._is_pipeline = path, path.name == LOG
-        self._step = "" if self._is_pipeline else path.parent.name
+    def __init__(self, path: Path, step: str) -> None:
+        self.path, self._is_pipeline, self._step = path, path.name == LOG, step
         self._time: datetime | None = None
 
     def parse(self, text: str) -> LogLine:
@@ -104,10 +112,10 @@ class LogFile:
             self._time = time + timedelta(days=time < self._time)  # past midnight
 
 
-def read_logs(files: list[Path], *, last: int) -> Iterator[LogLine]:
-    """Lines of these files, the `last` ones of each; 0: all."""
+def read_logs(files: list[Path], *, step: str = "", last: int) -> Iterator[LogLine]:
+    """Lines of these files, the `last` ones of each; 0: all. `step`: whose logs they are, where not the pipeline's."""
     for file in files:
-        log = LogFile(file)
+        log = LogFile(file, step)
         with _opened(file) as stream:
             yield from [log.parse(line) for line in stream.read().splitlines()][-last:]
 
@@ -119,10 +127,10 @@ def _opened(path: Path) -> TextIO:
 
 
 def follow_logs(
-    folder: Path, files: list[Path], *, last: int, sleep: Callable[[float], None] = time.sleep
+    folder: Path, files: list[Path], *, step: str = "", last: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[LogLine]:
     """The same, and new lines until the run is over."""
-    logs = [LogFile(file) for file in files]
+    logs = [LogFile(file, step) for file in files]
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(_opened(log.path)) for log in logs]
         for log, stream in zip(logs, streams, strict=True):

@@ -15,6 +15,7 @@ from trainer.storage.regular_files import NotRegularFileError, open_regular
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
+from vlmpipe.runs.local.stages import stage_folders
 from vlmpipe.runs.local.state import ATTEMPT_LINE, STOPPED, Step, read_state
 from vlmpipe.runs.stack_dumps import read_stall
 
@@ -46,13 +47,14 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     else:
         outcome = "failed" if step else "done"
     bad = outcome in ("failed", "stopped")
-    texts = _texts(folder, step) if bad else []
+    of_stage = stage_folders(folder).get(step.stage, folder) if step else folder
+    texts = _texts(folder, of_stage, step) if bad else []
     pattern, hit, also = decide(texts, code) if bad else (None, None, [])
     ends = rank_ends(texts)
     stall = None
     if pattern and pattern.id in STALL_IDS:
-        world_size = int(read_record_file(folder / "preflight.json").get("world_size", 0))
-        stall = read_stall(folder, world_size=world_size, since_s=since_s)
+        world_size = int(read_record_file(of_stage / "preflight.json").get("world_size", 0))
+        stall = read_stall(of_stage, world_size=world_size, since_s=since_s)
     faults = [
         str(line["faults"])
         for line in read_faults(folder, since_s=since_s)
@@ -61,7 +63,7 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     return Diagnosis(
         run=folder.resolve().name,
         outcome=outcome,
-        step=step.name if step else "",
+        step=step.title if step else "",
         exit_code=code,
         pattern=pattern,
         hit=hit,
@@ -81,14 +83,14 @@ def _exit_code(of_run: int | None, step: Step | None) -> int | None:
     return int(code) if code is not None else None
 
 
-def _texts(folder: Path, step: Step | None) -> list[Text]:
+def _texts(folder: Path, of_stage: Path, step: Step | None) -> list[Text]:
     """Error messages and logs of the run's end, the most informative first."""
     texts = []
     if step and step.detail.get("error"):
         texts.append(Text(f"steps/{step.name}.json", str(step.detail["error"]), first_line=0))
-    names = [step.name] if step else sorted(path.name for path in (folder / "logs").glob("*") if path.is_dir())
+    names = [step.name] if step else sorted(path.name for path in (of_stage / "logs").glob("*") if path.is_dir())
     first = str(step.detail.get("replica", "")) if step else ""
-    logs = [path for name in names for path in sorted((folder / "logs" / name).glob("*.log"))]
+    logs = [path for name in names for path in sorted((of_stage / "logs" / name).glob("*.log"))]
     for path in sorted(logs, key=lambda path: path.stem != first):
         texts.append(_end_of(path, path.relative_to(folder).as_posix()))
     if (folder / LOG).exists():

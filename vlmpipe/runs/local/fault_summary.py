@@ -10,15 +10,16 @@ from typing import Any
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_lines
 from vlmpipe.backends.local.fault_injector import FAULTS_FILE
+from vlmpipe.runs.local.stages import stage_folders
 from vlmpipe.runs.local.state import RunState
 
 NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
 
 
 def read_faults(folder: Path, *, since_s: float) -> list[dict[str, Any]]:
-    """The lines of the run's faults.jsonl from this attempt on; none for a run without faults."""
-    store = LocalStorage(folder)
-    lines = read_lines(store, FAULTS_FILE) if store.stat(FAULTS_FILE) else []
+    """The lines of faults.jsonl of all stages from this attempt on; none for a run without faults."""
+    stores = [LocalStorage(stage) for stage in stage_folders(folder).values()]
+    lines = [line for store in stores if store.stat(FAULTS_FILE) for line in read_lines(store, FAULTS_FILE)]
     return [line for line in lines if line["time_s"] >= since_s]
 
 
@@ -39,7 +40,7 @@ def fault_lines(lines: Iterable[dict[str, Any]], *, survived: bool) -> list[str]
 
 def restart_lines(state: RunState) -> list[str]:
     """A note for each restart of a job's replicas."""
-    return [f"{step.name}: {text}" for step in state.steps for text in step.detail.get("restarts") or []]
+    return [f"{step.title}: {text}" for step in state.steps for text in step.detail.get("restarts") or []]
 
 
 def _count(number: int, name: str) -> str:

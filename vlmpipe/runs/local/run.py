@@ -22,6 +22,7 @@ from trainer.storage.base import join_uri
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file, write_record
 from trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
+from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import STOPPED, RunState, read_state
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT_ROOT = "runs"  # the default of output.root_uri
 MARKER = "local.json"
-RUN_FILE_COPY = "run_file.json"
 LOCK = "run.lock"
 LOCK_BYTES = 1000  # at most
 LOG = "pipeline.log"

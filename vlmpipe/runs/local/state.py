@@ -20,18 +20,8 @@ from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
 from trainer.progress import StepRecord
 from trainer.storage.records import read_record_file, unseal
 from trainer.storage.regular_files import NotRegularFileError, open_regular
+from vlmpipe.runs.local.stages import stage_folders, steps_of, with_reused_stages
 
-STEPS = (
-    "resolve-run",
-    "prepare-data",
-    "cache-features",
-    "train",
-    "sync-checkpoint",
-    "evaluate",
-    "decide",
-    "register-model",
-    "notify",
-)
 EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 METRICS_TAIL_BYTES = 1 << 14
 LOG_TAIL_BYTES = 1 << 17
@@ -63,6 +53,12 @@ class Step:
     message: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
     started_s: float = 0.0  # Unix seconds; 0 while it waits
+    stage: str = ""  # empty in a run without stages, and of the steps after all of them
+
+    @property
+    def title(self) -> str:
+        """The step's name in the pipeline, which begins with the stage's."""
+        return f"{self.stage}-{self.name}" if self.stage else self.name
 
     @property
     def share(self) -> float:
@@ -84,7 +80,8 @@ class Step:
 
 @dataclass(frozen=True)
 class RunState:
-    """State of a run. `metrics` is the last line of metrics.jsonl, `train_eta_s` follows from the last few."""
+    """State of a run. `metrics` is the last line of the current stage's metrics.jsonl, `train_eta_s` follows from the
+    last few."""
 
     run_id: str
     steps: tuple[Step, ...]
@@ -92,7 +89,23 @@ class RunState:
     train_eta_s: float | None = None
 
     def step(self, name: str) -> Step:
-        return next(step for step in self.steps if step.name == name)
+        """The current stage's step of that name."""
+        return next(step for step in self.steps if step.name == name and step.stage in ("", self.stage))
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages in order; one with an empty name in a run without stages."""
+        return [step.stage for step in self.steps if step.name == "decide"]
+
+    @property
+    def decided(self) -> list[str]:
+        """The stages whose gate has decided."""
+        return [step.stage for step in self.steps if step.name == "decide" and step.state in ("done", "reused")]
+
+    @property
+    def stage(self) -> str:
+        """The current stage: the first one whose gate has not decided, else the last."""
+        return next((stage for stage in self.stages if stage not in self.decided), (self.stages or [""])[-1])
 
     @property
     def failed(self) -> Step | None:
@@ -125,11 +138,16 @@ class RunState:
 
 def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
     """The state of the run in `folder`. Steps that began before `since_s` belong to an earlier attempt: they wait."""
-    steps = tuple(_step(folder, name, now_s, since_s) for name in STEPS)
-    train = steps[STEPS.index("train")]
+    folders = stage_folders(folder)
+    steps = [
+        replace(_step(folders.get(stage, folder), name, now_s, since_s), stage=stage)
+        for stage, name in steps_of(list(folders))
+    ]
+    state = RunState(folder.name, with_reused_stages(steps))
+    train = state.step("train")
     # Until the first step is done, the file is an earlier attempt's.
-    lines = _metrics_tail(folder / "metrics.jsonl") if train.done else []
-    return RunState(folder.name, steps, lines[-1] if lines else {}, _train_eta_s(train, lines))
+    lines = _metrics_tail(folders[state.stage] / "metrics.jsonl") if train.done else []
+    return replace(state, metrics=lines[-1] if lines else {}, train_eta_s=_train_eta_s(train, lines))
 
 
 def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_l
 from vlmpipe.runs.local.run import (
     LOG,
     MARKER,
-    RUN_FILE_COPY,
     Marker,
     all_markers,
     is_running,
     read_marker,
     run_argument,
 )
+from vlmpipe.runs.local.stages import RUN_FILE_COPY, stage_folders
 from vlmpipe.runs.local.state import (
     STOPPED,
     RunState,
@@ -80,6 +81,13 @@ class RunReport:
         return "failed" if self.marker.exit_code else "done"
 
     @property
+    def results_folder(self) -> Path:
+        """Where the results are: of a run that an earlier stage's gate ended, that stage's folder."""
+        folders = stage_folders(self.folder)
+        decided = [stage for stage in folders if stage in self.state.decided]
+        return folders[decided[-1]] if decided else self.folder
+
+    @property
     def report(self) -> Path | None:
         """The run's report, an HTML page; None before it is written."""
         path = self.folder / "report.html"
@@ -101,7 +109,7 @@ class RunReport:
         return {
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
-            **{name: read_record_file(self.folder / f"{file}.json") or None for file, name in RESULTS.items()},
+            **{name: read_record_file(self.results_folder / f"{file}.json") or None for file, name in RESULTS.items()},
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
@@ -158,14 +166,31 @@ def list_runs(root: str) -> list[RunReport]:
 
 def success(report: RunReport) -> list[str]:
     """The lines after a completed run: accuracy, the gate's decision, files, next commands."""
-    folder, marker = report.folder, report.marker
+    folder, marker, results = report.folder, report.marker, report.results_folder
     lines = [f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}", ""]
-    evaluation, decision, registered = (read_record_file(folder / f"{name}.json") for name in RESULTS)
+    evaluation, decision, registered = (read_record_file(results / f"{name}.json") for name in RESULTS)
+    lines += stage_lines(report.state, lambda stage: read_record_file(stage_folders(folder)[stage] / "decision.json"))
     lines += result_lines(evaluation, decision, registered)
-    for label, name in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
-        if (folder / name).exists():
-            lines.append(f"{label:<12} {folder / name}")
+    for label, path in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
+        place = folder if path == "report.html" else results
+        if (place / path).exists():
+            lines.append(f"{label:<12} {place / path}")
     return [*lines, "", *next_commands(report, accepted=bool(decision.get("accepted")))]
+
+
+def stage_lines(state: RunState, decision_of: Callable[[str], Mapping[str, Any]]) -> list[str]:
+    """The answer of each stage's gate; none for a run without stages."""
+    if len(state.stages) < 2:
+        return []
+    lines, begun = [], {step.stage for step in state.steps if step.state not in ("waiting", "skipped")}
+    for stage in state.stages:
+        decision = decision_of(stage) if stage in state.decided else {}
+        if "accepted" in decision:
+            answer = "accepted" if decision["accepted"] else "rejected"
+        else:
+            answer = "done" if stage in state.decided else "not finished" if stage in begun else "not begun"
+        lines.append(f"{f'stage {stage}':<20} {answer}{f': {reason}' if (reason := decision.get('reason')) else ''}")
+    return [*lines, ""]
 
 
 def result_lines(evaluation: dict[str, Any], decision: dict[str, Any], registered: dict[str, Any]) -> list[str]:
@@ -232,8 +257,11 @@ def stopped(report: RunReport) -> list[str]:
     """The lines after Ctrl-C: the state of the run and how to resume it."""
     folder, state = report.folder, report.state
     under_way = next((step for step in state.steps if step.state in ("running", "failed", "stopped")), None)
-    lines = [f"Stopped{f' in {under_way.name}' if under_way else ''}: run {folder.name}"]
-    checkpoint_step = newest_checkpoint_step(LocalStorage(folder))
+    lines = [f"Stopped{f' in {under_way.title}' if under_way else ''}: run {folder.name}"]
+    if len(state.stages) > 1 and state.decided:
+        done = ", ".join(state.decided)
+        lines.append(f"  done and not trained again: stage {done}; it continues in stage {state.stage}")
+    checkpoint_step = newest_checkpoint_step(LocalStorage(stage_folders(folder)[state.stage]))
     if checkpoint_step is not None:
         total = f" of {state.step('train').total:.0f}" if state.step("train").total else ""
         lines.append(f"  a checkpoint at step {checkpoint_step}{total} is saved")
@@ -245,7 +273,7 @@ def stopped(report: RunReport) -> list[str]:
 def failure(report: RunReport) -> list[str]:
     """The lines after a run that failed: the step, its error, logs and what to do."""
     folder, step, code = report.folder, report.state.failed, report.marker.exit_code or ExitCode.UNEXPECTED
-    where = f"step {step.name}" if step else "the pipeline"
+    where = f"step {step.title}" if step else "the pipeline"
     lines = [f"error: {where} failed with exit code {code}: run {folder.name}"]
     said = _said(report)
     lines += [f"  {said[0]}", *said[1:]] if said else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,15 @@ def cancel_job(what: str, argument: str, state: Callable[[], str], send: Callabl
 def state_of(job: PipelineJob) -> str:
     """QUEUED, PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLING, CANCELLED or PAUSED."""
     return str(job.state.name).removeprefix("PIPELINE_STATE_")
+
+
+def stages_of_job(job: PipelineJob) -> list[str]:
+    """The names of the run's stages, which are fixed when the pipeline is compiled; one empty name without stages."""
+    inputs: Any = job.pipeline_spec or {}
+    for key in ("root", "inputDefinitions", "parameters", "run_file"):
+        inputs = inputs.get(key) or {}
+    run_file = json.loads(inputs.get("defaultValue") or "{}")
+    return [str(stage["name"]) for stage in run_file.get("stages") or ()] or [""]
 
 
 def run_uri_of_job(job: PipelineJob) -> str:

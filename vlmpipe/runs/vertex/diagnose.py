@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.backends.vertex.client import job_client, translate_errors
 from vlmpipe.backends.vertex.retries import send_request
@@ -65,17 +66,23 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
     return Diagnosis(
         run=address.job_id,
         outcome=outcome,
-        step=step.name if step else "",
+        step=step.title if step else "",
         exit_code=code,
         pattern=pattern,
         hit=hit,
         also=tuple(also),
         ends=tuple(rank_ends(texts)),
-        stall=_stall(status.run_uri) if pattern and pattern.id in STALL_IDS else None,
+        stall=_stall(_uri_of(status, step)) if pattern and pattern.id in STALL_IDS else None,
         notes=tuple(notes),
         last_lines=last_lines(texts) if texts and pattern is None else (),
         command=status.continuation,
     )
+
+
+def _uri_of(status: VertexStatus, step: Step | None) -> str:
+    """The folder of the step's stage."""
+    stage = step.stage if step else ""
+    return join_uri(status.run_uri, "stages", stage) if stage in status.state.stages[:-1] else status.run_uri
 
 
 def _step_of_interest(status: VertexStatus, outcome: str) -> Step | None:
@@ -85,7 +92,7 @@ def _step_of_interest(status: VertexStatus, outcome: str) -> Step | None:
 
 def _job_names(address: Address, job: PipelineJob, status: VertexStatus, step: Step) -> list[str]:
     """The step's custom jobs, the one that did its work first."""
-    names = [f"{address.place.parent}/customJobs/{number}" for number in job_numbers(job, step.name)]
+    names = [f"{address.place.parent}/customJobs/{number}" for number in job_numbers(job, step.title)]
     if step.name == "train":
         names += [option.job for option in status.files.options if option.job]
     return list(dict.fromkeys(reversed(names)))
@@ -118,12 +125,12 @@ def _texts(
         said = f"pipeline job {address.job_id} was cancelled. {status.error}"
         texts.append(Text("the pipeline job", said, first_line=0))
     if step:
-        record = status.files.records.get(step.name)
+        record = status.files_of[step.stage or status.state.stages[-1]].records.get(step.name)
         if record and record.detail.get("error"):
             texts.append(Text(f"steps/{step.name}.json", str(record.detail["error"]), first_line=0))
         texts += [_of_custom_job(one) for one in jobs]
-        words = " ".join(task.error.message for task in job.job_detail.task_details if task.task_name == step.name)
-        texts.append(Text(f"task {step.name}", words, first_line=0))
+        words = " ".join(task.error.message for task in job.job_detail.task_details if task.task_name == step.title)
+        texts.append(Text(f"task {step.title}", words, first_line=0))
     texts.append(Text("the pipeline job", status.error, first_line=0))
     if step:
         texts += _logs(address, job, step, jobs, notes)
@@ -145,7 +152,7 @@ def _logs(
     address: Address, job: PipelineJob, step: Step, jobs: Sequence[CustomJob], notes: list[str]
 ) -> Iterator[Text]:
     """The end of the step's logs, a text for each machine."""
-    numbers = job_numbers(job, step.name) | {one.name.rpartition("/")[2]: step.name for one in jobs}
+    numbers = job_numbers(job, step.title) | {one.name.rpartition("/")[2]: step.title for one in jobs}
     lines: dict[str, list[str]] = {}
     try:
         for entry in read(address.place, numbers, last=LAST_LOG_LINES):
@@ -153,7 +160,7 @@ def _logs(
     except UserError as error:
         notes.append(f"the logs could not be read (roles/logging.viewer): {error.found}")
     for replica, texts in lines.items():
-        yield Text(f"{LOGS} --step {step.name}{f', {replica}' if replica else ''}", "\n".join(texts))
+        yield Text(f"{LOGS} --step {step.title}{f', {replica}' if replica else ''}", "\n".join(texts))
 
 
 def _notes(status: VertexStatus) -> list[str]:
@@ -165,7 +172,7 @@ def _notes(status: VertexStatus) -> list[str]:
         far = f"training came to step {train.done:.0f}{f' of {train.total:.0f}' if train.total else ''}"
         notes.append(f"{far}{f', loss {loss:.3f}' if isinstance(loss, int | float) else ''}")
     if status.run_uri and not status.files.unreadable and status.outcome in ("failed", "stopped"):
-        step = newest_checkpoint_step(open_storage(status.run_uri))
+        step = newest_checkpoint_step(open_storage(_uri_of(status, train)))
         if step is not None:
             notes.append(f"a checkpoint at step {step} is saved, from which a resumed run continues")
     notes += [f"option {option.line()}" for option in status.files.options]
@@ -180,7 +187,7 @@ def _notes(status: VertexStatus) -> list[str]:
 def _waiting_note(step: Step, job: CustomJob) -> str:
     number = job.name.rpartition("/")[2]
     wanted = "machines" if step.name in JOB_STEPS else "a machine"
-    return f"step {step.name} waits for {wanted}: custom job {number} is {_state(job)}"
+    return f"step {step.title} waits for {wanted}: custom job {number} is {_state(job)}"
 
 
 def _state(job: CustomJob) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from trainer.storage.base import join_uri
 from trainer.storage.records import unseal
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
@@ -21,9 +22,10 @@ from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.local.fault_summary import restart_lines
-from vlmpipe.runs.local.state import EARLIER, STEPS, RunState, Step, parse_record, step_of_record
-from vlmpipe.runs.local.summary import result_lines
-from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, state_of
+from vlmpipe.runs.local.stages import steps_of, with_reused_stages
+from vlmpipe.runs.local.state import EARLIER, RunState, Step, parse_record, step_of_record
+from vlmpipe.runs.local.summary import result_lines, stage_lines
+from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.runs.vertex.names import Address, continue_with
 
 if TYPE_CHECKING:
@@ -67,11 +69,17 @@ class VertexStatus:
     service_state: str
     run_uri: str
     state: RunState
-    files: RunFiles
+    files_of: Mapping[str, RunFiles]  # by stage
     error: str  # the job's own
     started_s: float
     ended_s: float
     continuation: str = ""  # how to resume it: a command, or a sentence
+
+    @property
+    def files(self) -> RunFiles:
+        """Those of the current stage; of a run that an earlier stage's gate ended, that stage's."""
+        is_ended = self.is_over and self.outcome == "done" and self.state.decided
+        return self.files_of[self.state.decided[-1] if is_ended else self.state.stage]
 
     @property
     def outcome(self) -> str:
@@ -95,18 +103,23 @@ class VertexStatus:
     def spent_usd(self) -> float | None:
         """At most what the jobs' machines have cost so far: the service's times, which include waiting for machines, at
         the plan's prices. None where the run has no plan, or the plan no price."""
-        planned = (self.files.content("plan.json").get("cost") or {}).get("steps") or []
-        prices = {step_of(step["job"]): step["usd_per_hour"] for step in planned}
+        costs = {stage: files.content("plan.json").get("cost") or {} for stage, files in self.files_of.items()}
+        prices = {
+            (stage, step_of(step["job"])): step["usd_per_hour"]
+            for stage, cost in costs.items()
+            for step in cost.get("steps") or ()
+        }
         worked = [step for step in self.state.steps if step.name in JOB_STEPS and step.started_s and step.elapsed_s]
         worked = [step for step in worked if step.state not in ("reused", "skipped", "waiting")]
-        if not prices or any(prices.get(step.name) is None for step in worked):
+        if not prices or any(prices.get((step.stage, step.name)) is None for step in worked):
             return None
-        return float(sum(prices[step.name] * step.elapsed_s / 3600 for step in worked))
+        return float(sum(prices[step.stage, step.name] * step.elapsed_s / 3600 for step in worked))
 
     @property
     def planned_usd(self) -> float | None:
-        usd = (self.files.content("plan.json").get("cost") or {}).get("usd")
-        return None if usd is None else float(usd)
+        costs = [files.content("plan.json").get("cost") or {} for files in self.files_of.values()]
+        usd = [cost["usd"] for cost in costs if cost.get("usd") is not None]
+        return float(sum(usd)) if len(usd) == len(costs) else None
 
     def lines(self) -> list[str]:
         """For people, below the table of steps."""
@@ -122,7 +135,8 @@ class VertexStatus:
         lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
         lines += [f"  option      {option.line()}" for option in self.files.options]
         if self.outcome == "done":
-            lines += ["", *result_lines(*map(self.files.content, RESULTS[1:]))]
+            lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].content("decision.json"))]
+            lines += result_lines(*map(self.files.content, RESULTS[1:]))
         notes = self.state.notes + restart_lines(self.state)
         if self.files.unreadable:
             notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
@@ -160,11 +174,11 @@ class VertexStatus:
 
     def _failure(self) -> list[str]:
         step = self.state.failed
-        where = f"step {step.name}" if step else "the pipeline"
+        where = f"step {step.title}" if step else "the pipeline"
         lines = [f"error: {where} failed with exit code {self.exit_code}: run {self.address.job_id}"]
         said = str(step.detail.get("error") or step.message) if step else self.error
         lines += f"  {said}".splitlines() if said else []
-        name, run = (f" --step {step.name}" if step else ""), self.address.argument
+        name, run = (f" --step {step.title}" if step else ""), self.address.argument
         if not any(line.startswith("  to do:") for line in lines) and (hit := _first_hit(said, self.error)):
             lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
         return [*lines, f"  logs:     vlmpipe logs {run}{name}",
@@ -177,29 +191,36 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     now_s = time.time() if now_s is None else now_s
     uri = run_uri_of_job(job)
     created_s = _seconds(job.create_time)
-    files = read_files(uri, since_s=created_s - CLOCKS_APART_S) if uri else RunFiles(unreadable="it is not of vlmpipe")
+    stages, files_of = stages_of_job(job), dict[str, RunFiles]()
+    for stage in stages:
+        own = uri if stage == stages[-1] else join_uri(uri, "stages", stage)
+        since_s = created_s - CLOCKS_APART_S
+        files_of[stage] = read_files(own, since_s=since_s) if uri else RunFiles(unreadable="it is not of vlmpipe")
     tasks = {task.task_name: task for task in job.job_detail.task_details}
     is_over = state_of(job) in OVER
-    steps = [_step(name, tasks, files, now_s, is_over=is_over) for name in STEPS]
-    steps += [
-        _step(name, tasks, files, now_s, is_over=is_over)
-        for name, task in tasks.items()
-        if name not in STEPS and task.state.name == "FAILED" and _is_step(task)
-    ]
-    train = next(step for step in steps if step.name == "train")
-    record = files.records.get("train")
+    named = {f"{stage}-{name}" if stage else name: (stage, name) for stage, name in steps_of(stages)}
+    named |= {
+        title: ("", title)
+        for title, task in tasks.items()
+        if title not in named and task.state.name == "FAILED" and _is_step(task)
+    }
+    steps = [_step(stage, name, tasks, files_of[stage or stages[-1]], now_s, is_over=is_over)
+             for stage, name in named.values()]  # fmt: skip
+    run_id = uri.rpartition("/")[2] or address.job_id
+    state = RunState(run_id, with_reused_stages(steps))
+    train = state.step("train")
+    record = files_of[state.stage].records.get("train")
     shown = ("loss", "tokens_per_s")
     metrics: dict[str, Any] = {key: train.detail[key] for key in shown if key in train.detail}
     eta_s = None
     if record and train.state == "running":  # from when training began: the task began when it asked for machines
         eta_s = replace(train, elapsed_s=max(0.0, now_s - record.started_s)).eta_s
-    run_id = uri.rpartition("/")[2] or address.job_id
     return VertexStatus(
         address=address,
         service_state=state_of(job),
         run_uri=uri,
-        state=RunState(run_id, tuple(steps), metrics, eta_s),
-        files=files,
+        state=replace(state, metrics=metrics, train_eta_s=eta_s),
+        files_of=files_of,
         error=job.error.message,
         started_s=_seconds(job.start_time) or created_s,
         ended_s=_seconds(job.end_time),
@@ -233,6 +254,7 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
 
 
 def _step(
+    stage: str,
     name: str,
     tasks: Mapping[str, PipelineTaskDetail],
     files: RunFiles,
@@ -240,6 +262,10 @@ def _step(
     *,
     is_over: bool,
 ) -> Step:
+    if stage:  # in whose tasks' names it comes first
+        tasks = {
+            title.removeprefix(f"{stage}-"): task for title, task in tasks.items() if title.startswith(f"{stage}-")
+        }
     task = tasks.get(name)
     if _state(task) in ("waiting", "skipped") and (other := tasks.get(INSTEAD.get(name, ""))):
         task = other if _state(other) not in ("waiting", "skipped") else task
@@ -247,13 +273,14 @@ def _step(
     if _state(task) == "waiting" and earlier and not is_over:
         began_s = _seconds(tasks[earlier[0]].start_time)
         elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
-        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=f"{earlier[0]} is running")
+        message = f"{earlier[0]} is running"
+        return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=message, stage=stage)
     state = _state(task)
     if is_over and state in ("waiting", "running"):
         state = "skipped" if state == "waiting" else "stopped"
     record = files.records.get(name)
     if task is None or state in ("waiting", "skipped"):
-        return Step(name, state)
+        return Step(name, state, stage=stage)
     started_s = _seconds(task.start_time) or _seconds(task.create_time)
     elapsed_s = max(0.0, (_seconds(task.end_time) or now_s) - started_s) if started_s else 0.0
     said = step_of_record(record, elapsed_s) if record else Step(name, elapsed_s=elapsed_s)
@@ -271,9 +298,8 @@ def _step(
         message = message or words
         detail.setdefault("error", words)
         detail.setdefault("exit_code", _exit_code(words))
-    return replace(
-        said, name=name, state=state, elapsed_s=elapsed_s, started_s=started_s, message=message, detail=detail
-    )
+    said = replace(said, name=name, stage=stage, elapsed_s=elapsed_s, started_s=started_s)
+    return replace(said, state=state, message=message, detail=detail)
 
 
 def _state(task: PipelineTaskDetail | None) -> str:

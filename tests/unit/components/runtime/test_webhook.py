@@ -50,6 +50,25 @@ def test_a_failure_message_has_step_code_and_error(receiver: Receiver, failed_ru
     assert message["text"].startswith("Run r1: failed in train. loss is nan\n")
 
 
+def test_what_a_stage_ended_is_reported_as_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "r1"
+
+    def record(folder: Path, step: str, state: str, started_s: float) -> None:
+        (folder / "steps").mkdir(parents=True, exist_ok=True)
+        content = asdict(StepRecord(step, state, started_s=started_s, message="loss is nan", detail={"exit_code": 65}))
+        (folder / f"steps/{step}.json").write_text(json.dumps(content))
+
+    align = run / "stages/align"
+    record(run, "train", "failed", 1.0)  # in an earlier attempt
+    record(align, "resolve-run", "done", 2.0)
+    record(align, "train", "failed", 3.0)
+    assert webhook.message_of(str(run), "FAILED")["step"] == "align-train"
+    record(align, "decide", "done", 4.0)
+    (align / "decision.json").write_text('{"accepted": false, "reason": "loss 7 is above 6"}')
+    message = webhook.message_of(str(run), "SUCCEEDED")
+    assert (message["accepted"], message["reason"]) == (False, "loss 7 is above 6")
+
+
 def test_a_run_without_files_is_reported_with_the_services_message(receiver: Receiver, tmp_path: Path) -> None:
     webhook.send_notification(receiver.address, str(tmp_path / "nothing"), "FAILED", "the image cannot be pulled")
     assert receiver.messages[0]["error"] == "the image cannot be pulled"

@@ -53,6 +53,34 @@ def test_what_has_no_meaning_for_smolvlm_is_refused(model: dict[str, Any], sente
     assert sentence in problems_of(model=SMOLVLM | model)["model"]
 
 
+HF = {"family": "hf", "pretrained": {"weights": "org/model"}, "tokenizer": "org/model"}
+TWO_RANKS = {"cluster__processes_per_replica": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "sentence"),
+    [
+        ({"model": HF | {"image_size": 32}}, "model", "image_size has no meaning for family hf"),
+        ({"model": HF | {"tokenizer": "train:300"}}, "model", "family hf takes a published tokenizer"),
+        ({"model": HF | {"pretrained": {"config": {"model_type": "gemma3"}}}}, "model", "takes weights only"),
+        ({"features__cache": "on"}, "features.cache", "whose features are not cached"),
+        (
+            TWO_RANKS | {"train__strategy": "tp", "train__tensor_parallel": 2},
+            "train.strategy",
+            "whose layers are not split",
+        ),
+        (TWO_RANKS | {"train__context_parallel": 2}, "train.context_parallel", "whose sequences are not shared"),
+        ({"train__overlap_vision_encoder": True}, "train.overlap_vision_encoder", "runs the tower itself"),
+    ],
+)
+def test_what_family_hf_cannot_do_is_refused(changes: dict[str, Any], field: str, sentence: str) -> None:
+    assert sentence in problems_of(**{"model": HF, "features__cache": "auto"} | changes)[field]
+
+
+def test_settings_of_an_image_processor_are_for_family_hf() -> None:
+    assert "image_processor has no meaning for family llava" in problems_of(model__image_processor={})["model"]
+
+
 def test_what_has_no_meaning_for_llava_is_refused() -> None:
     assert "max_pixels has no meaning for family llava" in problems_of(model__max_pixels=50_000)["model"]
     assert "longest_edge has no meaning for family llava" in problems_of(model__longest_edge=64)["model"]

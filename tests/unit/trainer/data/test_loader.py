@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.data.prepared import conversation, job_config, llava_folder, prepare_llava, run_prepare, write_json
+from tests.support.data.prepared import (
+    conversation,
+    job_config,
+    llava_folder,
+    preferring,
+    prepare_llava,
+    run_prepare,
+    write_json,
+)
 from trainer.config.data import DataConfig
 from trainer.data.chat.encode import IGNORED, Chat
 from trainer.data.loader import PackedLoader, PackedSequence
@@ -211,3 +219,31 @@ def test_fixture_has_the_expected_content(data: Fixture) -> None:
     assert "text" in data.split.ids
     assert 0 in data.split.image_count.tolist()
     assert data.sequence().num_steps(1) > 2
+
+
+def test_a_pair_is_two_conversations_about_its_images_with_their_last_answers_labelled(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 12)
+    source = write_json(tmp_path / "data.json", [one | {"rejected": "Another number."} for one in records])
+    data = {"image_folder": str(images), "max_images_per_sequence": 5, "chunk_samples": 4}
+    plain = job_config(tmp_path / "root", source=str(source), **data)
+    stored, prepared = run_prepare(plain), run_prepare(preferring(plain))  # chunks of one are not those of the other
+    assert prepared.fingerprint != stored.fingerprint
+    storage, split = open_storage(prepared.uri), Index.load(prepared.uri).split("train")
+    sampler = PackedBatchSampler(split, plain.data, seed=0, global_batch_size=2, in_pairs=True)
+    chat, reader = Chat.load(storage, SQUARES), ShardReader.open(storage)
+    loader = PackedLoader(split, sampler, chat, reader, images=True)
+    loader.references = np.arange(2 * len(split), dtype=np.float32).reshape(-1, 2)
+    for step in range(sampler.num_steps(1)):
+        rows = loader.sequences_for_step(step, 0, 1)
+        assert sampler.loss_terms(sampler.batch(step)) == sum(len(row.sample_ids) for row in rows)
+        for row in rows:
+            numbers = [split.ids.index(identity) for identity in row.sample_ids]
+            assert len(row.images) == 2 * len(numbers) <= plain.data.max_images_per_sequence
+            assert row.references.tolist() == [2 * n + which for n in numbers for which in (0, 1)]
+            assert row.tokens == split.tokens[numbers].sum() and len(row.sample_tokens) == 2 * len(numbers)
+            said = chat.tokenizer.decode(row.labels[row.labels != IGNORED]).replace("</s>", "|").split("|")
+            expected = [(f"Number {split.ids[n].partition('-')[2]}.", "Another number.") for n in numbers]
+            assert [text.strip() for text in said[:-1]] == [text for pair in expected for text in pair]
+    plain_reader = ShardReader.open(open_storage(stored.uri))
+    turns = plain_reader.turns(Index.load(stored.uri).split("train").sample_location(0))
+    assert not any(turn.rejected for turn in turns), "other runs store nothing of it"

@@ -24,6 +24,7 @@ from tests.support.data.prepared import (
     llava_folder,
     picture,
     png,
+    preferring,
     record,
     run_prepare,
 )
@@ -87,6 +88,7 @@ IN_LINES: dict[RejectCode, Callable[[Path], Line]] = {
     RejectCode.CONV_TEMPLATE: _line(record(0, id="bad", conversations=_THOUGHT_OVER)),
     RejectCode.CONV_TOO_LONG: _talk("<image>\nWhat?", "long " * 300),
     RejectCode.CONV_TOO_MANY_IMAGES: _talk("<image><image><image>\nWhat?", "This.", image=["0.png"] * 3),
+    RejectCode.PAIR_INCOMPLETE: _talk("<image>\nWhat?", "This."),
     RejectCode.TEXT_EMPTY: _talk("<image>\nWhat?", " \n"),
     RejectCode.TEXT_SPECIAL_TOKEN: _talk("<image>\nWhat?", "This.</s>"),
     RejectCode.REF_MISSING: _line(record(0, id="bad", image="nothing.png")),
@@ -120,9 +122,12 @@ LIMITS = {
 def prepare_lines(folder: Path, codes: list[RejectCode], **data: Any) -> str:
     """20 good records and one with each fault."""
     images, records = llava_folder(folder, 20)
+    if in_pairs := RejectCode.PAIR_INCOMPLETE in codes:
+        records = [one | {"rejected": "Something else."} for one in records]
     lines: list[Line] = [*records, *(IN_LINES[code](folder) for code in codes)]
     source = write_lines(folder / "data.jsonl", lines)
-    return run_prepare(job_config(folder / "root", source=str(source), image_folder=str(images), **LIMITS | data)).uri
+    config = job_config(folder / "root", source=str(source), image_folder=str(images), **LIMITS | data)
+    return run_prepare(preferring(config) if in_pairs else config).uri
 
 
 def prepare_tar(folder: Path, codes: list[RejectCode], **data: Any) -> str:

@@ -31,6 +31,7 @@ def row(labels: list[int], images: int = 0) -> PackedSequence:
         image_sha256=tuple(f"image{number}" for number in range(images)),
         image_token_counts=(1,) * images,
         tiles=images,
+        sample_images=(images,),
         images=(),
         sample_ids=("sample",),
         sample_tokens=(ROW_TOKENS,),
@@ -63,6 +64,9 @@ class Sampler:
 
     def label_tokens(self, batch: GlobalBatch) -> int:
         return 4
+
+    def loss_terms(self, batch: GlobalBatch) -> int:
+        return self.label_tokens(batch)
 
 
 def stream(loader: Loader, end_step: int, first_step: int = 0, device: str = "cpu") -> PrefetchingLoader:

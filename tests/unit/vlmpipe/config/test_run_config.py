@@ -110,6 +110,10 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         ({"features__cache": "on", "model__freeze": []}, "features.cache"),
         ({"gate__min_scores": {"cider_d": 1}, "evaluate__cider_d": "off"}, "gate.min_scores.cider_d"),
         ({"train__global_batch_size": 6, "cluster__replica_count": 4}, "train.global_batch_size"),
+        ({"gate__min_scores": {"preference_accuracy": 0.5}}, "gate.min_scores.preference_accuracy"),
+        ({"train__objective": "dpo", "train__strategy": "tp", "train__tensor_parallel": 2}, "train"),
+        ({"train__objective": "dpo", "train__context_parallel": 2, "cluster__replica_count": 2}, "train"),
+        ({"train__objective": "dpo", "train__validate_every_steps": 5}, "train"),
         ({"train__micro_batch_size": 3}, "train"),
         ({"train__activation_offloading": True}, "train"),
         (

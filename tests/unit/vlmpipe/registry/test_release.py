@@ -13,7 +13,7 @@ from tests.support.reports import RUN_ID, make_run, write_export, write_json
 from trainer.errors import ConfigError, DataError, UserError
 from trainer.storage.records import read_record_file
 from vlmpipe.registry.folder import FolderRegistry
-from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.registry.release import decide_run, register_run, was_accepted
 
 
 @pytest.fixture
@@ -65,6 +65,26 @@ def test_a_worse_run_is_rejected_and_cannot_be_registered(run: Path) -> None:
     assert decision.champion.version == 1
     with pytest.raises(ConfigError, match="was not accepted"):
         register_run(str(worse))
+
+
+def test_only_an_accepted_whole_model_of_the_very_settings_is_known_to_be_accepted(run: Path) -> None:
+    assert not was_accepted(str(run)), "not decided yet"
+    decide_run(str(run))
+    assert was_accepted(str(run))
+    settings = (run / "run.json").read_text()
+    for section in ({"seed": 9}, {"resume": "never"}):
+        edit(run / "run.json", train=json.loads(settings)["train"] | section)
+        assert not was_accepted(str(run)), section
+    (run / "run.json").write_text(settings)
+    assert was_accepted(str(run))
+    (run / "export/config.json").write_text("[]")
+    assert not was_accepted(str(run)), "the export is damaged"
+
+
+def test_a_rejected_run_is_not_known_to_be_accepted(run: Path) -> None:
+    edit(run / "run.json", gate={"min_exact_match": 1.0})
+    assert not decide_run(str(run)).accepted
+    assert not was_accepted(str(run))
 
 
 def test_other_held_out_questions_are_not_compared(run: Path) -> None:

@@ -126,6 +126,37 @@ def test_the_page_is_self_contained_and_names_what_it_draws(finished: Path) -> N
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in page.elements if tag == "th")
 
 
+def test_earlier_stages_have_a_section_and_a_report_of_their_own(run: Path) -> None:
+    for name, began_s in (("warm-up", 1.0), ("align", 2.0)):
+        shutil.copytree(run, run / "stages" / name, ignore=shutil.ignore_patterns("stages"))
+        edit(run / "stages" / name / "steps/resolve-run.json", started_s=began_s)
+    edit(run / "stages/align/evaluate.json", exact_match=0.125, loss=3.25)
+    edit(run / "stages/align/decision.json", reason="Accepted: loss 3.25 is below 6.")
+    edit(run / "stages/align/plan.json", time={"steps": 150, "train_hours": 0.5}, cost={"usd": 12.5})
+    write_report(str(run))
+    page = Page((run / "report.html").read_text())
+    assert page.attributes("section", "id")[0] == "stages"
+    links = [target for target in page.attributes("a", "href") if not target.startswith("#")]
+    assert links == ["stages/warm-up/report.html", "stages/align/report.html"]
+    assert all((run / link).is_file() for link in links)
+    for text in ("Loss 3.25 is below 6.", "150", "30 min 0 s", "$12.50", "3.250", "12.5%"):
+        assert text in page.text, text
+    charts = page.attributes("svg", "aria-label")
+    assert sum(label.startswith("Loss") for label in charts) == 3
+    of_stage = Page((run / "stages/align/report.html").read_text())
+    assert "stages" not in of_stage.attributes("section", "id")
+
+
+def test_a_run_that_a_stage_ended_says_so_and_leaves_out_what_it_did_not_reach(run: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    shutil.copytree(run, whole / "stages/align")
+    edit(whole / "stages/align/decision.json", accepted=False, reason="Rejected: loss 7 is above 6.")
+    write_json(whole / "steps/notify.json", {"step": "notify", "state": "running", "started_s": 9.0})
+    page = Page(build_report(str(whole)))
+    assert "Rejected in stage align" in page.text and "Loss 7 is above 6." in page.text
+    assert not {"decision", "training", "samples"} & set(page.attributes("section", "id"))
+
+
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)></style></title>{{ 7 * 7 }}&amp;\u202e"
 
 

@@ -140,4 +140,5 @@ def _settings(config: JobConfig, chat: Chat, format_version: int) -> str:
     specials = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.all_special_tokens)
     template = (chat.template.source, chat.end_tokens, chat.as_text)
     tokens = stable_digest(tokenizer.backend_tokenizer.to_str(), specials, template)
-    return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, image_rule(config.model))
+    pairs = ("pairs",) if config.train.in_pairs else ()
+    return stable_digest(format_version, json.dumps(data, sort_keys=True), tokens, image_rule(config.model), *pairs)

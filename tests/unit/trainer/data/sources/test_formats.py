@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.data.sources import Source, open_source
 from trainer.data.sources.base import counted, records_from
+from trainer.data.sources.records import SHAPES, turns_of
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.gcs import GcsStorage
@@ -151,3 +153,21 @@ def test_missing_image_is_a_reject_but_an_inaccessible_bucket_is_an_error(tmp_pa
     with pytest.raises(UserError) as refused:
         samples[2].images[0].read()
     assert refused.value.code == ExitCode.NO_PERMISSION
+
+
+ASKED, SAID, OTHER = ({"role": role, "content": text} for role, text in
+                      (("user", "<image>\nWhat?"), ("assistant", "This."), ("assistant", "That.")))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [ASKED, SAID], "rejected": "That."},
+        {"messages": [ASKED, SAID], "rejected": [OTHER]},
+        {"prompt": [ASKED], "chosen": [SAID], "rejected": [OTHER]},
+        {"chosen": [ASKED, SAID], "rejected": [ASKED, OTHER]},
+        {"question": "<image>\nWhat?", "answer": "This.", "rejected": " That. "},
+    ],
+)
+def test_a_rejected_answer_is_found_beside_each_shape_of_a_conversation(record: dict[str, Any]) -> None:
+    assert turns_of(record, 1, "", tuple(SHAPES)) == (Turn("<image>\nWhat?", "This.", rejected="That."),)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from trainer.models.layers.chunked_loss import TokenLoss, chunked_loss, compute_in_chunks
+from trainer.models.layers.chunked_loss import TokenLoss, chunked_losses, compute_in_chunks
 from trainer.tracing.step import MemoryTracker
 
 WIDTH, VOCABULARY = 12, 37
@@ -39,7 +39,7 @@ def assert_equal(found: Any, expected: Any, relative: float = RELATIVE) -> None:
 def test_chunks_change_neither_the_loss_nor_its_gradients(labels: int, chunk: int, scale: float) -> None:
     hidden, weight, label_ids = problem(labels)
     plain = F.cross_entropy(F.linear(hidden, weight), label_ids, reduction="sum")
-    loss = chunked_loss(hidden, weight, label_ids, chunk)
+    loss = chunked_losses(hidden, weight, label_ids, chunk).sum()
     assert_equal([loss], [plain])
     assert_equal(*(torch.autograd.grad(one * scale, (hidden, weight)) for one in (loss, plain)))
 
@@ -72,7 +72,7 @@ def test_logits_of_more_than_a_chunk_never_exist() -> None:
     peaks = {}
     for size in (labels, chunk):
         with MemoryTracker([hidden, weight, label_ids]) as tracker:
-            loss = chunked_loss(hidden, weight, label_ids, size)
+            loss = chunked_losses(hidden, weight, label_ids, size).sum()
             forward = tracker.take_peak(next_category="backward").total_bytes
             loss.backward()
             peaks[size] = (forward, tracker.take_peak(next_category="backward").total_bytes - weight.nbytes)
@@ -100,7 +100,7 @@ def test_a_sharded_head_gives_the_whole_loss_on_each_rank(monkeypatch: pytest.Mo
         left = list(answers)
         monkeypatch.setattr(dist, "all_reduce", lambda tensor, *_, left=left, **__: tensor.copy_(left.pop(0)))
         group: Any = object()
-        loss = chunked_loss(hidden, half, label_ids, 5, first=first, group=group)
+        loss = chunked_losses(hidden, half, label_ids, 5, first=first, group=group).sum()
         assert not left
         assert_equal([loss], [expected])
         mine, own = torch.autograd.grad(loss, (hidden, half))

@@ -28,7 +28,8 @@ from vlmpipe.backends.local.restart_policy import (
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults
-from vlmpipe.runs.local.run import RUN_FILE_COPY, LocalRun, Marker
+from vlmpipe.runs.local.run import LocalRun, Marker
+from vlmpipe.runs.local.stages import RUN_FILE_COPY
 
 
 def parse(*texts: str, nodes: int = 2, ranks_per_node: int = 2) -> list[Event]:

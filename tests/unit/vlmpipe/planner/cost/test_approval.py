@@ -107,7 +107,9 @@ def _cost(*steps: StepCost, missing: tuple[str, ...] = ()) -> Cost:
 
 
 def _plan(**fields: Any) -> Any:
-    return SimpleNamespace(**{"state": "green", "errors": [], "cost": None, "load": None, "notes": ()} | fields)
+    plan = SimpleNamespace(**{"state": "green", "errors": [], "cost": None, "load": None, "notes": ()} | fields)
+    plan.stages = {"": plan}
+    return plan
 
 
 LOAD = SimpleNamespace(steps=100)

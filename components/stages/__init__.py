@@ -1,0 +1,1 @@
+"""Steps that only a pipeline with several stages has."""

@@ -1,0 +1,304 @@
+"""The family hf: each model type trains in packed sequences as plain transformers would on one sample at a time."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+
+from tests.support.hf import table
+from tests.support.hf.kinds import KINDS
+from tests.support.hf.publish import model_section, publish
+from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.trainer.native_models import SIZES, picture, write_data
+from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
+from trainer.checkpoint.sync import sync_run
+from trainer.config.data import DataConfig
+from trainer.config.job import JobConfig
+from trainer.config.model import IMAGE_TOKEN, ModelConfig
+from trainer.data.chat.encode import Chat
+from trainer.data.chat.make import make_chat
+from trainer.data.sample import Turn
+from trainer.errors import ConfigError
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.hf import examine
+from trainer.models.hf.processor import PublishedImages
+from trainer.models.image_processor import image_preparer
+from trainer.models.image_tokens import image_form_of, sample_image_tokens
+from trainer.models.registry import family_of
+from trainer.storage import open_storage
+from trainer.weights_digest import weights_sha256
+
+SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])  # pictures by seed and size
+RELATIVE = 1e-5
+# One of each way to keep samples apart, to count and to join images, and to place tokens.
+SHORT = ("gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
+TYPES = chosen(KINDS, lambda name: name in SHORT)
+MIXING, PREFIX = ("qwen3_5",), ("paligemma",)  # layers that are no attention; answers that are seen before they come
+REGROUPED = ("glm4v_moe", "qianfan_ocr")  # files hold weights in other pieces than the model
+STOP_STEP = 2
+ADAPTERS = {"model.lora": {"rank": 4}}
+MORE: dict[str, dict[str, Any]] = {
+    "hsdp": {"train.strategy": "hsdp"},
+    "full": {"train.activation_checkpointing": "full"},
+    "lora": ADAPTERS,
+    "lora-ddp": ADAPTERS | {"train.strategy": "ddp"},
+    "qlora": {"model.lora": {"rank": 4, "quantize_base": "nf4"}},
+    "tower": {"model.freeze": []},
+    "tower-ddp": {"model.freeze": [], "train.strategy": "ddp"},
+    "bf16": {"train.precision": "bf16"},
+    **{name: {"train.strategy": name} for name in ("zero1", "zero2", "zero3")},
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a model of this type."""
+    folders: dict[str, Path] = {}
+
+    def folder(model_type: str) -> Path:
+        if model_type not in folders:
+            folders[model_type] = publish(model_type, tmp_path_factory.mktemp(model_type))
+        return folders[model_type]
+
+    return folder
+
+
+def config_of(folder: Path, **changes: Any) -> ModelConfig:
+    return ModelConfig.model_validate(model_section(folder, **changes))
+
+
+def ids_of(chat: Chat, config: ModelConfig, sizes: list[tuple[int, int]]) -> list[int]:
+    turns = [Turn(f"{IMAGE_TOKEN}\n" * len(sizes) + "what is this?", "it is seven")]
+    return chat.encode(turns, sample_image_tokens(config)(sizes), sizes).input_ids
+
+
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
+def test_packed_samples_equal_plain_transformers_on_each(model_type: str, published: Callable[[str], Path]) -> None:
+    """Loss and gradients of every token; without an image, every trained part still has a gradient."""
+    config = config_of(published(model_type), freeze=())
+    family, images = family_of(config), image_form_of(config).published
+    assert images is not None
+    chat = make_chat(config, DataConfig(source="x", sequence_length=8), ())
+    model = family.build(config, chat.tokenizer)
+    ids = [ids_of(chat, config, [size for _, size in sample]) for sample in SAMPLES]
+    pictures = [[picture(*one) for one in sample] for sample in SAMPLES]
+    module = family.training_module(config, model, cached=False).train()
+    total = sum(plain_loss(model, images, tokens, shown) for tokens, shown in zip(ids, pictures, strict=True))
+    expected = gradients_of(model)
+    rows = [[number] for number in range(len(SAMPLES))] if model_type in MIXING else [range(len(SAMPLES))]
+    found_loss = 0.0
+    for row in rows:
+        inputs = inputs_of([ids[one] for one in row])
+        shown = [pictures[one] for one in row]
+        made = image_preparer(config)([one for sample in shown for one in sample], list(map(len, shown)))
+        loss = module(**inputs, images=made.values)
+        loss.backward()
+        found_loss += float(loss.detach())
+    assert found_loss == pytest.approx(total, rel=RELATIVE)
+    found = gradients_of(model)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert found.keys() == expected.keys() == trained, "a parameter without a gradient is a collective that waits"
+    largest = max(float(each.abs().max()) for each in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=RELATIVE, atol=RELATIVE * largest, msg=name)
+    module(**inputs_of([ids[1]]), images={}).backward()
+    assert gradients_of(model).keys() == expected.keys()
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_tokens_and_inputs_are_those_of_the_models_processor(model_type: str, published: Callable[[str], Path]) -> None:
+    """With one image and with two, because some processors cut an image finer when it is alone."""
+    config = config_of(published(model_type))
+    images = image_form_of(config).published
+    assert images is not None
+    chat = make_chat(config, DataConfig(source="x", sequence_length=8), ())
+    for sample in SAMPLES:
+        sizes = [size for _, size in sample]
+        content = [{"type": "image"}] * len(sample) + [{"type": "text", "text": "what is this?"}]
+        chats = [{"role": "user", "content": content}, {"role": "assistant", "content": "it is seven"}]
+        text = chat.tokenizer.apply_chat_template(chats, tokenize=False)
+        pictures = [Image.open(io.BytesIO(picture(*one))) for one in sample]
+        made = images.processor(text=[text], images=pictures or None, add_special_tokens=False, return_tensors="pt")
+        assert ids_of(chat, config, sizes) == made["input_ids"][0].tolist()
+        for name, tensor in images.tensors(pictures).items() if pictures else ():
+            assert torch.equal(tensor, torch.as_tensor(made[name])), name
+
+
+def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
+    """Of a sequence of these samples, in which the last token of each predicts nothing."""
+    lengths = [len(sample) for sample in samples]
+    row = torch.tensor([[token for sample in samples for token in sample]])
+    ends = {sum(lengths[: number + 1]) - 1 for number in range(len(lengths))}
+    index = torch.tensor([place for place in range(row.shape[1]) if place not in ends])
+    return {
+        "input_ids": row,
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "label_index": index,
+        "label_ids": row[0, index + 1],
+        "samples": CuSeqlens.of([lengths], row.shape[1]),
+    }
+
+
+def plain_loss(model: Any, published: PublishedImages, tokens: list[int], images: Sequence[bytes]) -> float:
+    """Summed loss of one sample by the library alone, and its gradients."""
+    ids = torch.tensor([tokens])
+    given = published.tensors([Image.open(io.BytesIO(image)) for image in images]) if images else {}
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **published.types(ids), **given).logits[0]
+    loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
+    loss.backward()
+    return float(loss.detach())
+
+
+def gradients_of(model: Any) -> dict[str, torch.Tensor]:
+    """Taken from the model, which is left without any."""
+    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_published_weights_are_read_one_at_a_time(model_type: str, published: Callable[[str], Path]) -> None:
+    """Under whatever names they are stored; a model whose weights are stored in other pieces is loaded whole."""
+    config = config_of(published(model_type))
+    family, images = family_of(config), image_form_of(config).published
+    assert images is not None
+    tokenizer = images.processor.tokenizer
+    model, initial = family.build(config, tokenizer), family.initial_weights(config, tokenizer)
+    assert all(torch.equal(initial.read(name), tensor) for name, tensor in sorted(model.state_dict().items()))
+    assert ("_whole" in vars(initial)) == (model_type in REGROUPED)
+    assert weights_sha256(family.build_tower(config)) == weights_sha256(family.tower(model))
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_docs_say_what_is_found(model_type: str, published: Callable[[str], Path]) -> None:
+    assert table.row(model_type, published(model_type)) in table.PAGE.read_text().splitlines()
+
+
+def test_the_docs_list_these_types() -> None:
+    listed = [line.split("`")[1] for line in table.PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert listed == sorted(KINDS)
+
+
+@pytest.mark.parametrize("model_type", [*MIXING, *PREFIX])
+def test_a_type_that_mixes_samples_or_shows_answers_is_refused(
+    model_type: str, published: Callable[[str], Path]
+) -> None:
+    config = config_of(published(model_type))
+    with pytest.raises(ConfigError) as raised:
+        examine.require_trainable(config, pack=True)
+    if model_type in MIXING:
+        assert "linear_attention" in str(raised.value) and "data.pack" in str(raised.value)
+        examine.require_trainable(config, pack=False)
+    else:
+        assert "answers would be visible" in str(raised.value)
+
+
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in (*PREFIX, *MIXING)])
+def test_a_type_that_keeps_samples_apart_passes(model_type: str, published: Callable[[str], Path]) -> None:
+    found = examine.examine(config_of(published(model_type)))
+    assert found.keeps_apart and found.is_causal and found.has_plain_head
+
+
+def test_the_examination_finds_samples_that_see_each_other(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the hook that keeps them apart."""
+    monkeypatch.setattr("trainer.models.hf.model._both", lambda mask, seen: mask)
+    examine._examine.cache_clear()
+    found = examine.examine(config_of(published("gemma3")))
+    examine._examine.cache_clear()
+    assert not found.keeps_apart and found.is_causal
+
+
+@pytest.fixture(scope="module")
+def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, JobConfig]:
+    """Samples with none, one or two images, also in ranks that have no image in a step."""
+    root = tmp_path_factory.mktemp("runs")
+    base = {
+        "model": model_section(published("internvl")),
+        "data": {**write_data(root / "data"), "validation_fraction": 0.3},
+        "features.cache": "off", "train.global_batch_size": 4, "train.micro_batch_size": 1, "train.max_steps": 4,
+        "train.strategy": "fsdp", "train.epochs": 4,
+    }  # fmt: skip
+    whole = base | {"train.strategy": "ddp", "train.micro_batch_size": 4, "train.loss_chunk_tokens": 0}
+    unpacked = whole | {"data.pack": False, "train.global_batch_size": 64, "train.max_steps": 1}
+    packed = whole | {"train.global_batch_size": 64, "train.max_steps": 1}
+    alone = {name: make_run(root, name, changes, features="off") for name, changes in {
+        "reference": whole, "packed": packed, "unpacked": unpacked,
+    }.items()}  # fmt: skip
+    train_runs(list(alone.values()), processes=1)
+    two = {
+        "ddp": base | {"train.strategy": "ddp"},
+        "checkpointing": base | {"train.activation_checkpointing": "selective"},
+        "fsdp": base,
+    }
+    jobs = {name: make_run(root, name, changes, features="off") for name, changes in two.items()}
+    begun = make_run(root, "resumed", base | {"train.max_steps": STOP_STEP}, features="off")
+    train_runs([begun, *jobs.values()], processes=2)
+    if WHOLE:
+        jobs |= {name: make_run(root, name, base | changes, features="off") for name, changes in MORE.items()}
+        alone["adapted"] = make_run(root, "adapted", whole | ADAPTERS, features="off")
+        alone["trained"] = make_run(root, "trained", whole | {"model.freeze": []}, features="off")
+        train_runs([alone["adapted"], alone["trained"]], processes=1)
+        by_engine = [[jobs[name] for name in MORE if ("zero" in name) == is_zero] for is_zero in (False, True)]
+        for several in by_engine:
+            train_runs(several, processes=2)
+    jobs["resumed"] = make_run(root, "resumed", base, features="off")
+    train_runs([jobs["resumed"]], processes=2)
+    return alone | jobs
+
+
+def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> None:
+    expected = losses(runs["reference"])
+    assert len(set(expected)) == 4
+    more = ("hsdp", "full", "zero1", "zero2", "zero3") if WHOLE else ()
+    for name in ("ddp", "fsdp", "checkpointing", *more):
+        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+
+
+@only_whole
+def test_adapters_and_a_trained_tower_equal_one_process(runs: Mapping[str, JobConfig]) -> None:
+    for name, reference in {
+        "lora": "adapted",
+        "lora-ddp": "adapted",
+        "tower": "trained",
+        "tower-ddp": "trained",
+    }.items():
+        assert losses(runs[name]) == pytest.approx(losses(runs[reference]), rel=RELATIVE), name
+    assert losses(runs["adapted"])[1:] != pytest.approx(losses(runs["reference"])[1:], rel=RELATIVE)
+    assert losses(runs["trained"])[1:] != pytest.approx(losses(runs["reference"])[1:], rel=RELATIVE)
+    assert losses(runs["qlora"]) == pytest.approx(losses(runs["adapted"]), rel=0.02)
+    assert losses(runs["bf16"]) == pytest.approx(losses(runs["reference"]), rel=0.02)
+
+
+def test_packed_equals_unpacked(runs: Mapping[str, JobConfig]) -> None:
+    assert summary(runs["packed"])["tokens"] == summary(runs["unpacked"])["tokens"]
+    assert losses(runs["packed"]) == pytest.approx(losses(runs["unpacked"]), rel=RELATIVE)
+
+
+def test_resumed_equals_uninterrupted(runs: Mapping[str, JobConfig]) -> None:
+    assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
+    assert losses(runs["resumed"]) == losses(runs["fsdp"])
+
+
+def test_an_export_loads_in_plain_transformers_and_is_evaluated(runs: Mapping[str, JobConfig]) -> None:
+    job = runs["fsdp"]
+    sync_run(job)
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    storage = open_storage(job.run.run_uri)
+    _, info = AutoModelForImageTextToText.from_pretrained(storage.uri("export"), output_loading_info=True)
+    assert not any(info.values())
+    result = json.loads(storage.read("evaluate.json"))
+    assert result["questions"] > 3 and 0 < result["loss"] < 10
+    assert set(result["controls"]) == {"shuffled_image", "no_image"}
+    again = config_of(Path(storage.uri("export")))
+    of_export, of_source = (image_form_of(one).published for one in (again, job.model))
+    assert of_export and of_source and of_export.rule() == of_source.rule()

@@ -1,0 +1,80 @@
+"""Training on pairs: as one process whatever the strategy, from references that are computed once."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.short_form import chosen
+from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
+from trainer.checkpoint.sync import sync_run
+from trainer.config.job import JobConfig
+from trainer.config.strategies import PREFERRING
+from trainer.errors import DataError
+from trainer.evaluation.reference_log_probs import POINTER, read_references, references_of_run
+from trainer.storage import open_storage
+
+STRATEGIES = chosen(dict.fromkeys(PREFERRING), lambda name: name in ("fsdp", "zero2"))
+RELATIVE, STOP_STEP = 1e-5, 2
+PAIRS = {"train.objective": "dpo", "train.max_steps": 4, "train.dpo_beta": 0.5, "data.max_samples": 120}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    """`reference` on one process, all others on two."""
+    root = tmp_path_factory.mktemp("pairs")
+
+    def run(name: str, changes: dict[str, Any]) -> JobConfig:
+        return make_run(root, name, {"features.cache": "off", **PAIRS, **changes}, features="off")
+
+    reference = run("reference", {"train.micro_batch_size": 8})
+    train_runs([reference], processes=1)
+    made = {name: run(name, {"train.strategy": name}) for name in STRATEGIES}
+    train_runs([*made.values(), run("resumed", {"train.strategy": "fsdp", "train.max_steps": STOP_STEP})], processes=2)
+    made["resumed"] = run("resumed", {"train.strategy": "fsdp"})
+    train_runs([made["resumed"]], processes=2)
+    return {"reference": reference, **made}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_pairs_train_under_each_strategy_as_on_one_process(name: str, runs: dict[str, JobConfig]) -> None:
+    expected = losses(runs["reference"])
+    assert expected[0] == pytest.approx(math.log(2), abs=1e-6), "the model prefers nothing beyond its own reference"
+    assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE)
+    assert summary(runs[name])["world_size"] == 2
+
+
+def test_a_resumed_run_prefers_against_the_first_weights(runs: dict[str, JobConfig]) -> None:
+    assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
+    assert losses(runs["resumed"]) == losses(runs["fsdp"])
+
+
+def test_references_are_computed_once_for_model_and_data_and_checked(runs: dict[str, JobConfig]) -> None:
+    uris = {json.loads(open_storage(job.run.run_uri).read(POINTER))["uri"] for job in runs.values()}
+    assert len(uris) == 1, "the same model and data, whatever the strategy"
+    (uri,) = uris
+    file = Path(uri, "train.npy")
+    content = file.read_bytes()
+    first = min(
+        path.stat().st_mtime_ns for job in runs.values() for path in Path(job.run.run_uri).glob("metrics.jsonl")
+    )
+    assert file.stat().st_mtime_ns < first, "later runs have not written them again"
+    assert (references_of_run(runs["fsdp"].run.run_uri, "eval") < 0).all()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(DataError, match="damaged"):
+        read_references(uri, "train")
+    file.write_bytes(content)
+
+
+def test_the_evaluation_says_what_is_preferred(runs: dict[str, JobConfig]) -> None:
+    job = runs["reference"]
+    sync_run(job)
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    found = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
+    references = references_of_run(job.run.run_uri, "eval")
+    assert found["reference_preference_accuracy"] == pytest.approx((references[:, 0] > references[:, 1]).mean())
+    assert 0 <= found["preference_accuracy"] <= 1 and found["dpo_loss"] != pytest.approx(math.log(2), abs=1e-6)

@@ -1,0 +1,81 @@
+"""The docs' table of model types, found out on tiny models:
+
+    python -m tests.support.hf.table
+
+writes it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from tests.support.hf.kinds import KINDS
+from tests.support.hf.publish import model_section, publish
+from tests.support.paths import ROOT
+from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
+from trainer.models.hf.examine import require_trainable
+from trainer.models.hf.model import encoder_of, has_merger
+from trainer.models.image_tokens import image_form_of
+from trainer.models.registry import family_of
+
+PAGE = ROOT / "docs/reference/model-types.md"
+SIZES = ((16, 16), (64, 64), (64, 16), (16, 80))  # of images, in pixels
+HEADER = """# Model types of family hf
+
+What was found on a tiny random model of each type. `model.family: hf` takes other types of transformers too and
+examines them in the same way ([Train any image-text model](../how-to/any-model.md)).
+
+- **packed samples**: whether samples in one sequence give the loss and gradients of each alone in plain transformers.
+- **tokens of an image**: whether they depend on its size.
+- **projector**: where it lies; inside of the vision encoder it is trained or frozen with `projector` all the same.
+- **inputs**: what the model takes of an image.
+
+This page is generated: `python -m tests.support.hf.table`. A test compares it with the code.
+
+| type | class of transformers | packed samples | tokens of an image | projector | inputs |
+|---|---|---|---|---|---|
+"""
+
+
+def row(model_type: str, folder: Path) -> str:
+    """Of a type that is published in `folder`."""
+    config = ModelConfig.model_validate(model_section(folder))
+    images, family = image_form_of(config).published, family_of(config)
+    assert images is not None
+    model = family.build(config, images.processor.tokenizer)
+    counts = {sum(images.texts((size,))[0].runs) for size in SIZES}
+    cells = (
+        f"`{model_type}`",
+        type(model).__name__,
+        packing(config),
+        "by size" if len(counts) > 1 else "all the same",
+        "in the encoder" if has_merger(encoder_of(model)) else "behind the encoder",
+        ", ".join(sorted(images.tensors([Image.new("RGB", SIZES[0])]))),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def packing(config: ModelConfig) -> str:
+    for pack, verdict in ((True, "yes"), (False, "needs `data.pack: false`")):
+        try:
+            require_trainable(config, pack=pack)
+        except ConfigError:
+            continue
+        return verdict
+    return "refused: its texts are not causal"
+
+
+def page() -> str:
+    rows = []
+    for model_type in sorted(KINDS):
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(row(model_type, publish(model_type, Path(folder))))
+    return HEADER + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

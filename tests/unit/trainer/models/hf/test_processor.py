@@ -1,0 +1,63 @@
+"""Processors of published models, without the parts that this machine has no packages for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PixtralImageProcessorPil
+
+from tests.support.hf.kinds import TEXT, VISION
+from tests.support.hf.publish import model_section, publish, tokenizer_of
+from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.errors import ConfigError
+from trainer.models.hf.processor import ImageText, _in_runs, join, published_images
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<a><t><t><b>", ImageText("<a><image><b>", (2,))),
+        ("<t><t>\n<t>", ImageText("<image>\n<image>", (2, 1))),
+        ("none", ImageText("none", ())),
+    ],
+)
+def test_runs_of_image_tokens_become_one_mark_each(text: str, expected: ImageText) -> None:
+    assert _in_runs(text, "<t>") == expected
+
+
+def test_samples_are_joined_along_images_and_padded_elsewhere() -> None:
+    one, two = torch.ones(1, 3, 4, 4), torch.ones(2, 3, 2, 6)
+    joined = join([{"pixel_values": one}, {"pixel_values": two, "image_sizes": torch.ones(2, 2)}])
+    assert joined["pixel_values"].shape == (3, 3, 4, 6) and joined["image_sizes"].shape == (2, 2)
+    assert torch.equal(joined["pixel_values"][1:, :, :2], two) and not joined["pixel_values"][1:, :, 2:].any()
+    nested = torch.ones(1, 2, 3, 4, 4)  # (sample, images, ...)
+    assert join([{"pixel_values": nested, "pixel_attention_mask": nested[:, :, 0]}] * 2)["pixel_values"].shape[1] == 4
+    assert join([]) == {}
+
+
+def test_a_processor_that_needs_torchvision_is_refused_in_words(tmp_path: Path) -> None:
+    content = {"model_type": "mistral3", "text_config": TEXT | {"model_type": "mistral"}, "image_token_id": 5}
+    (tmp_path / "config.json").write_text(json.dumps(content | {"vision_config": VISION | {"model_type": "pixtral"}}))
+    tokenizer_of("llava").save_pretrained(tmp_path)
+    PixtralImageProcessorPil().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"PixtralProcessor requires the Torchvision library") as raised:
+        published_images(WeightsConfig(weights=str(tmp_path)), None)
+    assert "install" in raised.value.fix and "torchvision" in raised.value.fix
+
+
+def test_a_model_that_takes_no_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXT | {"model_type": "llama"}))
+    with pytest.raises(ConfigError, match=r"no processor|no image-text model"):
+        published_images(WeightsConfig(weights=str(tmp_path)), None)
+
+
+def test_settings_of_the_image_processor_can_be_changed(tmp_path: Path) -> None:
+    folder = publish("internvl", tmp_path)
+    counts = {}
+    for most in (1, 2):
+        section = ModelConfig.model_validate(model_section(folder, image_processor={"max_patches": most}))
+        counts[most] = published_images(section.tower, section.image_processor).texts(((64, 16),))[0].runs
+    assert counts == {1: (4,), 2: (12,)}, "two patches come with one of the whole image"

@@ -1,0 +1,142 @@
+"""The loss of pairs against the published formula, computed conversation by conversation."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.support.trainer.flop_cases import model_config
+from trainer.data.chat.encode import IGNORED
+from trainer.data.loader import PackedSequence
+from trainer.dataloading.batches import collate, no_images
+from trainer.models.layers.chunked_loss import compute_in_chunks
+from trainer.models.registry import family_of
+
+BETA, ROW_TOKENS = 0.3, 40
+# Tokens of the question, of the chosen and of the rejected answer of each pair; two packed sequences.
+ROWS = [[(5, 3, 2), (4, 1, 6)], [(9, 2, 2)]]
+REFERENCES = np.array([-20.0, -13.5, -7.25, -36.0, -14.0, -11.0], np.float32)
+Conversation = tuple[list[int], int]  # tokens, and how many of them are the question
+
+
+def conversations() -> list[list[list[Conversation]]]:
+    """Of each packed sequence, the two of each pair."""
+    draw = np.random.default_rng(0)
+
+    def tokens(count: int) -> list[int]:
+        return draw.integers(4, 250, count).tolist()
+
+    return [
+        [[(question + tokens(size), asked) for size in (chosen, rejected)]
+         for asked, chosen, rejected in row for question in [tokens(asked)]]
+        for row in ROWS
+    ]  # fmt: skip
+
+
+def packed(row: list[list[Conversation]], references: np.ndarray[Any, Any] | None) -> PackedSequence:
+    ids, labels = np.zeros(ROW_TOKENS, np.int64), np.full(ROW_TOKENS, IGNORED, np.int64)
+    positions, lengths, start = np.arange(ROW_TOKENS), [], 0
+    for tokens, asked in itertools.chain.from_iterable(row):
+        stop = start + len(tokens)
+        ids[start:stop], labels[start + asked : stop] = tokens, tokens[asked:]
+        positions[start:stop] = np.arange(len(tokens))
+        lengths.append(len(tokens))
+        start = stop
+    positions[start:] = np.arange(ROW_TOKENS - start)
+    unknown = np.full(len(lengths), np.nan, np.float32)
+    return PackedSequence(
+        input_ids=ids, labels=labels, position_ids=positions, image_sha256=(), image_token_counts=(), tiles=0,
+        images=(), sample_ids=tuple(map(str, range(len(row)))), sample_tokens=tuple(lengths),
+        label_tokens=int((labels != IGNORED).sum()), references=unknown if references is None else references,
+    )  # fmt: skip
+
+
+def module_of() -> nn.Module:
+    config = model_config(freeze=())
+    torch.manual_seed(0)
+    model = family_of(config).skeleton(config, vocabulary=300)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    module = family_of(config).training_module(config, model, cached=True)
+    module.project = lambda features: features.new_zeros(0, 64)  # no sample has an image
+    module.token_loss.dpo_beta = BETA
+    return module.train()
+
+
+def log_probability(module: nn.Module, tokens: list[int], asked: int) -> torch.Tensor:
+    """Of the answer in a conversation that is alone, from all logits."""
+    logits = module.model(input_ids=torch.tensor([tokens])).logits[0].double()
+    scores = logits.log_softmax(-1)[asked - 1 : -1]
+    return scores.gather(1, torch.tensor(tokens[asked:])[:, None]).sum()
+
+
+def test_the_loss_and_its_gradients_are_those_of_the_published_formula() -> None:
+    """-log sigmoid(beta * (log(p/ref) of the chosen answer - log(p/ref) of the rejected one)): equation 7 of the paper,
+    and TRL's loss_type sigmoid."""
+    module, pairs = module_of(), conversations()
+    expected = torch.zeros((), dtype=torch.float64)
+    for (chosen, rejected), references in zip(
+        itertools.chain.from_iterable(pairs), REFERENCES.reshape(-1, 2).tolist(), strict=True
+    ):
+        of_chosen = log_probability(module, *chosen) - references[0]
+        of_rejected = log_probability(module, *rejected) - references[1]
+        expected = expected - torch.log(1 / (1 + torch.exp(-BETA * (of_chosen - of_rejected))))
+    expected.backward()
+    gradients = {name: weight.grad.clone() for name, weight in module.named_parameters() if weight.grad is not None}
+    module.zero_grad()
+
+    batch = collate([packed(pairs[0], REFERENCES[:4]), packed(pairs[1], REFERENCES[4:])], no_images)
+    loss = module(**batch.to(torch.device("cpu")))
+    loss.backward()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(module.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+def test_chunks_of_labels_change_neither_loss_nor_gradients(chunk: int) -> None:
+    pairs, found = conversations(), []
+    for size in (0, chunk):
+        module = module_of()
+        if size:
+            compute_in_chunks(module.token_loss, module.model.lm_head, size)
+        batch = collate([packed(pairs[0], REFERENCES[:4]), packed(pairs[1], REFERENCES[4:])], no_images)
+        loss = module(**batch.to(torch.device("cpu")))
+        loss.backward()
+        found.append(
+            (loss.detach(), module.model.lm_head.weight.grad, module.model.model.language_model.norm.weight.grad)
+        )
+    for expected, chunked in zip(*found, strict=True):
+        torch.testing.assert_close(chunked, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_without_references_the_log_probabilities_are_given() -> None:
+    """Also where a packed sequence of the batch is empty."""
+    module, pairs = module_of(), conversations()
+    batch = collate([packed(pairs[0], None), packed([], None)], no_images)
+    assert batch.pairs is not None and batch.pairs.references is None
+    expected = [log_probability(module, *one) for one in itertools.chain.from_iterable(pairs[0])]
+    torch.testing.assert_close(
+        module(**batch.to(torch.device("cpu"))).double(), torch.stack(expected), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_batch_without_pairs_gives_no_loss_and_no_gradient() -> None:
+    module = module_of()
+    batch = collate([packed([], np.empty(0, np.float32))], no_images)
+    loss = module(**batch.to(torch.device("cpu")))
+    loss.backward()
+    assert float(loss) == 0
+    assert not any(weight.grad.any() for weight in module.parameters() if weight.grad is not None)
+
+
+def test_references_stay_in_fp32_whatever_a_strategy_casts() -> None:
+    batch = collate([packed(conversations()[0], REFERENCES[:4])], no_images)
+    assert not isinstance(batch.pairs, tuple | list | dict)
+    assert replace(batch).to(torch.device("cpu"))["pairs"].references.dtype == torch.float32

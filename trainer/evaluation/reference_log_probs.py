@@ -1,0 +1,155 @@
+"""Log probabilities of pairs' answers under the model that preference training starts from, computed once.
+
+`references/<key>/<split>.npy` holds them in the order of the split, (samples, 2), and `<split>.json`, written last, its
+checksum. The key covers model section, frozen weights, precision and prepared data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainer.checkpoint.commit import CommitRecord
+from trainer.config.job import JobConfig
+from trainer.data.chat.encode import Chat
+from trainer.data.loader import Float32Array, PackedLoader
+from trainer.data.sample import SPLITS, Split
+from trainer.data.sampler import PackedBatchSampler
+from trainer.data.shards.index import Index, SplitIndex
+from trainer.data.shards.tar import ShardReader
+from trainer.dataloading.batches import ImageSource, collate
+from trainer.distributed.agreement import on_first
+from trainer.distributed.data_parallel_rank import DataParallelRank
+from trainer.distributed.process import ProcessContext
+from trainer.errors import DataError
+from trainer.storage import open_storage
+from trainer.storage.base import crc32c_of, join_uri
+from trainer.storage.records import read_record, write_record
+from trainer.strategies.base import Strategy
+
+POINTER = "references.json"  # in a run: where its references are
+
+
+class ReferenceLogProbs:
+    """The references of a run, found or computed. Use it before a checkpoint is loaded: the strategy's weights are then
+    those that training starts from."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        strategy: Strategy,
+        record: CommitRecord,
+        chat: Chat,
+        reader: ShardReader,
+        image_source: ImageSource,
+        replica: DataParallelRank,
+    ) -> None:
+        self._job, self._strategy, self._chat, self._reader = job, strategy, chat, reader
+        self._image_source, self._replica = image_source, replica
+        key = {
+            "model": record.model_sha256,
+            "frozen": [record.tower_sha256, record.frozen_sha256],
+            "precision": job.train.precision,
+            "prepared": job.pointers().prepared_uri.rstrip("/").rpartition("/")[2],
+        }
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        self.uri = join_uri(job.run.root_uri, "references", digest)
+
+    def find(self, index: Index, worker: ProcessContext) -> Float32Array:
+        """References of the training split; computes those of every split that are not stored yet. Collective."""
+        found: dict[Split, Float32Array] = {}
+        for split in SPLITS:
+            stored = on_first(worker, partial(read_references, self.uri, split))
+            found[split] = self._compute(index.split(split), worker) if stored is None else stored
+            if worker.is_first and stored is None:
+                _write(self.uri, split, found[split])
+                print(f"train: references of {len(found[split])} pairs ({split}) computed: {self.uri}", flush=True)
+        if worker.is_first:
+            write_record(open_storage(self._job.run.run_uri), POINTER, {"uri": self.uri})
+        return found["train"]
+
+    def _compute(self, split: SplitIndex, worker: ProcessContext) -> Float32Array:
+        mine = dict(self._of_rank(split))
+        everyone: list[dict[int, list[float]]] = [{}] * worker.world_size
+        dist.all_gather_object(everyone, mine)
+        references = np.full((len(split), 2), np.nan, np.float32)
+        for part in everyone:
+            for number, values in part.items():
+                references[number] = values
+        assert not np.isnan(references).any(), "a pair that no rank has packed"
+        return references
+
+    def _of_rank(self, split: SplitIndex) -> Iterator[tuple[int, list[float]]]:
+        """Number and log probabilities of each pair in this rank's packed sequences."""
+        size = self._job.train.micro_batch_size
+        sampler = PackedBatchSampler(
+            split,
+            self._job.data,
+            seed=0,
+            global_batch_size=size * self._replica.count,
+            tile_tokens=self._chat.form.tile_tokens,
+            in_pairs=True,
+        )
+        loader = PackedLoader(split, sampler, self._chat, self._reader, images=self._replica.takes_images)
+        numbers = {identity: number for number, identity in enumerate(split.ids)}
+        for step in range(sampler.num_steps(1) if len(split) else 0):
+            rows = loader.sequences_for_step(step, self._replica.index, self._replica.count)
+            log_probs = self._strategy.forward_loss(collate(rows, self._image_source)).view(-1, 2).tolist()
+            ids = [identity for row in rows for identity in row.sample_ids]
+            for identity, values in zip(ids, log_probs, strict=True):
+                yield numbers[identity], values
+
+
+def references_of_run(run_uri: str, split: Split) -> Float32Array:
+    """The references that a run was trained with. Raises DataError where they are gone."""
+    uri = str(read_record(open_storage(run_uri), POINTER)["uri"])
+    found = read_references(uri, split)
+    if found is None:
+        raise DataError(f"there are no references in {uri}", fix="run the train step again, which computes them")
+    return found
+
+
+def read_references(uri: str, split: Split) -> Float32Array | None:
+    """None where they are not complete. Raises DataError for damage."""
+    store = open_storage(uri)
+    if store.stat(f"{split}.json") is None:
+        return None
+    content = store.read(f"{split}.npy")
+    if crc32c_of(content) != read_record(store, f"{split}.json")["crc32c"]:
+        raise DataError(
+            f"{store.uri(f'{split}.npy')} is damaged: its checksum (CRC32C) is not the one written",
+            fix=f"delete {uri}; the next run that starts anew computes it again",
+        )
+    references: Float32Array = np.load(io.BytesIO(content), allow_pickle=False)
+    return references
+
+
+def _write(uri: str, split: Split, references: Float32Array) -> None:
+    buffer, store = io.BytesIO(), open_storage(uri)
+    np.save(buffer, references, allow_pickle=False)
+    store.write(f"{split}.npy", buffer.getvalue())
+    write_record(store, f"{split}.json", {"pairs": len(references), "crc32c": crc32c_of(buffer.getvalue())})
+
+
+def preference_scores(log_probs: torch.Tensor, references: torch.Tensor, beta: float) -> dict[str, float]:
+    """Of held-out pairs, (pairs, 2): chosen, rejected. An answer's reward is its log probability beyond the
+    reference's."""
+    rewards = log_probs - references
+    margins = rewards[:, 0] - rewards[:, 1]
+    return {
+        "preference_accuracy": _share(log_probs[:, 0] > log_probs[:, 1]),
+        "reference_preference_accuracy": _share(references[:, 0] > references[:, 1]),
+        "reward_accuracy": _share(margins > 0),
+        "dpo_loss": float(-torch.nn.functional.logsigmoid(beta * margins).mean()),
+    }
+
+
+def _share(holds: torch.Tensor) -> float:
+    return float(holds.double().mean())

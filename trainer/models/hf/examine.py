@@ -1,0 +1,185 @@
+"""What a model type does with packed samples, found out on a small model of it before any training.
+
+Layers that are no attention, masks that the library makes for image tokens and prefixes mix samples or show answers,
+all without an error. Two samples in one sequence, and each alone, tell.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from trainer.config.model import IMAGE_TOKEN, ModelConfig
+from trainer.errors import ConfigError
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.hf.model import HfVLM, fewer_layers, names_from_end
+from trainer.models.hf.processor import PublishedImages, join, kind_of, published_images
+from trainer.models.hf_native.pretrained import part_config
+
+SIZES = ((96, 64), (64, 80))  # of the two samples' images, in pixels
+TEXTS = ("one two three", "four five")
+WIDTH = 64  # of the small model's language model
+NARROW = ("intermediate_size", "moe_intermediate_size")
+MOST_DIFFERENCE = 1e-3  # of the largest hidden state: sums in another order make some 1e-6
+
+
+@dataclass(frozen=True)
+class Examination:
+    """keeps_apart: samples in one sequence do not see each other. is_causal: no token sees a later one, but for those
+    of its own image. has_plain_head: logits are what the head makes of hidden states. untrained: parameters of the
+    encoder that get no gradient, by `names_from_end`."""
+
+    keeps_apart: bool
+    is_causal: bool
+    has_plain_head: bool
+    untrained: tuple[str, ...] = ()
+
+
+def require_trainable(config: ModelConfig, *, pack: bool) -> None:
+    """Raise ConfigError for a model that cannot be trained on packed sequences, or not at all. Takes seconds."""
+    kind, found = part_config(config.tower).model_type, examine(config)
+    if not found.is_causal:
+        raise ConfigError(
+            f"in a {kind} model tokens see those behind them, so answers would be visible to what predicts them",
+            expected="a model whose texts are causal",
+        )
+    if not found.has_plain_head:
+        raise ConfigError(
+            f"a {kind} model changes logits behind its head, which the loss here would not see",
+            expected="a model whose logits are its head's",
+        )
+    if pack and not found.keeps_apart:
+        layers = sorted(set(getattr(part_config(config.tower).get_text_config(), "layer_types", None) or ()))
+        which = f" (its layers are {', '.join(layers)})" if layers else ""
+        raise ConfigError(
+            f"a {kind} model lets samples in one sequence see each other{which}", fix="set data.pack to false"
+        )
+
+
+def examine(config: ModelConfig) -> Examination:
+    """Cached: planner and trainer ask more than once."""
+    return _examine(config.model_dump_json())
+
+
+@functools.lru_cache(8)
+def _examine(section: str) -> Examination:
+    config = ModelConfig.model_validate_json(section)
+    images, problems = published_images(config.tower, config.image_processor), []
+    for whole in _small(part_config(config.tower)):
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(0)
+                return _found(config, images, whole)
+        except ConfigError:
+            raise
+        except Exception as error:  # any code of any model type, with sizes that it was not made for
+            problems.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+    raise ConfigError(
+        f"a {part_config(config.tower).model_type} model does not run on two packed samples: {problems[-1]}",
+        expected="a model type whose forward pass takes token ids, positions and its image processor's output",
+    )
+
+
+def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig) -> Examination:
+    model = kind_of(type(whole))(whole).float()
+    for weight in model.parameters():  # so large that attention tells tokens apart
+        weight.copy_(torch.randn_like(weight) * (2 / weight.shape[-1] ** 0.5) if weight.ndim > 1 else weight)
+    head = model.get_output_embeddings()
+    module = HfVLM(config, model, images).eval()
+    made = [images.tensors([Image.effect_noise(size, 64).convert("RGB")]) for size in SIZES]
+    ids = [_ids(images, size, text) for size, text in zip(SIZES, TEXTS, strict=True)]
+
+    def hidden(rows: list[Tensor], inputs: dict[str, Tensor]) -> Tensor:
+        lengths = [len(row) for row in rows]
+        places = torch.cat([torch.arange(length) for length in lengths])[None]
+        bounds = CuSeqlens.of([lengths], sum(lengths))
+        return module.hidden_states(torch.cat(rows)[None], places, inputs, bounds)[0]
+
+    alone = [hidden([row], inputs) for row, inputs in zip(ids, made, strict=True)]
+    packed = hidden(ids, join(made))
+    changed = ids[0].clone()
+    changed[-3:] = changed[0]
+    behind = hidden([changed], made[0])
+    types = images.types(ids[0][None])
+    logits = model(input_ids=ids[0][None], attention_mask=torch.ones_like(ids[0][None]), **types, **made[0]).logits[0]
+    with torch.enable_grad():
+        hidden(ids[:1], made[0]).sum().backward()
+    idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    return Examination(
+        untrained=tuple(end for end, name in names_from_end(model).items() if name in idle),
+        keeps_apart=_equal(packed, torch.cat(alone)),
+        is_causal=_equal(behind[:-3], alone[0][:-3]),
+        has_plain_head=_equal(head(alone[0]), logits),
+    )
+
+
+def _ids(images: PublishedImages, size: tuple[int, int], text: str) -> Tensor:
+    """Tokens of an image with text before and behind it."""
+    (written,) = images.texts((size,))
+    lengths = iter(written.runs)
+    tokenizer, found = images.processor.tokenizer, []
+    mark = written.text.replace(IMAGE_TOKEN, images.image_token)
+    for token in tokenizer(f"{text} {mark} {text}", add_special_tokens=False)["input_ids"]:
+        found += [token] * (next(lengths) if token == images.image_token_id else 1)
+    return torch.tensor(found)
+
+
+def _equal(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() <= MOST_DIFFERENCE * expected.abs().max())
+
+
+def _small(whole: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    """Configurations of the same type with few layers, one of each kind: first narrow ones, then as wide as theirs."""
+    for narrow in (True, False):
+        small = copy.deepcopy(whole)
+        text, vision = small.get_text_config(), small.vision_config
+        _fewer_layers(text)
+        _fewer_tower_layers(small, vision)
+        if narrow:
+            _narrow(small, text, vision)
+        yield small
+    yield copy.deepcopy(whole)
+
+
+def _fewer_layers(text: PreTrainedConfig) -> None:
+    """Keep one language layer of each kind, two at least."""
+    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+    few = min(int(text.num_hidden_layers), max(2, len(kinds)))
+    fewer_layers(text, few)
+    if kinds:
+        text.layer_types = (kinds * few)[:few]
+
+
+def _fewer_tower_layers(small: PreTrainedConfig, vision: PreTrainedConfig) -> None:
+    """Keep as many as there are between the layer whose output is used, or the first level of several, and the end."""
+    used = [getattr(small, name, -1) for name in ("vision_feature_layer", "vision_feature_layers")]
+    used = [layer for one in used for layer in (one if isinstance(one, list | tuple) else [one])]
+    levels = getattr(vision, "deepstack_visual_indexes", None) or ()
+    if max(used) >= 0:
+        return
+    few = min(int(vision.num_hidden_layers), max(2, -min(used), len(levels) + 1))
+    vision.num_hidden_layers = few
+    if levels:
+        vision.deepstack_visual_indexes = list(range(len(levels)))
+    if getattr(vision, "fullatt_block_indexes", None):
+        vision.fullatt_block_indexes = [few - 1]
+
+
+def _narrow(small: PreTrainedConfig, text: PreTrainedConfig, vision: PreTrainedConfig) -> None:
+    hidden = int(text.hidden_size)
+    text.head_dim = getattr(text, "head_dim", None) or hidden // int(text.num_attention_heads)
+    for part in (small, text, vision):
+        for name, value in part.to_dict().items():
+            if name in NARROW and isinstance(value, int):
+                setattr(part, name, min(value, WIDTH))
+            if part is not vision and value == hidden and isinstance(value, int) and name != "head_dim":
+                setattr(part, name, WIDTH)
+    if getattr(vision, "out_hidden_size", None) == hidden:
+        vision.out_hidden_size = WIDTH

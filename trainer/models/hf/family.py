@@ -1,0 +1,181 @@
+"""The family `hf`: any image-text model that transformers loads from a folder or the hub, with its own processor.
+
+The tower is the model's vision encoder, the language model its decoder, the projector everything beside the two.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.initialization import no_init_weights
+
+from trainer.config.model import ModelConfig, WeightsConfig
+from trainer.errors import ConfigError
+from trainer.models.base import ShardingUnits
+from trainer.models.hf.examine import examine
+from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
+from trainer.models.hf.processor import PublishedImages, kind_of, published_images
+from trainer.models.hf_native.family import NativeFamily, save_model_settings
+from trainer.models.hf_native.pretrained import part_config, weights_description
+from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
+from trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
+from trainer.models.layers.freeze import part_of, trains
+from trainer.models.layers.parameter_counts import model_shape
+from trainer.sizing.model_shape import ModelShape
+from trainer.sizing.pipeline_partition import Stage
+
+
+class HfFamily(NativeFamily):
+    """See `trainer.models.base.Family`."""
+
+    def images(self, config: ModelConfig) -> PublishedImages:
+        return published_images(config.tower, config.image_processor)
+
+    def type_of(self, config: ModelConfig) -> str:
+        return str(part_config(config.tower).model_type)
+
+    def kind(self, model_type: str) -> Any:
+        return kind_of(CONFIG_MAPPING[model_type])
+
+    def whole_config(self, config: ModelConfig) -> PreTrainedConfig:
+        return copy.deepcopy(part_config(config.tower))
+
+    def config_for(self, config: ModelConfig, tokenizer: Any) -> PreTrainedConfig:
+        """The published one, with an embedding for each of the tokenizer's tokens."""
+        whole = self.whole_config(config)
+        text = whole.get_text_config()
+        text.vocab_size = max(len(tokenizer), text.vocab_size)
+        return whole
+
+    def stored_model(self, config: ModelConfig) -> PretrainedModel:
+        return stored_model(config.tower.weights, config.tower.revision)
+
+    def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
+        """Also what gets no gradient in a trained tower, such as layers behind the one whose output is used."""
+        model = super().freeze(model, config, is_whole=is_whole)
+        if trains(encoder_of(model)):
+            names = names_from_end(model)
+            for end in examine(config).untrained:
+                if end in names:
+                    model.get_parameter(names[end]).requires_grad_(False)
+        return model
+
+    def build_tower(self, config: ModelConfig) -> nn.Module:
+        """The vision encoder on the CPU in fp32 and in evaluation mode."""
+        with parameters_on_meta(), no_init_weights():
+            model = self.kind(self.type_of(config))(self.whole_config(config)).float()
+        encoder = encoder_of(model)
+        weights = StoredWeights(config.tower, self.stored_model(config))
+        DeferredWeights(model, weights, torch.device("cpu")).fill(encoder)
+        return encoder.eval()
+
+    def tower(self, model: nn.Module) -> nn.Module:
+        return encoder_of(model)
+
+    def image_processor(self, config: ModelConfig) -> Any:
+        return self.images(config).processor.image_processor
+
+    def feature_shape(self, config: ModelConfig) -> tuple[int, ...]:
+        raise ConfigError("features of family hf are not cached", fix="set features.cache to off")
+
+    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+        """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
+        return weights_description(config)
+
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        return HfVLM(config, model, self.images(config))
+
+    def blocks(self, module: HfVLM) -> ShardingUnits:
+        return ShardingUnits(
+            language_layers=list(module.language_model.layers),
+            tower_layers=layers_of(module.tower),
+            embedding=module.model.get_input_embeddings(),
+            head=module.model.get_output_embeddings(),
+            loss=module.token_loss,
+            reduce_to=_no_stages,
+            view=_no_stages,
+        )
+
+    def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
+        save_model_settings(model, tokenizer, folder, config.tower)
+        self.images(config).save(tokenizer, folder, config.tower)
+
+    def skeleton(
+        self,
+        config: ModelConfig,
+        *,
+        vocabulary: int,
+        language_layers: int | None = None,
+        one_inner_tower_layer: bool = False,
+    ) -> nn.Module:
+        """The model of `build` with undefined weights, for the meta device and fake tensors."""
+        whole = self.whole_config(config)
+        whole.get_text_config().vocab_size = vocabulary
+        if language_layers is not None:
+            fewer_layers(whole.get_text_config(), language_layers)
+        with no_init_weights():
+            model = self.kind(self.type_of(config))(whole)
+        model.tie_weights()  # skipped together with initialization
+        return self.freeze(model, config, is_whole=language_layers is None)
+
+    def shape(self, config: ModelConfig) -> ModelShape:
+        """Sizes, with the parameters counted on the meta device; images have the most tokens of some common sizes."""
+        whole, images = self.whole_config(config), self.images(config)
+        text, vision = whole.get_text_config(), whole.vision_config
+        with torch.device("meta"):
+            model = self.skeleton(config, vocabulary=int(text.vocab_size))
+        counts = Counter[str]()
+        for name, parameter in model.named_parameters():
+            counts[part_of(name)] += parameter.numel()
+        patches, in_patch = images.patches
+        is_fixed = images.most_tokens == sum(images.texts((BLANK,))[0].runs)
+        return model_shape(
+            config,
+            model,
+            layers_of(encoder_of(model)),
+            vision,
+            tower_parameters=counts["tower"],
+            projector_parameters=counts["projector"],
+            tower_tokens=patches,
+            image_tokens=images.most_tokens,
+            feature_width=-(-counts["projector"] // int(text.hidden_size)),  # as of one product
+            projector_layers=1,
+            patch_pixels=in_patch,
+            merge=0 if is_fixed else 1,
+        )
+
+
+@functools.lru_cache(8)
+def stored_model(weights: str, revision: str) -> PretrainedModel:
+    """Names of a published model's weights: as they are, or of another release where only names differ."""
+    whole = copy.deepcopy(part_config(WeightsConfig(weights=weights, revision=revision)))
+    kind = kind_of(type(whole))
+    with torch.device("meta"), no_init_weights():
+        model = kind(whole)
+    modules = {module: name for name, module in model.named_modules()}
+    changes = get_model_conversion_mapping(model)
+    renamings = [one for one in changes if isinstance(one, WeightRenaming)]
+    converters = [one for one in changes if not isinstance(one, WeightRenaming)]
+    known = model.state_dict()
+
+    def renamed(stored: str) -> str:
+        name, part = rename_source_key(stored, renamings, converters, model.base_model_prefix, known)
+        return "" if part else name
+
+    embedding = f"{modules[model.get_input_embeddings()]}.weight"
+    return PretrainedModel(kind, embedding, tower=f"{modules[encoder_of(model)]}.", renamed=renamed)
+
+
+def _no_stages(stage: Stage) -> Any:
+    raise ConfigError(
+        "models of family hf cannot be split into pipeline stages", fix="use another strategy, such as fsdp"
+    )

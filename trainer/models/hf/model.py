@@ -1,0 +1,257 @@
+"""Training module of the family `hf`: packed samples through the library's own forward pass."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from trainer.config.model import ModelConfig
+from trainer.models.attention.block_mask import block_diagonal_mask
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.attention.varlen import use_varlen_attention
+from trainer.models.hf.processor import TYPES, PublishedImages, Tensors
+from trainer.models.image_inputs import Grid
+from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
+from trainer.models.layers.freeze import part_of, trains
+from trainer.models.layers.image_placeholders import places_of, put
+
+BLANK = (64, 64)  # pixels
+PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
+PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
+
+
+class HfVLM(nn.Module):
+    """What strategies wrap. model: the library's, which keeps its own forward pass.
+
+    Samples are kept apart in the inputs of the language model, which the library's forward pass computes from all
+    samples of a sequence together.
+    """
+
+    def __init__(self, config: ModelConfig, model: Any, images: PublishedImages) -> None:
+        super().__init__()
+        self.config, self.model, self.token_loss = config, model, TokenLoss()
+        self._images = images
+        self._of_features = inspect.signature(model.base_model.get_image_features).parameters
+        self._packed: tuple[Tensor, CuSeqlens | None] | None = None
+        use_varlen_attention(self.language_model)
+        self.language_model.register_forward_pre_hook(_separate_samples(self), with_kwargs=True)
+        self.tower_is_frozen = not trains(self.tower)
+        if self.tower_is_frozen and not has_merger(self.tower):
+            self.tower.register_forward_hook(_round_output)
+        self.train(self.training)
+
+    @functools.cached_property
+    def _blank(self) -> Tensors:
+        """Inputs of one image, which stands in where there is none."""
+        return self._images.tensors([Image.new("RGB", BLANK)])
+
+    @property
+    def language_model(self) -> nn.Module:
+        return self.model.get_decoder()
+
+    @property
+    def tower(self) -> nn.Module:
+        """The vision encoder. In some models with the merger, which is a projector."""
+        return encoder_of(self.model)
+
+    def train(self, mode: bool = True) -> HfVLM:
+        super().train(mode)
+        if self.tower_is_frozen:
+            self.tower.eval()
+        return self
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        label_index: Tensor,
+        label_ids: Tensor,
+        images: Tensors,
+        image_grids: Sequence[Grid] | None = None,
+        samples: CuSeqlens | None = None,
+        image_tokens: int | None = None,
+    ) -> Tensor:
+        """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
+
+        images: inputs of the library's model by name; none without images.
+        """
+        hidden = self.hidden_states(input_ids, position_ids, images, samples)
+        loss = loss_at_labels(self.token_loss, self.model.get_output_embeddings(), hidden, label_index, label_ids)
+        return loss if images else loss + self._nothing(input_ids.device)
+
+    def hidden_states(
+        self, input_ids: Tensor, position_ids: Tensor, images: Tensors, samples: CuSeqlens | None = None
+    ) -> Tensor:
+        """(sequences, tokens, hidden) behind the language model."""
+        if PROJECTED in images:
+            return self._traced(input_ids, position_ids, images[PROJECTED], samples)
+        types = self._images.types(input_ids)
+        positions = position_ids
+        if hasattr(self.model.base_model, "get_rope_index"):
+            positions = self._rope_positions(input_ids, position_ids, types | images, samples)
+        self._packed = (position_ids, samples)
+        try:
+            hidden: Tensor = self.model.base_model(
+                input_ids=input_ids,
+                position_ids=positions,
+                attention_mask=torch.ones_like(input_ids),
+                use_cache=False,
+                **types,
+                **images,
+            ).last_hidden_state
+        finally:
+            self._packed = None
+        return hidden
+
+    def _traced(self, input_ids: Tensor, position_ids: Tensor, projected: Tensor, samples: CuSeqlens | None) -> Tensor:
+        """For traces with fake tensors, which have no values that the library's forward pass asks for: the language
+        model alone, behind images that are projected already."""
+        trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
+        first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
+        places = places_of(input_ids == self.model.config.image_token_id, len(projected))
+        hidden = put(self.model.get_input_embeddings()(input_ids), places, projected + first)
+        positions = position_ids
+        if hasattr(self.model.base_model, "get_rope_index"):
+            positions = position_ids.repeat(4, 1, 1)
+        inputs = block_diagonal_mask(self.language_model.config, position_ids, samples)
+        if width := getattr(self.language_model.config, "hidden_size_per_layer_input", 0):
+            shape = (*input_ids.shape, len(self.language_model.layers), width)
+            inputs["per_layer_inputs"] = hidden.new_zeros(shape)
+        output: Tensor = self.language_model(
+            inputs_embeds=hidden, position_ids=positions, use_cache=False, **inputs
+        ).last_hidden_state
+        return output
+
+    def _nothing(self, device: torch.device) -> Tensor:
+        """0, from the features of a blank image: every rank takes part in the collectives of tower and projector."""
+        given = {name: value.to(device) for name, value in self._blank.items() if name in self._of_features}
+        features = self.model.base_model.get_image_features(**given, return_dict=True)
+        behind = (features.get(name) for name in PROJECTED_OUTPUTS)
+        return 0.0 * torch.stack([tensor.float().sum() for tensor in tensors_in(behind)]).sum()
+
+    def _rope_positions(
+        self, input_ids: Tensor, position_ids: Tensor, inputs: Tensors, samples: CuSeqlens | None
+    ) -> Tensor:
+        """(4, sequences, tokens): positions in the sample, then the model's own three axes."""
+        assert samples is not None, "these positions need the bounds of samples"
+        bounds = [(start, end) for start, end in samples.bounds.tolist() if start < end]
+        longest = max((end - start for start, end in bounds), default=0)
+        places = position_ids.flatten().repeat(4, 1)
+        if longest:
+            index = torch.tensor([start for start, _ in bounds])[:, None] + torch.arange(longest)
+            own = index < torch.tensor([end for _, end in bounds])[:, None]
+            index, own = (index * own).to(input_ids.device), own.to(input_ids.device)
+            by_token = {"input_ids": input_ids} | {name: inputs[name] for name in TYPES if name in inputs}
+            rows = {name: value.flatten()[index] * own for name, value in by_token.items()}
+            takes = inspect.signature(self.model.base_model.get_rope_index).parameters
+            given = {name: value for name, value in (inputs | rows).items() if name in takes}
+            found, _ = self.model.base_model.get_rope_index(**given, attention_mask=own.long())
+            places[1:, index[own]] = found[:, own].to(places)
+        return places.view(4, *input_ids.shape)
+
+
+def encoder_of(model: Any) -> Any:
+    """The vision encoder of a transformers model."""
+    return model.get_encoder(modality="image")
+
+
+def layers_of(encoder: nn.Module) -> list[nn.Module]:
+    """The encoder's own layers: its longest list of modules of one class."""
+    lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList)]
+    return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
+
+
+def names_from_end(model: Any) -> dict[str, str]:
+    """Parameters of the vision encoder, whose layers count from the last one, -1 -> their names in the model."""
+    encoder = encoder_of(model)
+    modules = {module: name for name, module in model.named_modules()}
+    layers = layers_of(encoder)
+    count = len(layers)
+    starts = {f"{modules[layer]}.": f"{number - count}." for number, layer in enumerate(layers)}
+    found = {}
+    for name in (f"{modules[encoder]}.{inner}" for inner, _ in encoder.named_parameters()):
+        start = next((one for one in starts if name.startswith(one)), "")
+        found[starts[start] + name.removeprefix(start) if start else name] = name
+    return found
+
+
+def has_merger(encoder: nn.Module) -> bool:
+    """Whether part of the encoder is a projector, as in Qwen-VL's."""
+    return any(part_of(f"visual.{name}") == "projector" for name, _ in encoder.named_parameters())
+
+
+def tensors_in(features: Any) -> list[Tensor]:
+    if isinstance(features, Tensor):
+        return [features]
+    return [] if features is None else [tensor for one in features for tensor in tensors_in(one)]
+
+
+def same_sample(position_ids: Tensor) -> Tensor:
+    """(sequences, 1, tokens, tokens), true where two tokens are of one sample."""
+    sample = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+    return (sample[:, :, None] == sample[:, None, :]).unsqueeze(1)
+
+
+def _separate_samples(module: HfVLM) -> Any:
+    """A hook of the language model, inert outside of `HfVLM.hidden_states`.
+
+    Where the library has made masks, since image tokens see each other, samples are taken out of each other's sight;
+    elsewhere attention gets the samples' bounds.
+    """
+
+    def hook(language_model: Any, args: Any, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if module._packed is None:
+            return None
+        positions, samples = module._packed
+        mask = inputs.get("attention_mask")
+        if isinstance(mask, dict) or (isinstance(mask, Tensor) and mask.ndim > 2):
+            seen = same_sample(positions)
+            masks = mask if isinstance(mask, dict) else {"": mask}
+            apart = {name: _both(one, seen) for name, one in masks.items()}
+            return args, inputs | {"attention_mask": apart if isinstance(mask, dict) else apart[""]}
+        return args, inputs | block_diagonal_mask(language_model.config, positions, samples)
+
+    return hook
+
+
+def _both(mask: Tensor | None, seen: Tensor) -> Tensor:
+    if mask is None:  # plainly causal
+        return seen & torch.ones_like(seen).tril()
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
+
+
+def _round_output(_encoder: nn.Module, _inputs: Any, output: Any) -> Any:
+    """A frozen encoder's output as the feature cache stores it: in bf16.
+
+    A copy: the library writes its projected features into the output that it gets.
+    """
+    rounded = copy.copy(output)
+    for name, value in output.items():
+        rounded[name] = _rounded(value)
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_rounded(one) for one in value)
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(torch.bfloat16).to(value.dtype) if is_float else value
+
+
+def fewer_layers(text: PreTrainedConfig, count: int) -> None:
+    """Have a language model keep its first layers, in all fields that have an entry for each layer."""
+    before = int(text.num_hidden_layers)
+    for name, value in text.to_dict().items():
+        if isinstance(value, list) and len(value) == before:
+            setattr(text, name, value[:count])
+    text.num_hidden_layers = count
+    if getattr(text, "num_kv_shared_layers", 0) and count < before:
+        text.num_kv_shared_layers = 0

@@ -1,0 +1,215 @@
+"""A published model's processor: how an image becomes tensors, and what stands for it in a text.
+
+Video processors need torchvision even where a processor never sees a video, so processors are made without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.utils import PROCESSOR_NAME
+
+from trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from trainer.errors import ConfigError
+from trainer.models.hf_native.pretrained import load_pretrained, part_config
+from trainer.models.published import published_json
+
+Size = tuple[int, int]  # width and height in pixels
+Tensors = dict[str, Tensor]
+KEPT_TEXTS = 1 << 16  # of samples' image sizes
+TYPES = ("mm_token_type_ids", "token_type_ids")  # names under which models take what each token is
+LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))
+SAMPLE_AXES = 5  # of pixel values whose first axis is the sample: (samples, images, channels, height, width)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageText:
+    """What stands for one image: `text` with one `<image>` for each run of image tokens, and the runs' lengths."""
+
+    text: str
+    runs: tuple[int, ...]
+
+
+class PublishedImages:
+    """The image half of a published processor. Safe to use from several threads.
+
+    placeholder: what a chat template writes for an image. image_token: what features replace; often the same.
+    """
+
+    def __init__(self, part: WeightsConfig, settings: Mapping[str, Any]) -> None:
+        config = part_config(part)
+        self.processor = _processor(part, type(config), settings)
+        tokenizer = self.processor.tokenizer
+        self.inputs = frozenset(inspect.signature(kind_of(type(config)).forward).parameters)  # of the model, by name
+        self.hidden, self._patch_size = int(config.get_text_config().hidden_size), config.vision_config.patch_size
+        self.image_token_id = int(config.image_token_id)
+        self.image_token = str(tokenizer.convert_ids_to_tokens(self.image_token_id))
+        self.placeholder = str(self.processor.image_token)
+        self.typed_token_ids = [int(one) for one in self.processor.image_token_ids if one is not None]
+        self._images_kwargs = self.processor._merge_kwargs(
+            tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt"
+        )["images_kwargs"]
+        self.texts = functools.lru_cache(KEPT_TEXTS)(self._texts)
+
+    def rule(self) -> dict[str, Any]:
+        """Everything that decides tensors and texts, as plain JSON."""
+        content = {name: value for name, value in self.processor.to_dict().items() if name != "video_processor"}
+        return dict(json.loads(json.dumps(content | {"tokens": [self.placeholder, self.image_token]}, default=str)))
+
+    @functools.cached_property
+    def largest(self) -> Size:
+        """Of some common sizes of images, the one with most tokens."""
+        return max(LARGE, key=lambda size: sum(self.texts((size,))[0].runs))
+
+    @property
+    def most_tokens(self) -> int:
+        return sum(self.texts((self.largest,))[0].runs)
+
+    @functools.cached_property
+    def patches(self) -> tuple[int, int]:
+        """Patches of the largest image as the encoder takes it, and numbers of one."""
+        pixels = self.tensors([Image.new("RGB", self.largest)])["pixel_values"]
+        side = self._patch_size if isinstance(self._patch_size, int) else self._patch_size[0]
+        in_patch = int(pixels.shape[-1]) if pixels.ndim < 4 else 3 * side**2
+        return pixels.numel() // in_patch, in_patch
+
+    def types(self, input_ids: Tensor) -> Tensors:
+        """What each token is, for models that ask: 1 of an image, 0 of a text."""
+        name = next((one for one in TYPES if one in self.inputs), None)
+        if name is None:
+            return {}
+        is_image = torch.zeros_like(input_ids)
+        for token in self.typed_token_ids:
+            is_image |= input_ids == token
+        return {name: is_image}
+
+    def tensors(self, images: Sequence[Image.Image]) -> Tensors:
+        """The model's inputs for the images of one sample."""
+        return self._processed(images)[0]
+
+    def _texts(self, sizes: tuple[Size, ...]) -> tuple[ImageText, ...]:
+        """Texts of a sample's images. Asked with all of them: some processors cut one image finer than several.
+
+        Raises ValueError for sizes that the processor cannot take.
+        """
+        if not sizes:
+            return ()
+        try:
+            written = self._processed([Image.new("RGB", size) for size in sizes])[1]
+        except (ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"the model's image processor takes no images of {sizes}: {error}") from error
+        return tuple(_in_runs(text, self.image_token) for text in written)
+
+    def _processed(self, images: Sequence[Image.Image]) -> tuple[Tensors, list[str]]:
+        text = [self.placeholder * len(images)]
+        with unset_fake_temporarily():  # in traces it is asked for sizes
+            laid_out = self.processor.prepare_inputs_layout(images=list(images), text=text)[0]
+            made, written = self.processor._process_images(laid_out, **self._images_kwargs)
+        return {name: torch.as_tensor(value) for name, value in made.items() if name in self.inputs}, written
+
+    def save(self, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
+        """Write what `AutoProcessor` reads, with the published video processor's settings where there are any."""
+        tokenizer._set_processor_class(type(self.processor).__name__)
+        tokenizer.save_pretrained(folder)
+        self.processor.image_processor.save_pretrained(folder)
+        content = self.processor.to_dict() | {"processor_class": type(self.processor).__name__}
+        if videos := published_json(published, PROCESSOR_NAME).get("video_processor"):
+            content["video_processor"] = videos
+        content = {name: value for name, value in content.items() if value is not None}
+        (folder / PROCESSOR_NAME).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+@functools.lru_cache(8)
+def _published(weights: str, revision: str, settings: str) -> PublishedImages:
+    return PublishedImages(WeightsConfig(weights=weights, revision=revision), json.loads(settings))
+
+
+def published_images(part: WeightsConfig, settings: Mapping[str, Any] | None) -> PublishedImages:
+    """The processor of a published model, loaded once."""
+    return _published(part.weights, part.revision, json.dumps(settings or {}, sort_keys=True))
+
+
+def kind_of(config: type[PreTrainedConfig]) -> Any:
+    """transformers' class of a model. Raises ConfigError for a type that takes no images and text."""
+    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(config, None)
+    if kind is None:
+        raise ConfigError(
+            f"model.pretrained is a {config.model_type} model, which is no image-text model of transformers",
+            expected="a model that AutoModelForImageTextToText loads",
+        )
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+def join(samples: Sequence[Tensors]) -> Tensors:
+    """Inputs of several samples as one: joined along the axis of images, and padded with zeros along the others."""
+    if not samples:
+        return {}
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    pixels = samples[0].get("pixel_values")
+    by_sample = "pixel_attention_mask" in names and pixels is not None and pixels.ndim == SAMPLE_AXES
+    return {name: _joined([one[name] for one in samples if name in one], axis=int(by_sample)) for name in names}
+
+
+def without_video(kind: type) -> Any:
+    """A processor class that takes no video processor."""
+    changes = {"check_argument_for_proper_class": lambda self, name, value: type(value), "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), changes)
+
+
+def _processor(part: WeightsConfig, config: type[PreTrainedConfig], settings: Mapping[str, Any]) -> Any:
+    kind: Any = PROCESSOR_MAPPING.get(config, None)
+    if kind is None:
+        raise ConfigError(
+            f"transformers has no processor for {part.weights}", expected="a model whose images it knows how to prepare"
+        )
+    try:
+        own = {
+            "image_processor": load_pretrained(AutoImageProcessor, part, backend="pil", **settings),
+            "tokenizer": load_pretrained(AutoTokenizer, part, use_fast=True),
+        }
+        bare = without_video(kind)
+        arguments = [own.get(name) for name in bare.get_attributes()]
+        return bare.from_args_and_dict(arguments, published_json(part, PROCESSOR_NAME))
+    except ImportError as error:
+        raise ConfigError(
+            f"the processor of {part.weights}: {' '.join(str(error).split('. ')[0].split())}",
+            fix="install it in the trainer image and here (torchvision in the version that fits torch)",
+        ) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the processor of {part.weights} ({kind.__name__}) cannot be made: {error}",
+            expected="a folder or hub id with the tokenizer and the processor that the model was published with",
+        ) from error
+
+
+def _in_runs(text: str, image_token: str) -> ImageText:
+    runs = re.compile(f"(?:{re.escape(image_token)})+")
+    lengths = tuple(len(run.group()) // len(image_token) for run in runs.finditer(text))
+    return ImageText(runs.sub(IMAGE_TOKEN, text), lengths)
+
+
+def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    shape = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    padded = []
+    for tensor in tensors:
+        wanted = [*shape[:axis], tensor.shape[axis], *shape[axis + 1 :]]
+        if list(tensor.shape) != wanted:
+            whole = tensor.new_zeros(wanted)
+            whole[tuple(slice(size) for size in tensor.shape)] = tensor
+            tensor = whole
+        padded.append(tensor)
+    return torch.cat(padded, dim=axis)

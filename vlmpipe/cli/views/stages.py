@@ -1,0 +1,66 @@
+"""Table of a run's stages: a line for each, and the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
+from vlmpipe.cli.views.memory_bar import GIB
+from vlmpipe.cli.views.tables import ruled_table
+from vlmpipe.planner.cost.approval import dollars
+
+SIGNS = {"green": ("✓", "green"), "amber": ("!", "yellow"), "red": ("✗", "bold red")}
+
+
+def stages_table(plan: Mapping[str, Any]) -> Table:
+    """Where each stage starts and what it takes, from `StagesPlan.as_dict()`."""
+    table = ruled_table(
+        "stage", "starts from", "data", "steps", "training", "cost", "memory", right=("steps", "training", "cost")
+    )
+    for name, stage in plan["stages"].items():
+        time, cost = stage["time"] or {}, stage["cost"]
+        sign, style = SIGNS[stage["state"]]
+        table.add_row(
+            Text(f"{sign} {name}", style=style),
+            Text(stage["starts_from"], overflow="fold"),
+            Text(stage["data"], overflow="fold"),
+            UNKNOWN if time.get("steps") is None else f"{time['steps']:,}",
+            _hours(time.get("train_hours")),
+            amount(cost["usd"]) if cost else "–",
+            _memory(stage["memory"]),
+        )
+    table.add_section()
+    cost = amount(plan["usd"]) if _is_priced(plan) else "–"
+    table.add_row("all stages", "", "", "", _hours(plan["train_hours"]), cost, "", style="bold")
+    return table
+
+
+def stages_headline(plan: Mapping[str, Any]) -> str:
+    """Hours and dollars of all stages in one sentence; a local run has no dollars."""
+    ends = plan["train_hours_range"]
+    facts = [f"training {_hours(plan['train_hours'])}{f' ({between(*ends)})' if ends else ''}"]
+    if _is_priced(plan):
+        ends = plan["usd_range"]
+        facts.append(f"cost {amount(plan['usd'])}{f' ({dollars(ends[0])} to {dollars(ends[1])})' if ends else ''}")
+    if (runs := plan["schedule_runs_per_month"]) is not None:
+        facts.append(f"{amount(plan['schedule_usd_per_month'])} a month in {runs:,.1f} runs")
+    return f"All stages: {'; '.join(facts)}."
+
+
+def _is_priced(plan: Mapping[str, Any]) -> bool:
+    return any(stage["cost"] for stage in plan["stages"].values())
+
+
+def _hours(hours: float | None) -> str:
+    return UNKNOWN if hours is None else hours_text(hours)
+
+
+def _memory(memory: Mapping[str, Any] | None) -> Text:
+    if memory is None:
+        return Text(UNKNOWN)
+    text = f"{memory['total_bytes'] / GIB:,.1f} of {memory['capacity_bytes'] / GIB:,.1f} GiB"
+    return Text(text) if memory["fits"] else Text(f"{text}, does not fit", style="bold red")

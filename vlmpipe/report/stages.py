@@ -1,0 +1,64 @@
+"""The stages before the last one in a run's report: their folders, answers of their gates, planned beside measured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
+from trainer.storage.records import read_record
+from vlmpipe.report.load import RunFiles, count, duration, mapping, number, percent
+from vlmpipe.report.tables import outcome
+
+FOLDER = "stages"  # in the run's folder; the last stage is the run itself
+UNKNOWN = "unknown"
+
+
+def earlier_stages(run_uri: str) -> dict[str, str]:
+    """The folders of the stages before the last one that have begun, by name, in order; none without stages."""
+    store = open_storage(run_uri)
+    records = [info.name.split("/") for info in store.list(FOLDER) if info.name.endswith("/steps/resolve-run.json")]
+    stages = [stage for _, stage, *_ in records]
+    return {stage: store.uri(f"{FOLDER}/{stage}") for stage in sorted(stages, key=lambda stage: _began_s(store, stage))}
+
+
+def _began_s(store: Storage, stage: str) -> float:
+    with contextlib.suppress(UserError):
+        return number(read_record(store, f"{FOLDER}/{stage}/steps/resolve-run.json").get("started_s")) or 0.0
+    return 0.0
+
+
+def stage_view(name: str, files: RunFiles, charts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Values for the template. `name` is empty for the last stage, which the rest of the page is about."""
+    return {
+        "name": name or "last stage",
+        "report": f"{FOLDER}/{name}/report.html" if name else "",
+        "outcome": outcome(files),
+        "charts": [chart for chart in charts if chart["metric"] in ("loss", "validation_loss")] if name else [],
+        "figures": dict(_figures(files)),
+    }
+
+
+def stages_outcome(name: str, files: RunFiles) -> dict[str, str]:
+    """How a run ended that did not come to its last stage: as the stage that it came to."""
+    found = outcome(files)
+    return found | {"title": f"{found['title']} in stage {name}" if found["kind"] != "accepted" else "Not finished"}
+
+
+def _figures(files: RunFiles) -> Iterator[tuple[str, str]]:
+    """Planned and measured, by column."""
+    time, cost = mapping(files.plan.get("time")), mapping(files.plan.get("cost"))
+    train = next((record for record in files.steps if record.get("step") == "train"), {})
+    began_s, ended_s = number(train.get("started_s")), number(train.get("ended_s"))
+    steps, hours, usd = number(time.get("steps")), number(time.get("train_hours")), number(cost.get("usd"))
+    done, loss = number(files.summary.get("steps")), number(files.evaluation.get("loss"))
+    yield "Steps planned", UNKNOWN if steps is None else count(int(steps))
+    yield "Steps done", "–" if done is None else count(int(done))
+    yield "Training planned", UNKNOWN if hours is None else duration(3600 * hours)
+    yield "Training took", duration(ended_s - began_s) if began_s and ended_s else "–"
+    yield "Cost planned", UNKNOWN if usd is None else f"${usd:,.2f}"
+    yield "Held-out loss", "–" if loss is None else f"{loss:.3f}"
+    yield "Exact match", percent(number(files.evaluation.get("exact_match"))) or "–"

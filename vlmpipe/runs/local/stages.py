@@ -1,0 +1,71 @@
+"""The stages of a run: their folders, and which steps each has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import UserError
+from trainer.storage.records import read_record_file
+
+if TYPE_CHECKING:
+    from vlmpipe.runs.local.state import Step
+
+RUN_FILE_COPY = "run_file.json"
+STEPS = (
+    "resolve-run",
+    "prepare-data",
+    "cache-features",
+    "train",
+    "sync-checkpoint",
+    "evaluate",
+    "decide",
+    "register-model",
+    "notify",
+)
+OF_THE_RUN = ("register-model", "notify")  # once, after all stages
+FOLDER = "stages"  # in the run's folder; the last stage is the run itself
+
+
+def stage_folders(folder: Path) -> dict[str, Path]:
+    """The folders of a run's stages by their names, in order; without stages its own, under an empty name."""
+    names: list[str] = []
+    with contextlib.suppress(UserError):
+        names = [str(one["name"]) for one in read_record_file(folder / RUN_FILE_COPY).get("stages") or ()]
+    if not names:  # also of a downloaded folder, which has no copy of the run file: the last one's name is not known
+        names = [
+            *sorted((path.name for path in (folder / FOLDER).glob("*")), key=lambda name: _began_s(folder, name)),
+            "",
+        ]
+    return {name: folder / FOLDER / name for name in names[:-1]} | {names[-1]: folder}
+
+
+def _began_s(folder: Path, stage: str) -> float:
+    with contextlib.suppress(UserError):
+        return float(read_record_file(folder / FOLDER / stage / "steps/resolve-run.json").get("started_s", 0.0))
+    return 0.0
+
+
+def steps_of(stages: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Stage and name of each step, in order."""
+    for stage in stages:
+        yield from ((stage, name) for name in STEPS if name not in OF_THE_RUN)
+    yield from (("", name) for name in OF_THE_RUN)
+
+
+def with_reused_stages(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Of a stage that an earlier attempt of the run finished only the first step and the gate run: the rest is reused.
+
+    The last stage's steps all run.
+    """
+    decided = [step.stage for step in steps if step.name == "decide" and step.state not in ("waiting", "skipped")]
+    last = [step.stage for step in steps if step.name == "decide"][-1:]
+    return tuple(
+        replace(step, state="reused", message="accepted in an earlier attempt")
+        if step.state in ("waiting", "skipped") and step.stage in decided and step.stage not in last and step.stage
+        else step
+        for step in steps
+    )
