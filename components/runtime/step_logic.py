@@ -99,8 +99,10 @@ def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
 
 
 def close_run(run_uri: str, pipeline_state: str) -> str:
-    """Write the final report, if the run came far enough to have one. Returns a sentence about the run's end."""
+    """Write the final report, if the run came far enough to have one, and keep what it measured for the next plan.
+    Returns a sentence about the run's end."""
     outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
+    from vlmpipe.planner.time.calibration import keep_calibration
     from vlmpipe.report.build import write_report
     from vlmpipe.report.stages import earlier_stages
 
@@ -108,6 +110,7 @@ def close_run(run_uri: str, pipeline_state: str) -> str:
     if not any(open_storage(folder).stat("run.json") for folder in folders):
         return f"{outcome}: the run file was not accepted, so there is no report"
 
+    keep_calibration(run_uri)
     return f"{outcome}; report in {write_report(run_uri)}"
 
 

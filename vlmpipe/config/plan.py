@@ -66,7 +66,8 @@ class PlanConfig(Section):
     calibrate_from: str = Field(
         "",
         description="Folder of an earlier run on the same GPUs, gs:// too: steps are planned by as much slower or "
-        "faster as its own were than its plan.",
+        "faster as its own were than its plan. latest is the last run of this name on these GPUs, whose difference was "
+        "kept under output.root_uri.",
     )
     efficiency: float = Field(
         0.0,

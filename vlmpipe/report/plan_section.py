@@ -57,7 +57,7 @@ def _facts(files: RunFiles, time: dict[str, Any], cost: dict[str, Any]) -> Itera
         took = statistics.median(measured_s)
         yield (
             "Time of a step, measured",
-            f"{took:.3g} s, {took / step_s:.2f} of the plan; plan.calibrate_from with this run's folder plans by it",
+            f"{took:.3g} s, {took / step_s:.2f} of the plan; plan.calibrate_from latest plans the next run by it",
         )
     mfu = number(time.get("mfu"))
     yield "Model FLOPs utilisation", UNKNOWN if mfu is None else percent(mfu)

@@ -116,7 +116,7 @@ class _ChunkedLosses(torch.autograd.Function):
         group: ProcessGroup | None,
     ) -> Tensor:
         size = _even_chunk(len(hidden), chunk_tokens)
-        losses, log_sums = [], torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
+        losses, log_sums = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(2))
         scores = sums = hidden.new_empty(0)
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
@@ -133,12 +133,12 @@ class _ChunkedLosses(torch.autograd.Function):
                 sums = torch.stack([scores.exp_().sum(dim=-1), wanted])
                 if group:
                     dist.all_reduce(sums, group=group)
-                losses.append(sums[0].log() - sums[1])
+                losses[start : start + size] = sums[0].log() - sums[1]
                 log_sums[start : start + size] = sums[0].log() + largest
         ctx.save_for_backward(hidden, weight, label_ids, log_sums)
         ctx.probabilities = scores.div_(sums[0].unsqueeze(1))  # of the last chunk
         ctx.size, ctx.dtype, ctx.first = size, dtype, first
-        return torch.cat(losses)
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, UserError
 from trainer.storage import open_storage
-from trainer.storage.records import read_record, unseal_lines
+from trainer.storage.records import read_record, unseal_lines, write_record
 
 PLAN, METRICS = "plan.json", "metrics.jsonl"
+LATEST = "latest"  # plan.calibrate_from: what the last run of this name on these GPUs kept
 FEWEST = 3  # logged steps behind the first, which compiles and warms up
 
 
@@ -45,6 +48,31 @@ def calibration_of(run_uri: str) -> Calibration:
         f"Steps take {measured_s / planned_s:.2f} of their forecast, as in {run_uri}: {measured_s:.3g} s measured, "
         f"{planned_s:.3g} s planned (plan.calibrate_from).",
     )
+
+
+def keep_calibration(run_uri: str) -> None:
+    """Keep what a run measured under its root, for `latest_calibration`. Nothing of a run without measured steps."""
+    root_uri, found, _ = run_uri.rpartition("/runs/")
+    with contextlib.suppress(UserError):  # then the next plan is only less exact
+        if found:
+            calibration = calibration_of(run_uri)
+            name = str(read_record(open_storage(run_uri), PLAN).get("name", ""))
+            kept = _kept(name, calibration.accelerator_type)
+            write_record(open_storage(root_uri), kept, dataclasses.asdict(calibration))
+
+
+@functools.cache
+def latest_calibration(root_uri: str, name: str, accelerator_type: str) -> Calibration:
+    """Of the last run of this name on these GPUs under the root; a pace of 1 before there is one."""
+    store, kept = open_storage(root_uri), _kept(name, accelerator_type)
+    if store.stat(kept) is None:
+        said = f"Not calibrated: under {root_uri} no run of {name} on {accelerator_type} was measured yet "
+        return Calibration(1.0, "", f"{said}(plan.calibrate_from {LATEST}).")
+    return Calibration(**read_record(store, kept))
+
+
+def _kept(name: str, accelerator_type: str) -> str:
+    return f"calibrations/{name}/{accelerator_type}.json"
 
 
 def _unusable(run_uri: str, found: str) -> ConfigError:

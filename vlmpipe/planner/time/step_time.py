@@ -11,7 +11,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.time.calibration import Calibration, calibration_of
+from vlmpipe.planner.time.calibration import LATEST, Calibration, calibration_of, latest_calibration
 from vlmpipe.planner.time.communication import Work, pipeline_bubble, traffic
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.interval import Interval, interval_of
@@ -182,7 +182,10 @@ def _calibration(case: Scenario) -> Calibration:
     uri = case.config.plan.calibrate_from
     if not uri:
         return Calibration(1.0, "", "")
-    found, wanted = calibration_of(uri), case.config.cluster.accelerator_type
+    wanted = case.config.cluster.accelerator_type
+    if uri == LATEST:
+        return latest_calibration(case.config.root_uri("vertex"), case.config.name, wanted)
+    found = calibration_of(uri)
     if found.accelerator_type != wanted:
         ran_on = found.accelerator_type or "CPUs"
         return Calibration(1.0, "", f"Not calibrated: {uri} (plan.calibrate_from) ran on {ran_on}, this is {wanted}.")

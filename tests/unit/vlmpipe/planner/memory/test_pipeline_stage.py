@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from trainer.sizing.pipeline_partition import Stage
@@ -14,7 +17,10 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.pipeline_partition import StageWeights
+from vlmpipe.planner.memory.pipeline_schedule import operations
+from vlmpipe.planner.memory.pipeline_stage import _Rank, _Stage
 from vlmpipe.planner.memory.rank import GIB, Memory
+from vlmpipe.planner.memory.stage_state import StageGroups
 from vlmpipe.planner.model_architecture import architecture
 
 LLAMA_70B = {
@@ -106,3 +112,20 @@ def test_stages_add_up_to_the_model() -> None:
     embedding = shape.parameters["embedding"]
     assert found[0].root == found[0].sliced_root == embedding + shape.parameters["projector"]
     assert found[1].root == pytest.approx(shape.parameters["head"], rel=1e-4)  # and the last norm
+
+
+@given(st.integers(2, 9), st.data())
+def test_a_rank_with_one_stage_holds_no_more_with_more_passes(ranks: int, data: st.DataObject) -> None:
+    """Nor does a later rank with an equal stage hold more than an earlier one: searches weigh only the first."""
+    sizes = st.integers(0, 100)
+    forward, kept, backward = ({"language": data.draw(sizes)} for _ in range(3))
+    stage = _Stage(Counter(forward), Counter(kept), Counter(backward), 0, 0)
+    groups = StageGroups(*(data.draw(sizes) for _ in range(6)))
+
+    def total(number: int, passes: int) -> int:
+        return _Rank([stage], [groups], [2], list(operations(number, ranks, 1, passes))).total_bytes
+
+    for number in range(ranks):
+        few = total(number, ranks + 1)
+        assert few == total(number, ranks + 2) == total(number, 4 * ranks)
+        assert number == 0 or few <= total(number - 1, ranks + 1)
