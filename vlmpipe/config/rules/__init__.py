@@ -1,0 +1,1 @@
+"""What must or should hold between the sections of a run file."""

@@ -1,0 +1,19 @@
+"""Secrets that a run file holds in plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.secret_detection import known_form
+from vlmpipe.config.validation_errors import Problem
+
+
+def secret_problems(value: Any, path: str = "") -> Iterator[Problem]:
+    """Values of a well-known secret's form, in any field. The value is not repeated."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from secret_problems(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, str) and (form := known_form(value)):
+        text = f"holds a secret ({form}), and everybody who may see the pipeline can read it; keep it in Secret Manager"
+        yield Problem(path, text)

@@ -1,0 +1,186 @@
+"""What cannot be used together, though each section alone allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
+from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING, TENSOR_PARALLEL
+from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
+from vlmpipe.config.validation_errors import Problem
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
+
+
+def section_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of a run file without stages."""
+    model, train, register = config.model, config.train, config.register_
+    is_trained, is_cached = "tower" not in model.freeze, config.features.cache == "on"
+    if is_cached and is_trained:
+        what = "has adapters" if model.lora and "tower" in model.lora.parts else "is trained"
+        text = f"found on, but the tower {what}, so its output changes; expected tower in model.freeze, or off"
+        yield Problem("features.cache", text)
+    if model.family == "hf":
+        yield from _generic_model_problems(config)
+    if train.overlap_vision_encoder and (is_trained or is_cached):
+        state = "is trained" if is_trained else "does not run: features.cache is on"
+        text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
+        yield Problem("train.overlap_vision_encoder", text)
+    yield from _adapter_problems(config)
+    if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
+        found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
+        text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
+        yield Problem("data.max_image_aspect", text)
+    yield from _rank_problems(config)
+    if not 0 < config.data.validation_fraction < 1:
+        yield Problem(
+            "data.validation_fraction",
+            f"found {config.data.validation_fraction:g}, expected more than 0 and less than 1: a run trains on one "
+            "part of its samples and is evaluated on the other",
+        )
+    yield from _capacity_problems(config)
+    if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
+        text = "found with evaluate.cider_d off, which gives none; expected auto or on"
+        yield Problem("gate.min_scores.cider_d", text)
+    if "preference_accuracy" in config.gate.min_scores and not train.in_pairs:
+        text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo"
+        yield Problem("gate.min_scores.preference_accuracy", text)
+    if register.registry.startswith("vertex://"):
+        missing = f"missing, found register.registry {register.registry}; expected"
+        if register.serving is None:
+            text = f"{missing} image_uri of a serving container, which Vertex AI asks for"
+            yield Problem("register.serving", text)
+        if not config.gcp.project:
+            yield Problem("gcp.project", f"{missing} the project that holds the model")
+
+
+def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
+    """What a model of any type cannot do: its own forward pass knows no parts."""
+    train = config.train
+    if config.features.cache == "on":
+        text = "found on with model.family hf, whose features are not cached; expected auto or off"
+        yield Problem("features.cache", text)
+    if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
+        text = f"found {train.strategy} with model.family hf, whose layers are not split between ranks; expected fsdp"
+        yield Problem("train.strategy", text)
+    if train.context_parallel > 1:
+        text = f"found {train.context_parallel} with model.family hf, whose sequences are not shared; expected 1"
+        yield Problem("train.context_parallel", text)
+    if train.overlap_vision_encoder:
+        text = "found true with model.family hf, whose forward pass runs the tower itself; expected false"
+        yield Problem("train.overlap_vision_encoder", text)
+
+
+def _adapter_problems(config: RunConfig) -> Iterator[Problem]:
+    model, train, lora = config.model, config.train, config.model.lora
+    if lora is None:
+        return
+    if model.quantizes_base and train.strategy not in QUANTIZING:
+        yield Problem(
+            "model.lora.quantize_base",
+            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
+            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
+        )
+    if model.quantizes_base and train.compile == "on":
+        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
+        yield Problem("train.compile", text)
+    if model.quantizes_base and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
+        yield Problem("train.float8", text)
+    if lora.use_dora and train.strategy not in DECOMPOSING:
+        expected = f"expected one of {', '.join(DECOMPOSING)}, such as fsdp"
+        text = f"found true with train.strategy {train.strategy}, which shards the weights it measures; {expected}"
+        yield Problem("model.lora.use_dora", text)
+    if lora.use_dora and train.float8 != "none":
+        text = f"found {train.float8} with model.lora.use_dora, which measures the weights; expected none"
+        yield Problem("train.float8", text)
+    if set(lora.parts) != {"language_model"} and train.tensor_parallel > 1:
+        text = f"found with train.strategy {train.strategy}, which shards adapters of the language model only"
+        yield Problem("model.lora.parts", f"{text}; expected [language_model], or a strategy such as fsdp")
+    alone = {"export": lora.export == "adapter", "pretrained": bool(lora.pretrained)}
+    for name in (name for name, is_set in alone.items() if is_set):
+        if not (model.pretrained and model.pretrained.weights):
+            text = "found without model.pretrained.weights, the base that an adapter belongs to; expected that, such as"
+            yield Problem(f"model.lora.{name}", f"{text} run:RUN_ID of a run that exported the whole model")
+        if model.quantizes_base:
+            text = "found with quantize_base; an adapter trained on 4-bit weights gives other answers on the base"
+            yield Problem(f"model.lora.{name}", f"{text}; expected export merged, or no quantize_base")
+    if lora.export == "adapter" and config.register_.serving:
+        text = "found with model.lora.export adapter, which a serving container has no base for; expected merged"
+        yield Problem("register.serving", text)
+
+
+def _rank_problems(config: RunConfig) -> Iterator[Problem]:
+    """Whether ranks divide into model replicas, and the batch into micro-batches."""
+    train, cluster, length = config.train, config.cluster, config.data.sequence_length
+    if cluster.processes % train.tensor_parallel:
+        expected = f"a divisor of the {cluster.processes} processes of a node: layers are split inside a node"
+        yield Problem("train.tensor_parallel", f"found {train.tensor_parallel}, expected {expected}")
+    if train.sequence_parallel and length % train.tensor_parallel:
+        expected = f"a multiple of train.tensor_parallel {train.tensor_parallel}"
+        text = f"found with data.sequence_length {length}, expected {expected}: so many ranks share a sequence's tokens"
+        yield Problem("train.sequence_parallel", text)
+    if length % train.context_parallel:
+        text = f"found {train.context_parallel} with data.sequence_length {length}, expected a divisor of it"
+        yield Problem("train.context_parallel", text)
+    in_node = cluster.processes % train.context_parallel == 0 or train.context_parallel % cluster.processes == 0
+    if cluster.world_size % train.context_parallel or not in_node:
+        expected = f"a divisor of the {cluster.processes} processes of a node, or whole nodes that divide all"
+        yield Problem("train.context_parallel", f"found {train.context_parallel}, expected {expected}")
+    if cluster.world_size % train.model_ranks:
+        found = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"
+        text = f"{found}, expected ranks ({cluster.world_size}) that are a multiple of {train.model_ranks}"
+        yield Problem("train.pipeline_parallel", text)
+    groups = max(1, cluster.world_size // train.sequence_ranks)
+    step_sequences = groups * train.micro_batch_size
+    if train.global_batch_size % step_sequences:
+        each = f", {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
+        yield Problem(
+            "train.global_batch_size",
+            f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {groups} "
+            f"{'groups' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
+            f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
+        )
+
+
+def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
+    train, cluster, fallback = config.train, config.cluster, config.cluster.capacity_fallback
+    if not cluster.accelerator_count:
+        for name in train.quantized:
+            yield Problem(f"train.{name}", "found without GPUs, expected GPU nodes (its kernels are CUDA's), or false")
+    if fallback and train.resume == "never":
+        text = "found never with cluster.capacity_fallback, whose next option continues; expected auto"
+        yield Problem("train.resume", text)
+    if fallback and config.gcp.persistent_resource_id:
+        text = "found with gcp.persistent_resource_id, whose machines are there already"
+        yield Problem("cluster.capacity_fallback", text)
+    flex_start = "cluster.scheduling_strategy" if cluster.scheduling_strategy == "flex_start" else ""
+    if any(option.scheduling_strategy == "flex_start" for option in fallback):
+        flex_start = "cluster.capacity_fallback"
+    if cluster.reduction_server:
+        for text in _reduction_server_problems(config, flex_start):
+            yield Problem("cluster.reduction_server", text)
+    if flex_start and not cluster.accelerator_count:
+        yield Problem(flex_start, "found flex_start without GPUs, expected accelerator_type and _count")
+    if flex_start and duration_s(cluster.timeout) > FLEX_START_MOST_TIMEOUT_S:
+        text = f"found {cluster.timeout}, expected at most {FLEX_START_MOST_TIMEOUT_S}s with flex_start"
+        yield Problem("cluster.timeout", text)
+
+
+def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[str]:
+    """`flex_start`: the field that asks for it, if any."""
+    if config.cluster.replica_count < 2:
+        yield "found with 1 node, expected cluster.replica_count of at least 2, or null"
+    if config.train.strategy not in ALL_REDUCE_STRATEGIES:
+        yield (
+            f"found with train.strategy {config.train.strategy}, which sums no gradients by all-reduce, so reducers "
+            f"would idle; expected one of {', '.join(ALL_REDUCE_STRATEGIES)}, or null"
+        )
+    if not config.cluster.accelerator_count:
+        yield "found without GPUs, expected GPU nodes (it works through NCCL)"
+    if flex_start:
+        yield f"found with {flex_start} flex_start, which needs equal machines in all pools; expected null"

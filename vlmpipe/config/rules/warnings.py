@@ -1,0 +1,47 @@
+"""Settings that are allowed but have no effect or are probably not intended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainer.config.data import OWN_FORMAT
+from trainer.sizing.deepspeed_config import uses_hpz
+from vlmpipe.config.validation_errors import Problem
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+
+def setting_warnings(config: RunConfig) -> Iterator[Problem]:
+    """Of a run file without stages."""
+    cluster, data, train = config.cluster, config.data, config.train
+    if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:
+        yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
+    if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
+        yield Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures")
+    if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:
+        text = "is left at standard, which features and evaluation use: capacity_fallback is for the training job only"
+        yield Problem("cluster.scheduling_strategy", text)
+    if "max_wait_duration" in cluster.model_fields_set and cluster.scheduling_strategy != "flex_start":
+        text = "has no effect: only cluster.scheduling_strategy flex_start waits"
+        yield Problem("cluster.max_wait_duration", text)
+    if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
+        yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
+    if train.float8 != "none" and not cluster.accelerator_count:
+        yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
+    if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
+        why = "one node already has all weights"
+        if cluster.replica_count > 1:
+            why = "with one process a node its copy would be whole, which is strategy zero2"
+        yield Problem("train.zero_hpz", f"has no effect: {why}")
+    if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
+        text = "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs"
+        yield Problem("cluster.restart_job_on_worker_restart", text)
+    if config.register_.serving and not config.register_.registry.startswith("vertex://"):
+        yield Problem("register.serving", "has no effect: only register.registry vertex://MODEL_ID serves")
+    if not config.gate.checks_something:
+        yield Problem("gate", "sets no bound: every model is accepted and registered")
+    for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
+        if image and "@sha256:" not in image:
+            yield Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not")
