@@ -46,8 +46,8 @@ def test_each_step_is_read_once_in_order_and_one_is_left_on_a_gpu(device: str, b
 def pending(loss: float, norm: float, *, skipped: bool = False, stop: bool = False) -> AsyncStepMetrics:
     """Of one process without a process group: there is nobody to sum with."""
     data = StepBatches(
-        step=6, epoch=1, batches=[], global_label_tokens=10, useful_tokens=7, slot_tokens=8, images=2,
-        sample_ids=("cat", "dog"),
+        step=6, epoch=1, batches=[], global_label_tokens=10, global_loss_terms=10, useful_tokens=7, slot_tokens=8,
+        images=2, sample_ids=("cat", "dog"),
     )  # fmt: skip
     result = StepResult(torch.tensor(norm), skipped=skipped)
     replica = DataParallelRank(index=0, count=1, leads=True, takes_images=True)

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,13 +112,12 @@ def walk(data: Fixture, cache: ShardCache, *, shuffle_shards: int, epochs: int =
     ahead = ShardPrefetcher(cache, schedule, group_shards=shuffle_shards) if threads else None
     if not threads:
         cache.expect(lambda: dict(zip(schedule.shards, schedule.next_uses(step).tolist(), strict=True)))
-    for step in range(steps):
-        if ahead:
-            ahead.advance(step)
-        for number in sequence.members(sequence.batch(step)).tolist():
-            assert reader.images(data.members[number]) == [b"image %04d" % number]
-    if ahead:
-        ahead.close()
+    with closing(ahead) if ahead else nullcontext():
+        for step in range(steps):
+            if ahead:
+                ahead.advance(step)
+            for number in sequence.members(sequence.batch(step)).tolist():
+                assert reader.images(data.members[number]) == [b"image %04d" % number]
     return steps
 
 
