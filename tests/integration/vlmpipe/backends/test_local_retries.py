@@ -217,7 +217,9 @@ def test_a_reclaimed_replica_gets_its_notice_and_the_whole_job_is_restarted(
 ) -> None:
     monkeypatch.setenv(FAULTS_VARIABLE, "preempt:node=1,after_step=5,notice=30s")
     os.mkfifo(tmp_path / "ready")
-    chief, worker = SAVES_ON_SIGTERM + DONE_WHEN_BACK, f"{SAVES_ON_SIGTERM}{IS_READY}signal.pause()"
+    ready = '(here / "ready")'  # the chief also waits for the worker that is started again
+    chief = f"{SAVES_ON_SIGTERM}{ready}.read_text()\nif start == 2: sys.exit(0)\nprogress(7)\nsignal.pause()"
+    worker = f'{SAVES_ON_SIGTERM}{ready}.write_text("yes")\nsignal.pause()'
     run(spec(tmp_path, starting(tmp_path, chief), starting(tmp_path, worker)))
     assert starts(tmp_path) == {"workerpool0-0": 2, "workerpool1-0": 2}
     assert {path.stem for path in tmp_path.glob("*.saved")} >= {"workerpool0-0", "workerpool1-0"}
