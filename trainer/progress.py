@@ -59,6 +59,10 @@ class Progress:
             share = f"{record.done:g}/{record.total:g}" if record.total else f"{record.done:g}"
             print(f"{record.step}: {share} {record.unit} {record.message}".rstrip(), flush=True)
 
+    def flush(self) -> None:
+        """Write what was reported last, before another object takes over this step's record."""
+        self._file.write(self._content())
+
     def finish(self, state: str = "done", message: str = "") -> None:
         """Close the record: `done`, `reused`, `stopped` or `failed`."""
         record = self.record

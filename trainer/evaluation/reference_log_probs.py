@@ -1,7 +1,7 @@
 """Log probabilities of pairs' answers under the model that preference training starts from, computed once.
 
 `references/<key>/<split>.npy` holds them in the order of the split, (samples, 2), and `<split>.json`, written last, its
-checksum. The key covers model section, frozen weights, precision and prepared data.
+checksum. The key covers model section, frozen weights, files of the others, precision and prepared data.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from trainer.checkpoint.commit import CommitRecord
 from trainer.config.job import JobConfig
+from trainer.config.model import WeightsConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.loader import Float32Array, PackedLoader
 from trainer.data.sample import SPLITS, Split
@@ -28,7 +30,10 @@ from trainer.dataloading.batches import ImageSource, collate
 from trainer.distributed.agreement import on_first
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.distributed.process import ProcessContext
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
+from trainer.models.hf_native import peft_folder
+from trainer.models.published import files_identity
+from trainer.progress import Progress
 from trainer.storage import open_storage
 from trainer.storage.base import crc32c_of, join_uri
 from trainer.storage.records import read_record, write_record
@@ -53,30 +58,39 @@ class ReferenceLogProbs:
     ) -> None:
         self._job, self._strategy, self._chat, self._reader = job, strategy, chat, reader
         self._image_source, self._replica = image_source, replica
-        key = {
+        self._key = {
             "model": record.model_sha256,
             "frozen": [record.tower_sha256, record.frozen_sha256],
             "precision": job.train.precision,
             "prepared": job.pointers().prepared_uri.rstrip("/").rpartition("/")[2],
         }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-        self.uri = join_uri(job.run.root_uri, "references", digest)
 
     def find(self, index: Index, worker: ProcessContext) -> Float32Array:
-        """References of the training split; computes those of every split that are not stored yet. Collective."""
-        found: dict[Split, Float32Array] = {}
+        """References of the training split; computes those of every split that are not stored yet. Collective.
+
+        Raises ConfigError where the run began with other references and is to continue.
+        """
+        uri, found = on_first(worker, partial(uri_of, self._job, self._key)), dict[Split, Float32Array]()
         for split in SPLITS:
-            stored = on_first(worker, partial(read_references, self.uri, split))
+            stored = on_first(worker, partial(read_references, uri, split))
             found[split] = self._compute(index.split(split), worker) if stored is None else stored
             if worker.is_first and stored is None:
-                _write(self.uri, split, found[split])
-                print(f"train: references of {len(found[split])} pairs ({split}) computed: {self.uri}", flush=True)
+                _write(uri, split, found[split])
+                print(f"train: references of {len(found[split])} pairs ({split}) computed: {uri}", flush=True)
         if worker.is_first:
-            write_record(open_storage(self._job.run.run_uri), POINTER, {"uri": self.uri})
+            write_record(open_storage(self._job.run.run_uri), POINTER, {"uri": uri})
         return found["train"]
 
     def _compute(self, split: SplitIndex, worker: ProcessContext) -> Float32Array:
-        mine = dict(self._of_rank(split))
+        progress = Progress(self._job.run.run_uri, "train") if worker.is_first else None
+        mine = dict[int, list[float]]()
+        for number, values in self._of_rank(split):
+            mine[number] = values
+            if progress:
+                done = min(len(mine) * self._replica.count, len(split))
+                progress.update(done, len(split), unit="pairs", message=f"references ({split.name})")
+        if progress:
+            progress.flush()
         everyone: list[dict[int, list[float]]] = [{}] * worker.world_size
         dist.all_gather_object(everyone, mine)
         references = np.full((len(split), 2), np.nan, np.float32)
@@ -105,6 +119,22 @@ class ReferenceLogProbs:
             ids = [identity for row in rows for identity in row.sample_ids]
             for identity, values in zip(ids, log_probs, strict=True):
                 yield numbers[identity], values
+
+
+def uri_of(job: JobConfig, key: Mapping[str, Any]) -> str:
+    """The folder of a run's references. Raises ConfigError where a run that is to continue has others."""
+    files = {name: files_identity(part) for name, part in job.model.sources.items() if part and part.weights}
+    if job.model.lora and job.model.lora.pretrained:
+        files["lora"] = files_identity(WeightsConfig(weights=job.model.lora.pretrained), peft_folder.SETTINGS)
+    digest = hashlib.sha256(json.dumps({**key, "files": files}, sort_keys=True).encode()).hexdigest()[:32]
+    uri, run = join_uri(job.run.root_uri, "references", digest), open_storage(job.run.run_uri)
+    if job.train.resume == "auto" and run.stat(POINTER) and (before := read_record(run, POINTER)["uri"]) != uri:
+        raise ConfigError(
+            f"the starting model or the data have changed since this run began, whose references are {before}",
+            expected="the files that it began with",
+            fix="restore them, or start a new run",
+        )
+    return uri
 
 
 def references_of_run(run_uri: str, split: Split) -> Float32Array:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from trainer.config.model import IMAGE_TOKEN, WeightsConfig
-from trainer.storage.model_folders import local_folder
+from trainer.storage.export_manifest import MARKER
+from trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 from trainer.storage.regular_files import read_regular
 
 MAX_JSON_BYTES = 16 << 20
@@ -37,6 +39,20 @@ def model_file(part: WeightsConfig, name: str, *, weights: bool = True) -> Path 
         _raise_exceptions_for_connection_errors=False,
     )
     return Path(path) if path else None
+
+
+def files_identity(part: WeightsConfig, name: str = CONFIG) -> str:
+    """What changes with the files of a published model while its address stays.
+
+    The checksums of an export, the revision of a bucket's folder, the commit of a hub repository, or the times of a
+    folder's files. name: a file that the model has.
+    """
+    if folder := local_folder(part.weights, part.revision):
+        if (folder / MARKER).is_file():
+            return hashlib.sha256(read_regular(folder / MARKER, MAX_JSON_BYTES)).hexdigest()
+        return folder.name if bucket_address(part.weights) else revision_of(str(folder))
+    path = model_file(part, name)
+    return path.parent.name if path else ""
 
 
 def published_json(part: WeightsConfig, name: str) -> dict[str, Any]:
