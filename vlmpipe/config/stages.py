@@ -116,6 +116,9 @@ def stage_problems(
                     f"file's model section, and here one of freeze, {', '.join(OF_ONE_STAGE)}"
                 )
                 yield Problem(f"{path}.model.{field}", text)
+        if "confirm_above_usd" in stage.plan:
+            text = "is compared with the cost of all stages together; expected it in the run file's plan section"
+            yield Problem(f"{path}.plan.confirm_above_usd", text)
         if stage is not stages[-1]:
             if len(whole := f"{name}-{stage.name}") > LONGEST_NAME:
                 yield Problem(path, f"is {whole} with the run file's name, expected at most {LONGEST_NAME} characters")
@@ -123,7 +126,6 @@ def stage_problems(
                 if field in stage.gate:
                     text = f"found {show(stage.gate[field])}, but only the last stage's model has a champion beside it"
                     yield Problem(f"{path}.gate.{field}", text)
-
     yield from _adapter_problems(contents)
 
 

@@ -14,12 +14,11 @@ from rich.text import Text
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
 from vlmpipe.cli.views.stages import stages_headline, stages_table
-from vlmpipe.cli.views.tables import FINDING_LOOKS, grid, ruled_table, standard_output
+from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.planner.cost.approval import dollars
 
 WIDEST = 120  # longer lines are hard to follow
 WITH_DISKS = 100
-STATES = {"green": ("✓", "bold green"), "amber": ("!", "bold yellow"), "red": ("✗", "bold red")}
 TERMS = ("standard", "spot", "flex_start")
 ENCODED_ANEW = "Each stage is taken to encode all its images; features that an earlier stage made make it cheaper."
 
@@ -53,7 +52,7 @@ def plan_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]
 
 
 def _state_line(plan: Mapping[str, Any]) -> Text:
-    sign, style = STATES[plan["state"]]
+    sign, style = PLAN_LOOKS[plan["state"]]
     reasons = f": {', '.join(plan['doubts'])}" if plan["state"] == "amber" else ""
     return Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"), reasons)
 

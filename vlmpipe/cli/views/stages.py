@@ -10,10 +10,8 @@ from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import GIB
-from vlmpipe.cli.views.tables import ruled_table
+from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
 from vlmpipe.planner.cost.approval import dollars
-
-SIGNS = {"green": ("✓", "green"), "amber": ("!", "yellow"), "red": ("✗", "bold red")}
 
 
 def stages_table(plan: Mapping[str, Any]) -> Table:
@@ -23,7 +21,7 @@ def stages_table(plan: Mapping[str, Any]) -> Table:
     )
     for name, stage in plan["stages"].items():
         time, cost = stage["time"] or {}, stage["cost"]
-        sign, style = SIGNS[stage["state"]]
+        sign, style = PLAN_LOOKS[stage["state"]]
         table.add_row(
             Text(f"{sign} {name}", style=style),
             Text(stage["starts_from"], overflow="fold"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.vertex.names import RunRecord
 
 PIPE_WIDTH = 160
+PLAN_LOOKS = {"green": ("✓", "bold green"), "amber": ("!", "bold yellow"), "red": ("✗", "bold red")}
 FINDING_LOOKS = {
     "ok": ("✓", "green"),
     "warning": ("!", "yellow"),

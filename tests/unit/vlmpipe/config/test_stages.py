@@ -82,6 +82,7 @@ def test_the_stages_survive_json_and_decide_the_digest() -> None:
         ("stages.align.train=3", "stages.0.train: found 3, expected a section"),
         ("stages.align.name=Align", "stages.0.name: found \"Align\", expected a text of the form"),
         ("stages.align.gate={max_regression: 0.1}", "stages.align.gate.max_regression: found 0.1, but only the last"),
+        ("stages.align.plan={confirm_above_usd: 9}", "stages.align.plan.confirm_above_usd: is compared with the cost"),
         ("stages.finetune.freeze=[]", "stages.finetune.features.cache: found on, but the tower is trained"),
         ("stages.align.train.micro_batch_size=3", "stages.align.train: global_batch_size 4 must be a multiple"),
         ("train.micro_batch_size=3", "train: global_batch_size 4 must be a multiple"),
