@@ -73,7 +73,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     uri = features_uri(job.run.features_root, job.model, job.train.precision)
     features: Literal["encode", "reuse", "off"] = "off"
-    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and job.model.can_cache_features)
+    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and job.model.caches_if_auto)
     if wants_cache:
         from trainer.data.shards.index import Index
 
