@@ -19,6 +19,7 @@ from trainer.models.hf.processor import without_video
 from vlmpipe.prove.losses import LABELLINGS, SPANS, SampleLoss
 from vlmpipe.prove.sample_set import Sample
 
+
 class Reference:
     """A model in a folder, and its losses on samples."""
 
@@ -32,7 +33,9 @@ class Reference:
         config = AutoConfig.from_pretrained(folder)
         kind = without_video(PROCESSOR_MAPPING[type(config)])
         own = {"image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil"), "tokenizer": tokenizer}
-        self._processor = kind(*[own.get(name) for name in kind.get_attributes()], chat_template=tokenizer.chat_template)
+        self._processor = kind(
+            *[own.get(name) for name in kind.get_attributes()], chat_template=tokenizer.chat_template
+        )
         self._tokenizer, self._image_token_id = tokenizer, config.image_token_id
 
     def losses(self, samples: Sequence[Sample]) -> dict[str, list[SampleLoss]]:
@@ -77,4 +80,3 @@ class Reference:
     def _inputs(self, messages: list[dict[str, Any]], images: Any, *, prompt: bool = False) -> Any:
         text = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
         return self._processor(text=[text], images=images, return_tensors="pt")
-

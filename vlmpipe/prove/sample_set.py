@@ -31,8 +31,10 @@ def write_samples(folder: Path, *, text_only: bool = False) -> list[Sample]:
     """
     draw = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
-    samples = [_sample(folder, draw, number, has_picture=not (text_only and number % 2)) for number in range(
-        NUM_SAMPLES + NUM_VALIDATION)]
+    samples = [
+        _sample(folder, draw, number, has_picture=not (text_only and number % 2))
+        for number in range(NUM_SAMPLES + NUM_VALIDATION)
+    ]
     records = [_record(sample, "train" if number < NUM_SAMPLES else "eval") for number, sample in enumerate(samples)]
     (folder / "samples.json").write_text(json.dumps(records))
     return samples[:NUM_SAMPLES]

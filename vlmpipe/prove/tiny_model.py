@@ -11,8 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from trainer.config.model import IMAGE_PAD
-from trainer.errors import ConfigError
+from trainer.config.model import IMAGE_PAD, ModelConfig
 from vlmpipe.prove.sample_set import COLOURS, SIDE
 
 PAD, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -25,7 +24,9 @@ WEIGHT_SCALE = 4  # larger than usual, so that samples differ in their losses
 # Qwen2.5-VL's format. The tags around answers tell trainers that ask for a mask what to label.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
-    "{%- if loop.first and message.role != 'system' -%}{{- '<|im_start|>system\n" + SYSTEM + "<|im_end|>\n' -}}{%- endif -%}"
+    "{%- if loop.first and message.role != 'system' -%}{{- '<|im_start|>system\n"
+    + SYSTEM
+    + "<|im_end|>\n' -}}{%- endif -%}"
     "{{- '<|im_start|>' + message.role + '\n' -}}"
     "{%- set written = namespace(text='') -%}"
     "{%- if message.content is string -%}{%- set written.text = message.content -%}"
@@ -49,14 +50,13 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 
 
+def type_of(config: ModelConfig) -> str:
+    """The model type that stands for the run file's family. Families without one of their own train as `hf` does."""
+    return config.family if config.family in TYPES else "qwen2_5_vl"
+
+
 def write_tiny_model(model_type: str, folder: Path) -> None:
-    """Write configuration, weights, tokenizer, chat template and processor. Raises ConfigError for an unknown type."""
-    if model_type not in TYPES:
-        raise ConfigError(
-            f"vlmpipe prove makes no tiny model of type {model_type!r}",
-            expected=f"one of {', '.join(TYPES)}",
-            fix="choose one with --model-type: the laws are about the trainer, not about the model",
-        )
+    """Write configuration, weights, tokenizer, chat template and processor."""
     tokenizer = _tokenizer()
     ids = dict(zip(SPECIALS, tokenizer.convert_tokens_to_ids(list(SPECIALS)), strict=True))
     special = TYPES[model_type]

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import psutil
 
 from trainer.config.job import DataPointers, JobConfig, RunPaths
-from trainer.errors import UserError
 from trainer.monitoring.metrics_writer import FILE as METRICS
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -59,6 +58,7 @@ class Ended:
     exit_code: int
     output: str = ""
     timed_out: bool = False
+    resumed_from_step: int | None = None
     run_uri: str = ""
 
     @property
@@ -111,6 +111,12 @@ class LocalTrainer:
         sync_run(JobConfig.load(f"{ended.run_uri}/run.json"))
         return Path(ended.run_uri, "export")
 
+    def told_versions(self) -> dict[str, str]:
+        """Versions in the summary of a start, where it has any."""
+        for summary in sorted(self.root.glob("runs/*/summary.json")):
+            return dict(read_record(open_storage(str(summary.parent)), summary.name).get("versions", {}))
+        return {}
+
     def _run_file(self, start: Start) -> RunConfig:
         train = self.config.to_dict()["train"] | SAME_FOR_ALL
         train |= {
@@ -157,7 +163,10 @@ class LocalTrainer:
                 timed_out = not self._wait(process, run_uri, stop_after_step)
             finally:
                 _kill(process)
-        return Ended(_losses(run_uri), process.returncode, log.read_text()[before:], timed_out, run_uri)
+        store = open_storage(run_uri)
+        summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
+        output, resumed = log.read_text()[before:], summary.get("resumed_from_step")
+        return Ended(_losses(run_uri), process.returncode, output, timed_out, resumed, run_uri)
 
     def _wait(self, process: subprocess.Popen[bytes], run_uri: str, stop_after_step: int) -> bool:
         """Wait for the end; False when the time is over."""
