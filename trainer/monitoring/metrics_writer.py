@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import FileWriter
-
 from trainer.monitoring.hypertune import report_measured
 from trainer.storage import open_storage
 from trainer.storage.background_writer import BackgroundWriter
@@ -16,6 +13,8 @@ from trainer.storage.base import join_uri, mounted
 from trainer.storage.records import read_lines, seal, unseal
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import FileWriter
+
     from trainer.monitoring.wandb import WandbLog
 
 FILE = "metrics.jsonl"
@@ -38,6 +37,8 @@ class MetricsLog:
         numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
         report_measured(numbers, step)
         if self._tensorboard:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
             # One event for all: each event wakes a thread, which costs ten times as much as creating it.
             scalars = [Summary.Value(tag=f"train/{name}", simple_value=value) for name, value in numbers.items()]
             self._tensorboard.add_summary(Summary(value=scalars), step)
@@ -71,9 +72,15 @@ class MetricsLog:
 
 
 def _tensorboard(folder: Path) -> FileWriter | None:
-    """None, with a warning, where the folder cannot be written, such as a mount for root only."""
+    """None, with a warning, where the folder cannot be written, such as a mount for root only, and in images of other
+    trainers without TensorBoard."""
     try:
+        from torch.utils.tensorboard import FileWriter
+
         return FileWriter(str(folder))
+    except ImportError as error:
+        print(f"train: warning: no TensorBoard files: {error}", flush=True)
+        return None
     except OSError as error:
         print(f"train: warning: no TensorBoard files, {folder} cannot be written: {error.strerror}", flush=True)
         return None

@@ -23,6 +23,7 @@ MODULES: dict[Job, str] = {
     "train": "trainer.train",
     "evaluate": "trainer.evaluation.evaluate",
 }
+EXTERNAL_LAUNCHER = "trainer.external.launch"
 NO_IMAGE = "python"  # in place of the trainer image of local jobs without one
 FLEX_START = "FLEX_START"
 
@@ -180,17 +181,28 @@ def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
     if cluster.local_port:
         env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
-    container_spec: dict[str, Any] = {
-        "image_uri": cluster.image_uri or NO_IMAGE,
-        "command": ["python", "-m", "trainer.launch"],
-        "args": [
-            "--nproc-per-node", str(cluster.processes), "--", MODULES[job], "--config", join_uri(run_uri, "run.json"),
-        ],
-    }  # fmt: skip
-    if env:
-        container_spec["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    image_uri, command, args = _task(config, job, join_uri(run_uri, "run.json"))
+    variables = [{"name": name, "value": value} for name, value in env.items()]
+    task: dict[str, Any] = {"container_spec": {"image_uri": image_uri, "command": command, "args": args}}
+    if (trainer := config.train.trainer) and job == "train" and trainer.kind == "package":
+        package = {"executor_image_uri": trainer.executor_image_uri, "package_uris": list(trainer.package_uris)}
+        task = {"python_package_spec": {**package, "python_module": command[-1], "args": args}}
+    if variables:
+        next(iter(task.values()))["env"] = variables
     return {
         "machine_spec": machine_spec,
-        "container_spec": container_spec,
+        **task,
         "disk_spec": {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb},
     }
+
+
+def _task(config: RunConfig, job: Job, run_json: str) -> tuple[str, list[str], list[str]]:
+    """Image, command and arguments of the job's containers."""
+    cluster, trainer = config.cluster, config.train.trainer
+    processes, settings = ["--nproc-per-node", str(cluster.processes)], ["--config", run_json]
+    image_uri, module = cluster.image_uri or NO_IMAGE, MODULES[job]
+    if trainer and job == "train":
+        return trainer.image_uri or image_uri, ["python", "-m", EXTERNAL_LAUNCHER], [*processes, *settings]
+    if trainer and job == "evaluate" and trainer.evaluate_command:
+        image_uri, module = trainer.image_uri or image_uri, "trainer.external.evaluate"
+    return image_uri, ["python", "-m", "trainer.launch"], [*processes, "--", module, *settings]
