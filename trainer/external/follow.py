@@ -1,9 +1,9 @@
 """Follows a program's progress by the files that it writes, whatever their form.
 
-    $VLMPIPE_METRICS        JSON lines of one's own: step, loss, total_steps, learning_rate, ...
-    trainer_log.jsonl       LLaMA-Factory
-    logging.jsonl           ms-swift
-    trainer_state.json      transformers' Trainer, in each checkpoint and at the end
+$VLMPIPE_METRICS        JSON lines of one's own: step, loss, total_steps, learning_rate, ...
+trainer_log.jsonl       LLaMA-Factory
+logging.jsonl           ms-swift
+trainer_state.json      transformers' Trainer, in each checkpoint and at the end
 """
 
 from __future__ import annotations

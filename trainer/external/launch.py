@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from trainer.external.outcome import judge, steps_wanted
 from trainer.external.process import Node, TrainerProcess, command_line, environment
 from trainer.external.report import TrainerReport, is_done
 from trainer.external.result import model_type_of, require_result
-from trainer.external.states import SavedStates, fetch_state, newest_result
+from trainer.external.states import SavedStates, fetch_state
 from trainer.external.versions import versions_in
 from trainer.launch import free_port, processes_on_node
 from trainer.preflight import announce, check_node
@@ -47,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     cluster = read_cluster(os.environ) or Cluster((f"127.0.0.1:{free_port()}",), node_rank=0)
     node = Node(cluster, processes_on_node(options.nproc_per_node))
     assert job.train.trainer
-    print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, train.trainer {job.train.trainer.name}", flush=True)
+    print(
+        f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, train.trainer {job.train.trainer.name}", flush=True
+    )
     announce(check_node(job.run.run_uri, cluster.node_rank))
     if is_done(job):
         if cluster.node_rank == 0:
@@ -146,7 +147,11 @@ class Session:
         assert code is not None
         process.clean_up()
         nothing = TrainingProgress([], self._scratch / "none")
-        return ExitCode.OK if judge(self._trainer, code, nothing, 0, stopped=process.stopping.is_set()) else ExitCode.PREEMPTED
+        return (
+            ExitCode.OK
+            if judge(self._trainer, code, nothing, 0, stopped=process.stopping.is_set())
+            else ExitCode.PREEMPTED
+        )
 
     def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
         states, trainer = self._states, self._trainer

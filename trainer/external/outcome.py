@@ -35,7 +35,7 @@ def judge(trainer: ExternalTrainerConfig, code: int, progress: TrainingProgress,
             expected="a finite loss",
             fix="lower train.optimizer.learning_rate, or look at metrics.jsonl for the step at which it was lost",
         )
-    if code == 0 and not too_few and (wanted and progress.step or not stopped):
+    if code == 0 and not too_few and ((wanted and progress.step) or not stopped):
         return True
     if code == ExitCode.PREEMPTED or (stopped and code not in CAUSES):
         return False

@@ -8,8 +8,8 @@ import subprocess
 from trainer.errors import ConfigError
 
 NAMES = (
-    "torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "llamafactory", "ms-swift", "axolotl",
-    "nemo-automodel", "megatron-core", "lightning", "horovod", "tensorflow", "keras", "jax",
+    "torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "llamafactory", "ms-swift",
+    "axolotl", "nemo-automodel", "megatron-core", "lightning", "horovod", "tensorflow", "keras", "jax",
 )  # fmt: skip
 _PROGRAM = """
 import importlib.metadata, json, platform, sys
