@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("module", help="module to run, followed by its arguments, after --")
     parser.add_argument("module_arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    cluster = read_cluster(os.environ) or Cluster((f"127.0.0.1:{free_port()}",), node_rank=0)
+    cluster = read_cluster(os.environ) or one_node()
     reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
     print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)
     announce(check_node(_run_uri(options.module_arguments), cluster.node_rank))
@@ -181,11 +181,11 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
     return ended.code
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+def one_node() -> Cluster:
+    """A job of this machine alone."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        return Cluster((f"127.0.0.1:{probe.getsockname()[1]}",), node_rank=0)
 
 
 if __name__ == "__main__":

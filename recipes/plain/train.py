@@ -69,9 +69,8 @@ def batch_of(step):
 
 
 def save(folder):
-    """Model, processor, and what a resume needs; trainer_state.json last, which makes it a checkpoint."""
+    """A checkpoint: the model, and what a resume needs; trainer_state.json last, which makes it one."""
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
     torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, folder / "optimizer.pt")
     state = {"global_step": done, "max_steps": args.steps, "log_history": log}
     (folder / "trainer_state.json").write_text(json.dumps(state))
@@ -97,7 +96,8 @@ while done < args.steps:
     if total[2]:
         break
 if rank == 0 and done == args.steps:
-    save(args.output)
+    model.save_pretrained(args.output)
+    processor.save_pretrained(args.output)
 dist.barrier()
 dist.destroy_process_group()
 raise SystemExit(0 if done == args.steps else 75)

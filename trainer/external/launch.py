@@ -14,10 +14,10 @@ from typing import Any
 
 from trainer.checkpoint.commit import Checkpoint, CommitRecord
 from trainer.checkpoint.staging import export_folder
-from trainer.config.external_trainer import FOLDERS, SETTINGS, ExternalTrainerConfig, fill_in
+from trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
 from trainer.config.job import JobConfig
 from trainer.data.export.export import export_data
-from trainer.distributed.cluster_env import Cluster, read_cluster
+from trainer.distributed.cluster_env import Roles, read_cluster, read_roles
 from trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from trainer.errors import ExitCode, run_main
 from trainer.external.base_model import base_model, model_section_sha256
@@ -28,7 +28,7 @@ from trainer.external.report import TrainerReport, is_done
 from trainer.external.result import model_type_of, require_result
 from trainer.external.states import SavedStates, fetch_state
 from trainer.external.versions import versions_in
-from trainer.launch import free_port, processes_on_node
+from trainer.launch import one_node, processes_on_node
 from trainer.preflight import announce, check_node
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
     options = parser.parse_args(arguments)
     job = JobConfig.load(options.config)
-    cluster = read_cluster(os.environ) or Cluster((f"127.0.0.1:{free_port()}",), node_rank=0)
+    cluster = read_cluster(os.environ) or one_node()
     node = Node(cluster, processes_on_node(options.nproc_per_node))
     assert job.train.trainer
     print(
@@ -58,6 +58,15 @@ def main(arguments: list[str] | None = None) -> int:
         return Session(job, job.train.trainer, node, scratch).run()
 
 
+def this_node(trainer: ExternalTrainerConfig, processes: int) -> Node:
+    """This replica's place in the job, from the platform's variables."""
+    if trainer.launch not in WITH_ROLES:
+        return Node(read_cluster(os.environ) or one_node(), processes)
+    alone = one_node()
+    roles = read_roles(os.environ) or Roles({"chief": alone.hosts, "worker": (), "ps": (), "evaluator": ()}, "chief", 0)
+    return Node(roles.cluster(), 1, roles)
+
+
 class Session:
     """One start of the program on this node. The chief also keeps its checkpoints, its metrics and its result."""
 
@@ -66,7 +75,6 @@ class Session:
         self._folders = {name: scratch / name for name in FOLDERS}
         for name in ("output", "checkpoints", "resume"):
             self._folders[name].mkdir()
-        self._is_chief = node.cluster.node_rank == 0
         self._states: SavedStates | None = None
 
     def run(self) -> ExitCode:
@@ -97,7 +105,7 @@ class Session:
         model = resume if resume and trainer.resume_as_model else base
         folders = {**{name: str(path) for name, path in self._folders.items()}, "model": model, "resume": resume}
         process = self._start(folders)
-        if not self._is_chief:
+        if not self._node.is_chief:
             while process.wait(POLL_S) is None:
                 pass
             return self._end_of_worker(process)
@@ -106,15 +114,17 @@ class Session:
     def _choose(self, record: CommitRecord) -> Checkpoint | None:
         """The checkpoint to resume from; the chief's choice on all nodes, which have met then."""
         store, mine = open_storage(self._job.run.run_uri), None
-        if self._is_chief:
+        if self._node.is_chief:
             folders = [self._folders["checkpoints"], self._folders["output"]]
             self._states = SavedStates(self._job, record, folders)
             mine, passed_over = self._states.resume()
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
             write_record(store, CHOICE, {"attempt": self._states.attempt, "checkpoint": mine.name if mine else ""})
+        if not self._node.trains:
+            return None
         meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
-        if self._is_chief or not (name := read_record(store, CHOICE)["checkpoint"]):
+        if self._node.is_chief or not (name := read_record(store, CHOICE)["checkpoint"]):
             return mine
         from trainer.checkpoint.commit import verify
         from trainer.checkpoint.manifest import signing_key
@@ -127,12 +137,12 @@ class Session:
         values = {**setting_values(self._job, node.world_size), **folders}
         words = (*trainer.command, *(trainer.resume_args if folders["resume"] else ()))
         command = command_line(trainer, fill_in(words, values), node)
-        attempt = read_record(open_storage(self._job.run.run_uri), CHOICE)["attempt"]
+        choice = read_record(open_storage(self._job.run.run_uri), CHOICE) if node.trains else {}
         variables = {
             **{f"VLMPIPE_{name.upper()}": folders[name] for name in FOLDERS},
             "VLMPIPE_METRICS": str(self._scratch / "metrics.jsonl"),
             "VLMPIPE_RUN_ID": self._job.run.run_id,
-            "VLMPIPE_ATTEMPT": str(attempt),
+            "VLMPIPE_ATTEMPT": str(choice.get("attempt", "")),
         }
         print(f"launcher: starting {' '.join(command)}", flush=True)
         return TrainerProcess(

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster
+from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, Roles
 from trainer.distributed.rendezvous import rendezvous_timeout_s
 from trainer.errors import ConfigError
+
+ROLE_VARIABLE = "VLMPIPE_ROLE"  # chief, worker, ps or evaluator
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,22 @@ class Node:
 
     cluster: Cluster
     processes: int
+    roles: Roles | None = None  # of launches that know more than nodes
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is the chief or a worker."""
+        return self.roles is None or self.roles.is_node
+
+    @property
+    def is_chief(self) -> bool:
+        return self.trains and self.cluster.node_rank == 0
+
+    @property
+    def name(self) -> str:
+        if self.roles and not self.trains:
+            return f"{self.roles.role} {self.roles.index}"
+        return f"node {self.cluster.node_rank} of {self.cluster.num_nodes}"
 
     @property
     def world_size(self) -> int:
@@ -62,7 +80,7 @@ def environment(trainer: ExternalTrainerConfig, node: Node, variables: Mapping[s
     inherited["PATH"] = os.pathsep.join([bin_folder, inherited.get("PATH", os.defpath)])
     cluster = node.cluster
     place = {"MASTER_ADDR": cluster.master_host, "MASTER_PORT": str(cluster.master_port)}
-    if trainer.launch in ("torchrun", "self", "horovod"):
+    if trainer.launch != "each-node":
         for name in NODE_LEVEL_VARIABLES:
             inherited.pop(name, None)
     if trainer.launch == "self":
@@ -71,6 +89,11 @@ def environment(trainer: ExternalTrainerConfig, node: Node, variables: Mapping[s
     elif trainer.launch == "torchrun" and node.world_size == 1:
         ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
         inherited |= {name: str(value) for name, value in ranks.items()} | place
+    elif trainer.launch == "tensorflow" and node.roles:
+        inherited["TF_CONFIG"] = node.roles.tf_config()
+    elif trainer.launch == "roles" and node.roles:
+        ranks = {"RANK": node.roles.rank, "WORLD_SIZE": node.roles.world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        inherited |= {name: str(value) for name, value in ranks.items()} | place | {ROLE_VARIABLE: node.roles.role}
     if node.processes > 1:  # torchrun would give each one thread
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         inherited.setdefault("OMP_NUM_THREADS", str(max(1, cores // node.processes)))

@@ -28,6 +28,7 @@ from trainer.checkpoint.commit import (
 from trainer.checkpoint.manifest import signing_key
 from trainer.checkpoint.mirror import newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from trainer.config.external_trainer import HF_RESULTS
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
 from trainer.external.follow import STATE, steps_of
@@ -37,6 +38,7 @@ from trainer.storage.file_sums import files_below
 
 STATES, RESULT = "trainer", "result"  # folders of a run
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # transformers', while it saves after SIGTERM
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -86,12 +88,13 @@ class SavedStates:
             ((step, path) for folder in self._folders for step, path in _finished(folder) if step > self._newest),
             reverse=True,
         )
-        for step, path in found[:1]:
+        whole = []
+        for step, path in found:
             files = _files(path)
             unchanged, self._seen[path] = self._seen.get(path) == files, files
             if files and (unchanged or ended):
-                return self._save(path, step)
-        return ""
+                whole.append((path, step))
+        return self._save(*whole[0]) if whole else ""
 
     def _save(self, path: Path, step: int) -> str:
         name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
@@ -112,7 +115,7 @@ class SavedStates:
         """Keep the finished model. Returns its name."""
         name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
         record = dataclasses.replace(self._record, step=step, checkpoint_format=kind)
-        with _without_checkpoints(folder) as kept:
+        with _result_files(folder, kind) as kept:
             upload_node_files(self._results, name, 0, kept, key=self._key)
         commit(self._results, name, record, key=self._key)
         delete_old(self._results, Retention(1), newest=name, key=self._key)
@@ -174,13 +177,15 @@ def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @contextlib.contextmanager
-def _without_checkpoints(folder: Path) -> Iterator[Path]:
-    """The folder's own files in a folder beside it: checkpoints in it are no part of the result."""
+def _result_files(folder: Path, kind: str) -> Iterator[Path]:
+    """What belongs to the result, in a folder beside it: no checkpoints, and of a model no pickles and no code."""
     links = folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}"
     for name, path in files_below(folder).items():
-        if not any(_NAME.fullmatch(part) for part in name.split("/")[:-1]):
-            (links / name).parent.mkdir(parents=True, exist_ok=True)
-            os.link(path, links / name)
+        of_model = path.suffix in MODEL_SUFFIXES and path.name != STATE
+        if any(_NAME.fullmatch(part) for part in name.split("/")[:-1]) or (kind in HF_RESULTS and not of_model):
+            continue
+        (links / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, links / name)
     try:
         yield links
     finally:

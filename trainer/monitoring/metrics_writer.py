@@ -24,11 +24,13 @@ STATES = {"active": 1, "absent": 0}  # words in the log (reduction_server) as nu
 class MetricsLog:
     """One JSON object per logged step. Drops the lines of an earlier attempt after the step resumed from."""
 
-    def __init__(self, run_uri: str, *, resumed_from_step: int, wandb: WandbLog | None = None) -> None:
+    def __init__(
+        self, run_uri: str, *, resumed_from_step: int, wandb: WandbLog | None = None, tensorboard: bool = True
+    ) -> None:
         self._store = open_storage(run_uri)
         self._file = BackgroundWriter(self._store, FILE)
         self._lines = self._earlier_lines(resumed_from_step)
-        self._tensorboard = _tensorboard(tensorboard_folder(run_uri))
+        self._tensorboard = _tensorboard(tensorboard_folder(run_uri)) if tensorboard else None
         self._wandb = wandb
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -72,15 +74,11 @@ class MetricsLog:
 
 
 def _tensorboard(folder: Path) -> FileWriter | None:
-    """None, with a warning, where the folder cannot be written, such as a mount for root only, and in images of other
-    trainers without TensorBoard."""
-    try:
-        from torch.utils.tensorboard import FileWriter
+    """None, with a warning, where the folder cannot be written, such as a mount for root only."""
+    from torch.utils.tensorboard import FileWriter
 
+    try:
         return FileWriter(str(folder))
-    except ImportError as error:
-        print(f"train: warning: no TensorBoard files: {error}", flush=True)
-        return None
     except OSError as error:
         print(f"train: warning: no TensorBoard files, {folder} cannot be written: {error.strerror}", flush=True)
         return None

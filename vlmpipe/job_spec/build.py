@@ -34,7 +34,8 @@ def step_of(job: Job) -> str:
 
 
 def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, Any]]:
-    """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server.
+    """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server, or
+    parameter servers and evaluators.
 
     A job reads its settings from `<run_uri>/run.json`. No pool is empty: Vertex AI's component drops empty pools, and
     those behind them would take other roles.
@@ -49,6 +50,9 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
     pools = [{**node, "replica_count": 1}]
     if replica_count > 1:
         pools.append({**node, "replica_count": replica_count - 1})
+    if config.train.trainer and job == "train":
+        roles = config.train.trainer.roles  # worker pools 2 and 3; RunConfig has checked that none before is empty
+        pools += [{**node, "replica_count": count} for count in (roles.ps, roles.evaluator) if count]
     reducers = cluster.reduction_server
     if reducers and job == "train":
         assert len(pools) == 2, "checked by RunConfig"  # its place is worker pool 2
@@ -204,5 +208,6 @@ def _task(config: RunConfig, job: Job, run_json: str) -> tuple[str, list[str], l
     if trainer and job == "train":
         return trainer.image_uri or image_uri, ["python", "-m", EXTERNAL_LAUNCHER], [*processes, *settings]
     if trainer and job == "evaluate" and trainer.evaluate_command:
-        image_uri, module = trainer.image_uri or image_uri, "trainer.external.evaluate"
+        command = ["python", "-m", "trainer.external.evaluate"]
+        return trainer.image_uri or image_uri, command, settings
     return image_uri, ["python", "-m", "trainer.launch"], [*processes, "--", module, *settings]
