@@ -202,13 +202,14 @@ class Proof:
         made = f"SIGTERM after step {max(ended.losses, default=0)} of {LONG_STEPS}"
         if ended.timed_out:
             return Breach(f"{made}: it did not end in time", cause="SIGTERM is ignored")
-        if ended.exit_code == 0:
+        if ended.own_exit_code == 0:
+            told = f"; the launcher counts steps, and says {ended.exit_code}" if ended.exit_code else ""
             return Breach(
-                f"{made}: exit code 0",
+                f"{made}: exit code 0{told}",
                 cause="it saves a model and ends as if it were done",
                 cure=f"end with code {int(ExitCode.PREEMPTED)} when fewer steps are made than asked for",
             )
-        return f"{made}: exit code {ended.exit_code}"
+        return f"{made}: exit code {ended.own_exit_code}"
 
     @property
     def _first_loss(self) -> float:

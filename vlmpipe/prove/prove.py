@@ -82,7 +82,7 @@ def prove(
     write_samples(folder.absolute() / "samples" / "text_only", text_only=True)
     write_tiny_model(model_type, model)
     own = config.train.trainer
-    section = model_section(family if family in ("qwen2_5_vl", "qwen3_vl") else "hf", model)
+    section = model_section(family if family == model_type else "hf", model)
     trainer = LocalTrainer(config, section, folder.absolute() / "samples", folder.absolute() / "root", limit_s)
     proof = Proof(trainer, lambda exported: Reference(exported or model).losses(samples))
     verdicts = []

@@ -5,6 +5,7 @@ Shares no code with the trainer's data and models, so that both being wrong alik
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.utils import PROCESSOR_NAME
 
 from trainer.models.hf.processor import without_video
 from vlmpipe.prove.losses import LABELLINGS, SPANS, SampleLoss
@@ -33,9 +35,12 @@ class Reference:
         config = AutoConfig.from_pretrained(folder)
         kind = without_video(PROCESSOR_MAPPING[type(config)])
         own = {"image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil"), "tokenizer": tokenizer}
-        self._processor = kind(
-            *[own.get(name) for name in kind.get_attributes()], chat_template=tokenizer.chat_template
+        settings = folder / PROCESSOR_NAME
+        self._processor = kind.from_args_and_dict(
+            [own.get(name) for name in kind.get_attributes()],
+            json.loads(settings.read_text()) if settings.exists() else {},
         )
+        self._processor.chat_template = tokenizer.chat_template
         self._tokenizer, self._image_token_id = tokenizer, config.image_token_id
 
     def losses(self, samples: Sequence[Sample]) -> dict[str, list[SampleLoss]]:

@@ -52,8 +52,8 @@ def _sample(folder: Path, draw: random.Random, number: int, *, has_picture: bool
 
 
 def _answer(draw: random.Random, number: int) -> str:
-    """Two to 12 words, of a token or two of the tiny tokenizer; the end mark is one more."""
-    return " ".join(draw.choice(COLOURS) for _ in range(2 + 5 * number % 11))
+    """Three to 13 words, each one token of the tiny tokenizer; the end mark is one more."""
+    return " ".join(draw.choice(COLOURS) for _ in range(3 + 5 * number % 11))
 
 
 def _record(sample: Sample, split: str) -> dict[str, object]:

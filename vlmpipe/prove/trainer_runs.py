@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import psutil
 
 from trainer.config.job import DataPointers, JobConfig, RunPaths
+from trainer.config.model import GRID_FAMILIES
 from trainer.monitoring.metrics_writer import FILE as METRICS
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -25,6 +27,7 @@ from vlmpipe.job_spec.build import worker_pools
 from vlmpipe.prove.sample_set import NUM_SAMPLES, SIDE
 
 POLL_S = 0.2
+OWN_CODE = re.compile(r"^launcher: train\.trainer \S+ ended with exit code (\d+)$", re.MULTILINE)
 LONG_STEPS = 5000
 SEQUENCE_TOKENS, PACKED_TOKENS = 512, 4096
 # Of the run file's train section; everything else there, such as the strategy, is the user's.
@@ -60,6 +63,12 @@ class Ended:
     timed_out: bool = False
     resumed_from_step: int | None = None
     run_uri: str = ""
+
+    @property
+    def own_exit_code(self) -> int:
+        """That of the trainer itself, where a launcher judged it."""
+        told = OWN_CODE.findall(self.output)
+        return int(told[-1]) if told else self.exit_code
 
     @property
     def last_line(self) -> str:
@@ -183,7 +192,8 @@ class LocalTrainer:
 
 def model_section(family: str, folder: Path) -> dict[str, Any]:
     """The model section of a tiny model in `folder`."""
-    sizes = {} if family == "hf" else {"min_pixels": SIDE**2, "max_pixels": SIDE**2}
+    sizes = {"min_pixels": SIDE**2, "max_pixels": SIDE**2} if family in GRID_FAMILIES else {}
+    sizes |= {"image_size": SIDE} if family == "llava" else {}
     return {"family": family, "pretrained": {"weights": str(folder)}, "tokenizer": str(folder), "freeze": [], **sizes}
 
 
