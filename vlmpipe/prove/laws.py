@@ -143,7 +143,7 @@ class Proof:
             raise NotAskedError("train.trainer has no resume_args: it starts anew after an interruption")
         whole = self._ended("whole", QUARTER)
         half = replace(QUARTER, steps=STEPS, checkpoint_every_steps=STEPS)
-        self._ended("continued", half)
+        _require_same_beginning(self._ended("continued", half), whole)
         second = self._ended("continued", replace(half, steps=LONGER))
         if second.resumed_from_step != STEPS:
             return Breach(f"no checkpoint of step {STEPS} was continued", cause="none was saved, or none is complete")
@@ -186,15 +186,16 @@ class Proof:
         return Breach(text, cause="samples of a packed sequence see each other, or their positions go on")
 
     def export(self) -> str | Breach:
-        expected = self._ended("one", Start(steps=STEPS)).losses[EXPORTED + 1]
-        ended = self._ended("exported", Start(steps=EXPORTED))
+        one, ended = self._ended("one", Start(steps=STEPS)), self._ended("exported", Start(steps=EXPORTED))
+        _require_same_beginning(ended, one)
+        expected = one.losses[EXPORTED + 1]
         labelling, averaging = self._explained
         losses = self._reference(self._trainer.export(ended))[labelling or SPANS]
         found = sample_mean(losses) if averaging == "samples" else token_mean(losses)
         text = f"the export has loss {_shown(found)}, training went on with {_shown(expected)}"
         if is_close({0: found}, {0: expected}):
             return text
-        return Breach(text, cause="what is exported is not what was trained, or not all of it")
+        return Breach(text, cause="what is exported is not what was trained, or the learning rate depends on max_steps")
 
     def stopped(self) -> str | Breach:
         start = replace(QUARTER, steps=LONG_STEPS, stop_after_step=2)
@@ -260,6 +261,15 @@ LAWS: dict[str, tuple[str, Callable[[Proof], str | Breach]]] = {
     "export": ("The export is what was trained", Proof.export),
     "stopped": ("Stopped is not done", Proof.stopped),
 }
+
+
+def _require_same_beginning(shorter: Ended, longer: Ended) -> None:
+    """Raise NotRunError where training depends on how long it will be."""
+    if not is_close(shorter.losses, {step: longer.losses[step] for step in shorter.losses}):
+        raise NotRunError(
+            f"the first steps depend on max_steps ({_compared(longer.losses, shorter.losses)}): the command must take "
+            "{lr_schedule} or keep a constant rate"
+        )
 
 
 def _shown(loss: float) -> str:

@@ -165,6 +165,17 @@ def test_a_start_that_fails_is_no_verdict() -> None:
     }
 
 
+class DecaysTheRate(SoundTrainer):
+    def loss(self, steps: int, start: Start) -> float:
+        return token_mean(losses(STARTING - steps * (1 + 1 / start.steps)))
+
+
+def test_a_schedule_that_depends_on_the_steps_is_no_verdict() -> None:
+    found = judged(DecaysTheRate(), "resume", "export")
+    assert {one.state for one in found.values()} == {"not run"}
+    assert all("the first steps depend on max_steps" in one.found for one in found.values())
+
+
 def test_what_a_trainer_lacks_is_not_asked() -> None:
     verdicts = judged(SoundTrainer(packs=False, resumes=False))
     assert [name for name, one in verdicts.items() if one.state == "not asked"] == ["packing", "resume"]
