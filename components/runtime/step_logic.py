@@ -77,7 +77,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     uri = features_uri(job.run.features_root, job.model, job.train.precision)
     features: Literal["encode", "reuse", "off"] = "off"
-    is_possible = job.model.can_cache_features and job.train.trainer is None
+    is_possible = job.model.caches_if_auto and job.train.trainer is None
     wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and is_possible)
     if wants_cache:
         from trainer.data.shards.index import Index

@@ -62,7 +62,7 @@ def row(model_type: str, folder: Path) -> str:
 def packing(config: ModelConfig) -> str:
     for pack, verdict in ((True, "yes"), (False, "needs `data.pack: false`")):
         try:
-            require_trainable(config, pack=pack)
+            require_trainable(config, pack=pack, cached=False)
         except ConfigError:
             continue
         return verdict

@@ -63,9 +63,6 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
 def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
     """What a model of any type cannot do: its own forward pass knows no parts."""
     train = config.train
-    if config.features.cache == "on":
-        text = "found on with model.family hf, whose features are not cached; expected auto or off"
-        yield Problem("features.cache", text)
     if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
         text = f"found {train.strategy} with model.family hf, whose layers are not split between ranks; expected fsdp"
         yield Problem("train.strategy", text)
