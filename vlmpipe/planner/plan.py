@@ -322,7 +322,7 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
 
 
 def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
-    machine, disk, container = pool["machine_spec"], pool.get("disk_spec", {}), pool["container_spec"]
+    machine, disk, container = pool["machine_spec"], pool.get("disk_spec", {}), pool.get("container_spec", {})
     args = container.get("args", [])
     return {
         "role": f"{number} {ROLES[number]}",
@@ -332,7 +332,7 @@ def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
         "accelerator_count": machine.get("accelerator_count", 0),
         "boot_disk_type": disk.get("boot_disk_type", ""),
         "boot_disk_size_gb": disk.get("boot_disk_size_gb", 0),
-        "image_uri": container["image_uri"],
+        "image_uri": container.get("image_uri", "") or pool["python_package_spec"]["executor_image_uri"],
         "runs": args[args.index("--") + 1] if "--" in args else "",
     }
 

@@ -11,8 +11,8 @@ from vlmpipe.config.validation_errors import Problem
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
-# Of train, what the launcher itself heeds.
-_OF_THE_LAUNCHER = {"trainer", "resume", "keep_checkpoints", "objective"}
+# Of train, what the launcher and the evaluation heed.
+_OF_THE_LAUNCHER = {"trainer", "resume", "keep_checkpoints", "objective", "precision"}
 
 
 def external_trainer_problems(config: RunConfig) -> Iterator[Problem]:
