@@ -228,8 +228,8 @@ def _sentences(config: RunConfig, layout: Layout, load: Workload) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.quantizes_base:
         said.append(
-            "Not counted: dequantizing 4-bit weights in each pass. Published steps of 4,096 tokens took 15 to 18 % longer "
-            "than those of LoRA (Qwen 7B and 14B, with other kernels)."
+            "Not counted: dequantizing 4-bit weights in each pass. Published steps of 4,096 tokens took 15 to 18 % "
+            "longer than those of LoRA (Qwen 7B and 14B, with other kernels)."
         )
     if layout.context_parallel > 1:
         said.append(
