@@ -6,13 +6,15 @@ torchrun starts it; run.yaml has its command. TRL sees no network: model and dat
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset, Image, List, load_dataset
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 STOPPED = 75  # exit code of a run that saved a checkpoint and can be resumed
@@ -35,6 +37,16 @@ def read_data(folder: Path) -> Dataset:
     data = load_dataset("json", data_files=str(folder / "train.jsonl"), split="train")
     data = data.map(lambda row: {"images": [str(folder / name) for name in row["images"]]})
     return data.cast_column("images", List(Image()))
+
+
+class Metrics(TrainerCallback):
+    """Writes what vlmpipe shows while training runs."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if state.is_world_process_zero and "loss" in logs:
+            line = {"step": state.global_step, "total_steps": state.max_steps, **logs}
+            with Path(os.environ["VLMPIPE_METRICS"]).open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def shared_settings(given: argparse.Namespace) -> dict[str, Any]:
@@ -62,7 +74,12 @@ def main() -> None:
     given = parse_arguments()
     data = read_data(given.data)
     model = AutoModelForImageTextToText.from_pretrained(given.model, dtype=torch.float32)
-    own = {"model": model, "train_dataset": data, "processing_class": AutoProcessor.from_pretrained(given.model)}
+    own = {
+        "model": model,
+        "train_dataset": data,
+        "processing_class": AutoProcessor.from_pretrained(given.model),
+        "callbacks": [Metrics()],
+    }
     if "chosen" in data.column_names:
         trainer = DPOTrainer(args=DPOConfig(beta=given.beta, **shared_settings(given)), **own)
     else:
