@@ -28,7 +28,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beta", type=float, default=0.1, help="DPO: weight of staying close to the given model")
     for name in ("max-steps", "micro-batch-size", "accumulation", "save-steps", "sequence-length", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--learning-rate", type=float, required=True)
+    for name in ("learning-rate", "warmup-fraction"):
+        parser.add_argument(f"--{name}", type=float, required=True)
     return parser.parse_args()
 
 
@@ -57,6 +58,7 @@ def shared_settings(given: argparse.Namespace) -> dict[str, Any]:
         "per_device_train_batch_size": given.micro_batch_size,
         "gradient_accumulation_steps": given.accumulation,
         "learning_rate": given.learning_rate,
+        "warmup_steps": given.warmup_fraction,  # below 1 it is a fraction of max_steps
         "max_length": given.sequence_length,
         "seed": given.seed,
         "save_steps": given.save_steps,
