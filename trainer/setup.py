@@ -116,7 +116,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     shape = family.shape(job.model)
     compiling = _compile_choice(job, shape, worker)
     strategy, timer = build_strategy(job, family, data, built, worker, compiling)
-    image_source = _image_source(job, family, readers.features, built.tower_sha256, replica)
+    image_source = _image_source(job, readers.features, built.tower_sha256, replica)
     record = _record(job, strategy, data, built, worker)
     if job.train.in_pairs:
         references = ReferenceLogProbs(job, strategy, record, data.chat, readers.samples, image_source, replica)
@@ -184,7 +184,7 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     if job.model.family == "hf":
         from trainer.models.hf.examine import require_trainable
 
-        require_trainable(job.model, pack=job.data.pack)
+        require_trainable(job.model, pack=job.data.pack, cached=data.cached)
     deferred: Weights | None = None
     if defers_weights(job.model, job.train):
         model = family.blueprint(job.model, data.chat.tokenizer, buffers=True)
@@ -351,7 +351,7 @@ def mean_sequence_flops(
 
 
 def _image_source(
-    job: JobConfig, family: Family, features: FeatureReader | None, tower_sha256: str, replica: DataParallelRank
+    job: JobConfig, features: FeatureReader | None, tower_sha256: str, replica: DataParallelRank
 ) -> ImageSource:
     if features is None:
         return online_images(image_preparer(job.model)) if replica.takes_images else no_images
@@ -362,7 +362,7 @@ def _image_source(
             expected=f"the weights of this run's tower ({tower_sha256})",
             fix="pin model.tower.revision, or delete that folder to encode again",
         )
-    return cached_images(features, family.feature_shape(job.model)) if replica.takes_images else no_images
+    return cached_images(features, job.model) if replica.takes_images else no_images
 
 
 def _plan_sha256(pointers: DataPointers, sequence: PackedBatchSampler) -> str:

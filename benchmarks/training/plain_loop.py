@@ -28,7 +28,7 @@ def plain_loop(load: Workload, length: Length) -> Trained:
     Recompute.of(job.train).apply(family, module)
     optimizer = build_optimizer(module, job.train.optimizer)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    images = cached_images(FeatureReader.open(job.pointers().features_uri), family.feature_shape(job.model))
+    images = cached_images(FeatureReader.open(job.pointers().features_uri), job.model)
     loader, size = load.loader(images=False), job.train.micro_batch_size
     losses: list[float] = []
     tokens, clock = 0, Clock()

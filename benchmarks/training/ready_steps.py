@@ -16,7 +16,6 @@ from trainer.dataloading.batches import ImageSource, PackedBatch, cached_images,
 from trainer.distributed.process import ProcessContext
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.image_processor import image_preparer
-from trainer.models.registry import family_of
 from trainer.setup import build_training
 
 WARM_UP = 2  # steps, of which the first is compiled where layers are; a later one must not be
@@ -81,7 +80,7 @@ def padded_steps(load: Workload, steps: int) -> list[ReadyStep]:
 
 def cached_source(load: Workload) -> ImageSource:
     job = load.cached
-    return cached_images(FeatureReader.open(job.pointers().features_uri), family_of(job.model).feature_shape(job.model))
+    return cached_images(FeatureReader.open(job.pointers().features_uri), job.model)
 
 
 def _members(load: Workload, steps: int) -> list[list[list[list[int]]]]:

@@ -285,8 +285,9 @@ class ModelConfig(Section):
         }
 
     @property
-    def can_cache_features(self) -> bool:
-        """Whether the tower's output can be stored. That of family hf is not: it may lie behind the projector."""
+    def caches_if_auto(self) -> bool:
+        """Whether features.cache auto may store the tower's output. Whether that of family hf can be stored, only an
+        examination of its model type says: there the run file must ask for it."""
         return "tower" in self.freeze and self.family != "hf"
 
     @property

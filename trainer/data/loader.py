@@ -28,6 +28,7 @@ class PackedSequence:
     labels: Int64Array  # (sequence_length,), -100 where a token does not count in the loss
     position_ids: Int64Array  # (sequence_length,) or (axes, sequence_length); restarts at each sample and the padding
     image_sha256: tuple[str, ...]  # in order of appearance
+    image_sizes: tuple[tuple[int, int], ...]  # (width, height) of each, in pixels
     image_token_counts: tuple[int, ...]  # of each image
     tiles: int  # of all images; one for an image that is not cut
     sample_images: tuple[int, ...]  # images of each sample
@@ -87,7 +88,7 @@ class PackedLoader:
         input_ids = np.full(length, self._chat.tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
-        sha256, counts, sample_images, images, lengths = [], [], [], [], []
+        sha256, sizes, counts, sample_images, images, lengths = [], [], [], [], [], []
         start = label_tokens = 0
         for number, encoded in self._conversations(samples):
             token_counts = self._split.image_token_counts(number)
@@ -99,6 +100,7 @@ class PackedLoader:
             lengths.append(len(encoded.input_ids))
             label_tokens += encoded.label_tokens
             sha256 += self._split.image_sha256(number)
+            sizes += self._split.image_sizes(number)
             counts += token_counts
             sample_images.append(len(token_counts))
             if self._images:
@@ -109,6 +111,7 @@ class PackedLoader:
             labels=labels,
             position_ids=position_ids,
             image_sha256=tuple(sha256),
+            image_sizes=tuple(sizes),
             image_token_counts=tuple(counts),
             tiles=self._form.num_tiles(counts),
             sample_images=tuple(sample_images),

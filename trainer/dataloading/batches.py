@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.config.model import ModelConfig
 from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.packing import Int64Array
@@ -21,7 +22,9 @@ from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
+from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.preference import PreferencePairs
+from trainer.models.registry import family_of
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # of a training module
@@ -41,7 +44,7 @@ class PackedBatch:
     label_index: Tensor
     label_ids: Tensor  # (labels,)
     # (tiles, tokens, hidden) or (tiles, 3, side, side); of some families (tokens of all, numbers), of hf by name
-    images: Tensor | dict[str, Tensor]
+    images: Tensor | dict[str, Any]
     # Known on the host, so that nothing must be read from the device.
     image_grids: tuple[Grid, ...] | None = None  # of each image, for a tower whose images differ in size
     samples: CuSeqlens | None = None  # boundaries of samples, if known
@@ -131,12 +134,17 @@ def _pairs(rows: Sequence[PackedSequence], label_index: Int64Array) -> Preferenc
     )
 
 
-def cached_images(reader: FeatureReader, shape: tuple[int, ...]) -> ImageSource:
-    """Features from the cache. `shape` is the family's `feature_shape`."""
+def cached_images(reader: FeatureReader, config: ModelConfig) -> ImageSource:
+    """Features from the cache."""
+    published = image_form_of(config).published
+    shape = () if published else family_of(config).feature_shape(config)
 
     def read(rows: Sequence[PackedSequence]) -> Images:
         images = [image for row in rows for image in row.image_sha256]
-        return Images(reader.read_all(images).view(-1, *shape) if images else join_features([], shape))
+        features = reader.read_all(images) if images else join_features([], shape)
+        if published:
+            return Images(published.encoded(features, [size for row in rows for size in row.image_sizes]))
+        return Images(features.view(-1, *shape))
 
     return read
 

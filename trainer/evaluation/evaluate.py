@@ -272,9 +272,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     )
     cached = subject.features is not None
     source = (
-        cached_images(subject.features, subject.family.feature_shape(job.model))
-        if subject.features
-        else online_images(image_preparer(job.model))
+        cached_images(subject.features, job.model) if subject.features else online_images(image_preparer(job.model))
     )
     module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)

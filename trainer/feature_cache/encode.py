@@ -24,6 +24,7 @@ from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.feature_cache.reader import missing_images
 from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
 from trainer.models.image_processor import image_preparer, images_within
+from trainer.models.image_tokens import image_form_of
 from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
 from trainer.models.registry import family_of
 from trainer.progress import Progress
@@ -75,10 +76,11 @@ def encode_images(
     """Features by image, one dictionary per batch. `read` returns an image's encoded bytes."""
     family, prepare = family_of(job.model), image_preparer(job.model)
     size = images_within(job.model, job.features.batch_images)
+    if image_form_of(job.model).published:
+        size = 1  # how many rows are one image's, only the model knows; an image is hundreds of patches
     for start in range(0, len(images), size):
         batch = images[start : start + size]
         pixels = prepare([read(image) for image in batch]).to(device)
-        assert isinstance(pixels.values, Tensor), "features of family hf are not cached"
         outputs = family.encode(job.model, tower, pixels.values, pixels.grids)
         yield dict(zip(batch, pixels.features_of_each(outputs), strict=True))
 

@@ -31,6 +31,7 @@ class ShardingUnits:
     loss: TokenLoss  # (head, hidden states, label tokens) to summed loss
     reduce_to: Callable[[Stage], None]  # removes everything else from the module
     view: Callable[[Stage], nn.Module]  # a new module of this stage, with the same weights
+    shards_tower: bool = True  # under tensor parallelism; else each rank has the tower whole
     image_layers: int = 0  # images are also added after this many first language layers (DeepStack)
     sequence_flops: SequenceFlops | None = None  # of a mean sequence of the data, to balance stages
     # Gives parameters on the meta device their values before sharding: see `trainer.models.layers.deferred_weights`.
@@ -78,7 +79,7 @@ class Family(Protocol):
     def shape(self, config: ModelConfig) -> ModelShape: ...
     def build_tower(self, config: ModelConfig) -> nn.Module: ...
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: torch.Tensor, grids: Sequence[Grid] | None = None
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Any, grids: Sequence[Grid] | None = None
     ) -> Sequence[torch.Tensor] | torch.Tensor: ...
     def tower(self, model: nn.Module) -> nn.Module: ...
     def project(self, model: nn.Module, features: torch.Tensor) -> torch.Tensor: ...

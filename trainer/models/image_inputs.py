@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ Grid = tuple[int, int, int]  # of an image: 1, rows of patches, columns of patch
 
 class Images(NamedTuple):
     """values: one entry for each image or tile, in families that resize them to one square; otherwise the patches or
-    tokens of all images, concatenated. Of family hf the model's own inputs by name, none without images."""
+    tokens of all images, concatenated. Of family hf inputs by name (see `HfVLM.forward`), none without images."""
 
-    values: Tensor | dict[str, Tensor]
+    values: Tensor | dict[str, Any]
     grids: tuple[Grid, ...] | None = None  # of pixel values that are patches; stays on the host
     tiles: tuple[int, ...] | None = None  # of each image, if images are cut into tiles
 

@@ -63,7 +63,7 @@ def inputs_of(
     """
     axes: tuple[int, ...] = ()
     if config.family == "hf":
-        images, image_tokens = _projected_images(config, shape)
+        images, image_tokens = _projected_images(config, shape, cached=cached)
     elif config.family in GRID_FAMILIES:
         images, image_tokens = _images_of_any_shape(config, shape, cached=cached)
         axes = (AXES,)
@@ -89,18 +89,24 @@ def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
     return [value for value in tree_leaves(dict(inputs)) if isinstance(value, Tensor)]
 
 
-def _projected_images(config: ModelConfig, shape: SequenceShape) -> tuple[dict[str, Any], int]:
-    """Of the largest images, behind the projector, with the pixels that are on the device beside them."""
+def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Any], int]:
+    """Of the largest images, behind the projector, with the pixels or features that are on the device beside them."""
+    from trainer.models.hf.family import HfFamily
     from trainer.models.hf.model import PROJECTED
+    from trainer.models.hf.processor import FEATURES
 
     images = image_form_of(config).published
     assert images is not None
     patches, in_patch = images.patches
     image_tokens = min(shape.images * images.most_tokens, shape.rows * shape.tokens - shape.label_tokens)
-    projected = torch.zeros(image_tokens, images.hidden)
-    return {
-        "images": {PROJECTED: projected, "pixel_values": torch.zeros(shape.images * patches, in_patch)}
-    }, image_tokens
+    given = {PROJECTED: torch.zeros(image_tokens, images.hidden)}
+    if cached:
+        stored = HfFamily().stored_numbers(config)
+        assert stored is not None, "checked by require_trainable"
+        given[FEATURES] = torch.zeros(shape.images, stored, dtype=torch.bfloat16)
+    else:
+        given["pixel_values"] = torch.zeros(shape.images * patches, in_patch)
+    return {"images": given}, image_tokens
 
 
 def _square_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Tensor], int]:

@@ -53,7 +53,7 @@ def architecture(config: RunConfig) -> Architecture:
         require_same_adapter(config.model)  # before a configuration takes the place of the base's name
     model, origins = _with_configurations(config.model)
     if model.family == "hf":
-        _raise(_trainable(model.model_dump_json(), pack=config.data.pack))
+        _raise(_trainable(model.model_dump_json(), pack=config.data.pack, cached=is_cached(config)))
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
     require_something_trained(model, shape.trainable_parameters)
@@ -79,11 +79,11 @@ def _raise(verdict: Verdict) -> None:
 
 
 @disk_cached
-def _trainable(model: str, *, pack: bool) -> Verdict:
+def _trainable(model: str, *, pack: bool, cached: bool) -> Verdict:
     """`model` is the model section as JSON."""
     from trainer.models.hf.examine import require_trainable
 
-    return _verdict(lambda config: require_trainable(config, pack=pack), model)
+    return _verdict(lambda config: require_trainable(config, pack=pack, cached=cached), model)
 
 
 @disk_cached

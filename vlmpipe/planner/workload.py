@@ -152,4 +152,4 @@ class Workload:
 
 def is_cached(config: RunConfig) -> bool:
     """Whether training reads the tower's output instead of running it."""
-    return config.features.cache == "on" or (config.features.cache == "auto" and config.model.can_cache_features)
+    return config.features.cache == "on" or (config.features.cache == "auto" and config.model.caches_if_auto)

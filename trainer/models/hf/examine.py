@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedConfig
 
 from trainer.config.model import IMAGE_TOKEN, ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.hf.model import HfVLM, fewer_layers, names_from_end
+from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, has_merger, names_from_end
 from trainer.models.hf.processor import PublishedImages, join, kind_of, published_images
+from trainer.models.hf.stored import StoredOutput, find_stored_output
 from trainer.models.hf_native.pretrained import part_config
 
 SIZES = ((96, 64), (64, 80))  # of the two samples' images, in pixels
@@ -34,15 +36,18 @@ MOST_DIFFERENCE = 1e-3  # of the largest hidden state: sums in another order mak
 class Examination:
     """keeps_apart: samples in one sequence do not see each other. is_causal: no token sees a later one, but for those
     of its own image. has_plain_head: logits are what the head makes of hidden states. untrained: parameters of the
-    encoder that get no gradient, by `names_from_end`."""
+    encoder that get no gradient, by `names_from_end`. stored: how its output is stored by image; None where it
+    cannot be. merges_inside: part of the projector lies in the encoder."""
 
     keeps_apart: bool
     is_causal: bool
     has_plain_head: bool
-    untrained: tuple[str, ...] = ()
+    untrained: tuple[str, ...]
+    stored: StoredOutput | None
+    merges_inside: bool
 
 
-def require_trainable(config: ModelConfig, *, pack: bool) -> None:
+def require_trainable(config: ModelConfig, *, pack: bool, cached: bool) -> None:
     """Raise ConfigError for a model that cannot be trained on packed sequences, or not at all. Takes seconds."""
     kind, found = part_config(config.tower).model_type, examine(config)
     if not found.is_causal:
@@ -61,11 +66,23 @@ def require_trainable(config: ModelConfig, *, pack: bool) -> None:
         raise ConfigError(
             f"a {kind} model lets samples in one sequence see each other{which}", fix="set data.pack to false"
         )
+    if cached and not found.stored:
+        raise ConfigError(
+            f"features of a {kind} model cannot be stored: its encoder's output for an image changes with those "
+            "beside it",
+            fix="set features.cache to off",
+        )
+    if cached and found.merges_inside and "projector" not in config.freeze:
+        raise ConfigError(
+            f"the projector of a {kind} model is trained and lies in its vision encoder, so its features change",
+            expected="projector in model.freeze beside tower, or features.cache off",
+        )
 
 
 def examine(config: ModelConfig) -> Examination:
     """Cached: planner and trainer ask more than once."""
-    return _examine(config.model_dump_json())
+    with unset_fake_temporarily(), torch.device("cpu"):  # traces and shapes ask for it
+        return _examine(config.model_dump_json())
 
 
 @functools.lru_cache(8)
@@ -93,7 +110,8 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
         weight.copy_(torch.randn_like(weight) * (2 / weight.shape[-1] ** 0.5) if weight.ndim > 1 else weight)
     head = model.get_output_embeddings()
     module = HfVLM(config, model, images).eval()
-    made = [images.tensors([Image.effect_noise(size, 64).convert("RGB")]) for size in SIZES]
+    pictures = [Image.effect_noise(size, 64).convert("RGB") for size in SIZES]
+    made = [images.tensors([picture]) for picture in pictures]
     ids = [_ids(images, size, text) for size, text in zip(SIZES, TEXTS, strict=True)]
 
     def hidden(rows: list[Tensor], inputs: dict[str, Tensor]) -> Tensor:
@@ -113,11 +131,25 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
         hidden(ids[:1], made[0]).sum().backward()
     idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     return Examination(
+        stored=_stored(images, model, pictures),
+        merges_inside=has_merger(encoder_of(model)),
         untrained=tuple(end for end, name in names_from_end(model).items() if name in idle),
         keeps_apart=_equal(packed, torch.cat(alone)),
         is_causal=_equal(behind[:-3], alone[0][:-3]),
         has_plain_head=_equal(head(alone[0]), logits),
     )
+
+
+def _stored(images: PublishedImages, model: nn.Module, pictures: Sequence[Image.Image]) -> StoredOutput | None:
+    """None also where the inputs of an image depend on those beside it, or all of them on more than its size."""
+    made = [images.tensors([picture]) for picture in pictures]
+    joined, together = join(made), images.tensors(pictures)
+    layout = join([images.layout(picture.size) for picture in pictures])
+    if any(not torch.equal(joined[name], together[name]) for name in together):
+        return None
+    if any(not torch.equal(joined[name], layout[name]) for name in layout if name != "pixel_values"):
+        return None
+    return find_stored_output(model, made, images.tensors([Image.new("RGB", BLANK)]))
 
 
 def _ids(images: PublishedImages, size: tuple[int, int], text: str) -> Tensor:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 import functools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+import transformers
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -21,9 +23,10 @@ from transformers.initialization import no_init_weights
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.base import ShardingUnits
-from trainer.models.hf.examine import examine
+from trainer.models.hf.examine import examine, require_trainable
 from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
 from trainer.models.hf.processor import PublishedImages, kind_of, published_images
+from trainer.models.hf.stored import StoredOutput, encoder_output
 from trainer.models.hf_native.family import NativeFamily, save_model_settings
 from trainer.models.hf_native.pretrained import part_config, weights_description
 from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
@@ -32,6 +35,8 @@ from trainer.models.layers.freeze import part_of, trains
 from trainer.models.layers.parameter_counts import model_shape
 from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import Stage
+
+AROUND = "_around"  # attribute of a vision encoder: the model that it is part of, without values
 
 
 class HfFamily(NativeFamily):
@@ -76,7 +81,23 @@ class HfFamily(NativeFamily):
         encoder = encoder_of(model)
         weights = StoredWeights(config.tower, self.stored_model(config))
         DeferredWeights(model, weights, torch.device("cpu")).fill(encoder)
+        vars(encoder)[AROUND] = model  # for `encode`, but no submodule: digests and moves are the encoder's
         return encoder.eval()
+
+    @torch.no_grad()
+    def encode(self, config: ModelConfig, tower: nn.Module, pixel_values: Any, grids: Any = None) -> list[Tensor]:
+        """Features of one image, (rows, width) in bf16. tower: of `build_tower`; pixel_values: the model's inputs."""
+        output = encoder_output(vars(tower)[AROUND], pixel_values)
+        return [self.stored_output(config).take(output).to(torch.bfloat16)]
+
+    def stored_output(self, config: ModelConfig) -> StoredOutput:
+        """How features are stored. Raises ConfigError where they cannot be."""
+        require_trainable(config, pack=False, cached=True)
+        found = examine(config)
+        assert found.stored, "required"
+        if found.merges_inside:  # as wide as the language model, which the small model's is not
+            return replace(found.stored, width=self.images(config).hidden * len(found.stored.fields))
+        return found.stored
 
     def tower(self, model: nn.Module) -> nn.Module:
         return encoder_of(model)
@@ -85,19 +106,22 @@ class HfFamily(NativeFamily):
         return self.images(config).processor.image_processor
 
     def feature_shape(self, config: ModelConfig) -> tuple[int, ...]:
-        raise ConfigError("features of family hf are not cached", fix="set features.cache to off")
+        """(width,): images differ in rows."""
+        return (self.stored_output(config).width,)
 
     def feature_description(self, config: ModelConfig) -> dict[str, Any]:
-        """Everything that determines the frozen tower's output for given image bytes, as plain JSON."""
-        return weights_description(config)
+        """Everything that determines the frozen tower's output for given image bytes, as plain JSON. Its code is the
+        library's."""
+        return weights_description(config) | {"transformers": transformers.__version__}
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        return HfVLM(config, model, self.images(config))
+        return HfVLM(config, model, self.images(config), self.stored_output(config) if cached else None)
 
     def blocks(self, module: HfVLM) -> ShardingUnits:
         return ShardingUnits(
             language_layers=list(module.language_model.layers),
             tower_layers=layers_of(module.tower),
+            shards_tower=False,
             embedding=module.model.get_input_embeddings(),
             head=module.model.get_output_embeddings(),
             loss=module.token_loss,
@@ -151,7 +175,18 @@ class HfFamily(NativeFamily):
             projector_layers=1,
             patch_pixels=in_patch,
             merge=0 if is_fixed else 1,
+            shards_tower=False,
+            stored_numbers=self.stored_numbers(config),
         )
+
+    def stored_numbers(self, config: ModelConfig) -> int | None:
+        """Of the largest image: rows grow with its patches, or in a merger with its tokens."""
+        found, images = examine(config), self.images(config)
+        if not found.stored:
+            return None
+        if found.merges_inside:
+            return images.most_tokens * images.hidden * len(found.stored.fields)
+        return round(found.stored.blank_rows * images.patches[0] / images.patches_of(BLANK)[0]) * found.stored.width
 
 
 @functools.lru_cache(8)

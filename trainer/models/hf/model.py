@@ -17,14 +17,15 @@ from trainer.config.model import ModelConfig
 from trainer.models.attention.block_mask import block_diagonal_mask
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.attention.varlen import use_varlen_attention
-from trainer.models.hf.processor import TYPES, PublishedImages, Tensors
+from trainer.models.hf.processor import FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
+from trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
 from trainer.models.image_inputs import Grid
 from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
 from trainer.models.layers.freeze import part_of, trains
 from trainer.models.layers.image_placeholders import places_of, put
+from trainer.models.layers.preference import PreferencePairs
 
 BLANK = (64, 64)  # pixels
-PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
 
 
@@ -32,10 +33,12 @@ class HfVLM(nn.Module):
     """What strategies wrap. model: the library's, which keeps its own forward pass.
 
     Samples are kept apart in the inputs of the language model, which the library's forward pass computes from all
-    samples of a sequence together.
+    samples of a sequence together. stored: images are features that were encoded before; without the vision encoder.
     """
 
-    def __init__(self, config: ModelConfig, model: Any, images: PublishedImages) -> None:
+    def __init__(
+        self, config: ModelConfig, model: Any, images: PublishedImages, stored: StoredOutput | None = None
+    ) -> None:
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
         self._images = images
@@ -44,13 +47,18 @@ class HfVLM(nn.Module):
         use_varlen_attention(self.language_model)
         self.language_model.register_forward_pre_hook(_separate_samples(self), with_kwargs=True)
         self.tower_is_frozen = not trains(self.tower)
-        if self.tower_is_frozen and not has_merger(self.tower):
+        if stored:
+            model.set_encoder(StoredEncoder(self.tower, stored), modality="image")
+        elif self.tower_is_frozen:
             self.tower.register_forward_hook(_round_output)
         self.train(self.training)
 
     @functools.cached_property
-    def _blank(self) -> Tensors:
+    def _blank(self) -> dict[str, Any]:
         """Inputs of one image, which stands in where there is none."""
+        if isinstance(self.tower, StoredEncoder):
+            stored = self.tower.stored
+            return self._images.encoded(torch.zeros(stored.blank_rows, stored.width), [BLANK])
         return self._images.tensors([Image.new("RGB", BLANK)])
 
     @property
@@ -74,25 +82,28 @@ class HfVLM(nn.Module):
         position_ids: Tensor,
         label_index: Tensor,
         label_ids: Tensor,
-        images: Tensors,
+        images: dict[str, Any],
         image_grids: Sequence[Grid] | None = None,
         samples: CuSeqlens | None = None,
         image_tokens: int | None = None,
+        pairs: PreferencePairs | None = None,
     ) -> Tensor:
         """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
 
-        images: inputs of the library's model by name; none without images.
+        images: inputs of the library's model by name, or what `PublishedImages.encoded` says; none without images.
         """
         hidden = self.hidden_states(input_ids, position_ids, images, samples)
-        loss = loss_at_labels(self.token_loss, self.model.get_output_embeddings(), hidden, label_index, label_ids)
+        head = self.model.get_output_embeddings()
+        loss = loss_at_labels(self.token_loss, head, hidden, label_index, label_ids, pairs)
         return loss if images else loss + self._nothing(input_ids.device)
 
     def hidden_states(
-        self, input_ids: Tensor, position_ids: Tensor, images: Tensors, samples: CuSeqlens | None = None
+        self, input_ids: Tensor, position_ids: Tensor, images: dict[str, Any], samples: CuSeqlens | None = None
     ) -> Tensor:
         """(sequences, tokens, hidden) behind the language model."""
         if PROJECTED in images:
             return self._traced(input_ids, position_ids, images[PROJECTED], samples)
+        images = self._replayed(images)
         types = self._images.types(input_ids)
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
@@ -130,9 +141,20 @@ class HfVLM(nn.Module):
         ).last_hidden_state
         return output
 
+    def _replayed(self, images: dict[str, Any]) -> Tensors:
+        """Inputs of the library's model. The encoder has the stored features, if there are any, and sees no pixels."""
+        if FEATURES not in images:
+            return images
+        rest = dict(images)
+        rows, shape = rest.pop(FEATURES), rest.pop(PIXEL_SHAPE)
+        embedding = self.model.get_input_embeddings().weight
+        self.tower.rows = rows.to(embedding.device, embedding.dtype)
+        return rest | {"pixel_values": rows.new_ones(()).expand(shape)}  # some models take out images that are all 0
+
     def _nothing(self, device: torch.device) -> Tensor:
         """0, from the features of a blank image: every rank takes part in the collectives of tower and projector."""
-        given = {name: value.to(device) for name, value in self._blank.items() if name in self._of_features}
+        inputs = self._replayed(self._blank)
+        given = {name: value.to(device) for name, value in inputs.items() if name in self._of_features}
         features = self.model.base_model.get_image_features(**given, return_dict=True)
         behind = (features.get(name) for name in PROJECTED_OUTPUTS)
         return 0.0 * torch.stack([tensor.float().sum() for tensor in tensors_in(behind)]).sum()
@@ -186,12 +208,6 @@ def names_from_end(model: Any) -> dict[str, str]:
 def has_merger(encoder: nn.Module) -> bool:
     """Whether part of the encoder is a projector, as in Qwen-VL's."""
     return any(part_of(f"visual.{name}") == "projector" for name, _ in encoder.named_parameters())
-
-
-def tensors_in(features: Any) -> list[Tensor]:
-    if isinstance(features, Tensor):
-        return [features]
-    return [] if features is None else [tensor for one in features for tensor in tensors_in(one)]
 
 
 def same_sample(position_ids: Tensor) -> Tensor:

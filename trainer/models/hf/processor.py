@@ -31,6 +31,8 @@ from trainer.models.published import published_json
 Size = tuple[int, int]  # width and height in pixels
 Tensors = dict[str, Tensor]
 KEPT_TEXTS = 1 << 16  # of samples' image sizes
+KEPT_LAYOUTS = 1 << 8  # of images' sizes; some hold a mask of all pixels
+FEATURES, PIXEL_SHAPE = "features", "pixel_shape"  # in place of pixel values that were encoded before
 TYPES = ("mm_token_type_ids", "token_type_ids")  # names under which models take what each token is
 LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))
 SAMPLE_AXES = 5  # of pixel values whose first axis is the sample: (samples, images, channels, height, width)
@@ -64,6 +66,7 @@ class PublishedImages:
             tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt"
         )["images_kwargs"]
         self.texts = functools.lru_cache(KEPT_TEXTS)(self._texts)
+        self.layout = functools.lru_cache(KEPT_LAYOUTS)(self._layout)
 
     def rule(self) -> dict[str, Any]:
         """Everything that decides tensors and texts, as plain JSON."""
@@ -81,8 +84,12 @@ class PublishedImages:
 
     @functools.cached_property
     def patches(self) -> tuple[int, int]:
-        """Patches of the largest image as the encoder takes it, and numbers of one."""
-        pixels = self.tensors([Image.new("RGB", self.largest)])["pixel_values"]
+        """Those of the largest image."""
+        return self.patches_of(self.largest)
+
+    def patches_of(self, size: Size) -> tuple[int, int]:
+        """Patches of an image as the encoder takes it, and numbers of one."""
+        pixels = self.layout(size)["pixel_values"]
         side = self._patch_size if isinstance(self._patch_size, int) else self._patch_size[0]
         in_patch = int(pixels.shape[-1]) if pixels.ndim < 4 else 3 * side**2
         return pixels.numel() // in_patch, in_patch
@@ -100,6 +107,19 @@ class PublishedImages:
     def tensors(self, images: Sequence[Image.Image]) -> Tensors:
         """The model's inputs for the images of one sample."""
         return self._processed(images)[0]
+
+    def _layout(self, size: Size) -> Tensors:
+        """The same for an image of this size whose pixels are not known: these have a shape only."""
+        made = self.tensors([Image.new("RGB", size)])
+        with unset_fake_temporarily():
+            return made | {"pixel_values": made["pixel_values"].to("meta")}
+
+    def encoded(self, features: Tensor, sizes: Sequence[Size]) -> dict[str, Any]:
+        """Inputs of a training module for images of these sizes with stored features, (rows of all, width)."""
+        if not sizes:
+            return {}
+        inputs = join([self.layout(size) for size in sizes])
+        return inputs | {FEATURES: features, PIXEL_SHAPE: tuple(inputs.pop("pixel_values").shape)}
 
     def _texts(self, sizes: tuple[Size, ...]) -> tuple[ImageText, ...]:
         """Texts of a sample's images. Asked with all of them: some processors cut one image finer than several.

@@ -14,7 +14,7 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 
 from trainer.errors import ConfigError
-from vlmpipe.backends.local.environment import STARTED_POOLS, processes_of
+from vlmpipe.backends.local.environment import NODE_POOLS, processes_of
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, REDUCTION_SERVER_POOL
 
@@ -86,7 +86,7 @@ def train_job(
 
 
 def _training_pools(job: api.CustomJobSpec) -> list[int]:
-    return [pool for pool in STARTED_POOLS if pool < len(job.worker_pool_specs)]
+    return [pool for pool in NODE_POOLS if pool < len(job.worker_pool_specs)]
 
 
 def _only_kind_of_node(job: api.CustomJobSpec) -> api.WorkerPoolSpec:
@@ -95,8 +95,9 @@ def _only_kind_of_node(job: api.CustomJobSpec) -> api.WorkerPoolSpec:
     if len(pools) > REDUCTION_SERVER_POOL:
         raise ConfigError(
             f"the job has {len(pools)} worker pools",
-            expected="the chief and workers: Kubeflow has no Reduction Server, which is a service of Vertex AI",
-            fix="set cluster.reduction_server to null; gradients are then summed by NCCL among the nodes",
+            expected="the chief and workers: a TrainJob has one kind of node, and the Reduction Server is a service of "
+            "Vertex AI",
+            fix="set cluster.reduction_server to null and train.trainer.roles to none",
         )
     chief = pools[CHIEF_POOL]
     for pool in _training_pools(job)[1:]:

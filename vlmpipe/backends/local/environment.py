@@ -21,11 +21,11 @@ from google.protobuf import json_format
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
-from vlmpipe.job_spec.worker_pools import CHIEF_POOL, LOCAL_PORT_VARIABLE, WORKER_POOL
+from vlmpipe.job_spec.worker_pools import CHIEF_POOL, LOCAL_PORT_VARIABLE, REDUCTION_SERVER_IMAGE, WORKER_POOL
 
 HOST = "localhost"
-STARTED_POOLS = (CHIEF_POOL, WORKER_POOL)
-TF_ROLES = ("chief", "worker", "ps")  # by pool; evaluators are not in TF_CONFIG
+NODE_POOLS = (CHIEF_POOL, WORKER_POOL)  # replicas that train
+TF_ROLES = ("chief", "worker", "ps", "evaluator")  # by pool
 # Set by other jobs on this machine or by the parent process; a container would not see them.
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "AIP_", "CLOUD_ML_", "_KFP_", "VLMPIPE_LOCAL_RETRIES", "VLMPIPE_FAULTS")
 _FOREIGN = {
@@ -96,6 +96,11 @@ def replica_environment(
     }
 
 
+def is_started(replica: Replica) -> bool:
+    """Whether it runs on this machine: a Reduction Server needs the GPU nodes' network."""
+    return REDUCTION_SERVER_IMAGE not in replica.spec.container_spec.image_uri
+
+
 def processes_of(spec: api.WorkerPoolSpec) -> int:
     """Processes that the launcher starts on one replica of this pool (its --nproc-per-node)."""
     args = list(spec.container_spec.args)
@@ -105,7 +110,7 @@ def processes_of(spec: api.WorkerPoolSpec) -> int:
 
 def _threads(job: api.CustomJobSpec) -> int:
     """Threads for each process, so that all processes together use each core once."""
-    processes = sum(processes_of(replica.spec) for replica in replicas(job) if replica.pool in STARTED_POOLS)
+    processes = sum(processes_of(replica.spec) for replica in replicas(job) if is_started(replica))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
 
@@ -121,22 +126,20 @@ def _cluster(job: api.CustomJobSpec, replica: Replica, addresses: Mapping[str, s
         "task": task,
         "job": json_format.MessageToDict(api.CustomJobSpec.pb(job), preserving_proto_field_name=True),
     }
-    nodes = [address for pool in STARTED_POOLS for address in pools.get(f"workerpool{pool}", [])]
+    nodes = [address for pool in NODE_POOLS for address in pools.get(f"workerpool{pool}", [])]
     host, _, port = nodes[0].rpartition(":")
-    variables = {
-        "CLUSTER_SPEC": json.dumps(cluster_spec),
-        "RANK": str(nodes.index(addresses[replica.name])),
-        "WORLD_SIZE": str(len(nodes)),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-    }
+    variables = {"CLUSTER_SPEC": json.dumps(cluster_spec), "MASTER_ADDR": host, "MASTER_PORT": port}
+    if replica.pool in NODE_POOLS:
+        variables |= {"RANK": str(nodes.index(addresses[replica.name])), "WORLD_SIZE": str(len(nodes))}
     if len(nodes) > 1:  # documented as absent from jobs of one replica
         variables["TF_CONFIG"] = json.dumps(_tf_config(pools, replica))
     return variables
 
 
 def _tf_config(pools: Mapping[str, list[str]], replica: Replica) -> dict[str, Any]:
-    roles = {role: pools[f"workerpool{pool}"] for pool, role in enumerate(TF_ROLES) if f"workerpool{pool}" in pools}
+    """An evaluator is named by its task only, and is no part of the cluster."""
+    named = enumerate(TF_ROLES[:-1])
+    roles = {role: pools[f"workerpool{pool}"] for pool, role in named if f"workerpool{pool}" in pools}
     return {"cluster": roles, "environment": "cloud", "task": {"type": TF_ROLES[replica.pool], "index": replica.index}}
 
 

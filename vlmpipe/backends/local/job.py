@@ -2,8 +2,8 @@
 
 The chief's exit decides: when it leaves with 0, the job is done and the others are shut down. Any replica that leaves
 with another code before that fails the job, unless the run asks for restarts (see
-vlmpipe/backends/local/restart_policy.py). Pools 2 (Reduction Server) and 3 (evaluators) are named to the others in
-CLUSTER_SPEC but not started: a reducer needs the GPU nodes' network.
+vlmpipe/backends/local/restart_policy.py). A Reduction Server is named to the others in CLUSTER_SPEC but not started: it
+needs the GPU nodes' network. Parameter servers (pool 2) and evaluators (pool 3) are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.storage import open_storage
 from trainer.storage.local import LocalStorage
 from vlmpipe.backends.job_failure import failure
 from vlmpipe.backends.local.environment import (
-    STARTED_POOLS,
+    is_started,
     processes_of,
     replica_environment,
     replicas,
@@ -39,7 +39,7 @@ from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, restart_polic
 from vlmpipe.backends.local.supervisor import Supervisor
 from vlmpipe.backends.step_record import recorded_job
 from vlmpipe.job_spec.parse import parse_job_spec
-from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
 TRAIN_STEP = "train"  # the job into which faults are injected
 
@@ -109,9 +109,8 @@ def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[P
     addresses, job_id = take_addresses(job), str(time.time_ns())
     processes = []
     for replica in replicas(job):
-        if replica.pool not in STARTED_POOLS:
-            kind = "Reduction Server" if replica.pool == REDUCTION_SERVER_POOL else "evaluator"
-            print(f"[{replica.name}] {kind}: named in CLUSTER_SPEC, not started on this machine", flush=True)
+        if not is_started(replica):
+            print(f"[{replica.name}] Reduction Server: named in CLUSTER_SPEC, not started on this machine", flush=True)
             continue
         container = replica.spec.container_spec
         command = [sys.executable if word == "python" else word for word in container.command] + list(container.args)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
-from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING, TENSOR_PARALLEL
+from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
+from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.validation_errors import Problem
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         state = "is trained" if is_trained else "does not run: features.cache is on"
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
+    yield from external_trainer_problems(config)
     yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
@@ -61,12 +63,12 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
 def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
     """What a model of any type cannot do: its own forward pass knows no parts."""
     train = config.train
-    if config.features.cache == "on":
-        text = "found on with model.family hf, whose features are not cached; expected auto or off"
-        yield Problem("features.cache", text)
-    if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
-        text = f"found {train.strategy} with model.family hf, whose layers are not split between ranks; expected fsdp"
+    if train.strategy in PIPELINE_PARALLEL:
+        text = f"found {train.strategy} with model.family hf, which has no stages; expected fsdp or tp"
         yield Problem("train.strategy", text)
+    if train.sequence_parallel:
+        text = "found true with model.family hf, whose sequences are not shared; expected false"
+        yield Problem("train.sequence_parallel", text)
     if train.context_parallel > 1:
         text = f"found {train.context_parallel} with model.family hf, whose sequences are not shared; expected 1"
         yield Problem("train.context_parallel", text)
@@ -175,7 +177,7 @@ def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[s
     """`flex_start`: the field that asks for it, if any."""
     if config.cluster.replica_count < 2:
         yield "found with 1 node, expected cluster.replica_count of at least 2, or null"
-    if config.train.strategy not in ALL_REDUCE_STRATEGIES:
+    if config.train.strategy not in ALL_REDUCE_STRATEGIES and not config.train.trainer:
         yield (
             f"found with train.strategy {config.train.strategy}, which sums no gradients by all-reduce, so reducers "
             f"would idle; expected one of {', '.join(ALL_REDUCE_STRATEGIES)}, or null"

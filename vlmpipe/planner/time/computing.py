@@ -150,8 +150,8 @@ def compute_seconds(
     layers_rate, head_rate = (rates.frozen, rates.frozen) if left_whole else (rates.in_layers, rates.trained)
     tower_rate = rates.frozen if "tower" in shape.left_whole else rates.trained
     projector_rate = rates.frozen if "projector" in shape.left_whole else rates.trained
-    whole = flops.tower.total / tower_rate / ranks + flops.projector.total / projector_rate
-    whole += moved.tower / rates.memory / ranks
+    whole = flops.tower.total / tower_rate + moved.tower / rates.memory
+    whole = whole / (ranks if shape.shards_tower else 1) + flops.projector.total / projector_rate
     layers = flops.language_layers.total / layers_rate / ranks
     layers += flops.attention.total / 2 / rates.attention / ranks  # causal: half of the pairs are computed
     layers += shape.of_tensor_rank("adapters", flops.adapters.total, ranks) / rates.trained

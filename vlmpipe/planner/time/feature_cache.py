@@ -44,8 +44,9 @@ class CacheAdvice:
 
 
 def feature_bytes(shape: ModelShape) -> int:
-    """Size of one image in the cache: image tokens x feature width, in bf16."""
-    return shape.image_tokens * shape.feature_width * FEATURE_BYTES
+    """Size of one image in the cache, in bf16."""
+    numbers = shape.stored_numbers
+    return (shape.image_tokens * shape.feature_width if numbers is None else numbers) * FEATURE_BYTES
 
 
 def advise(
@@ -60,8 +61,8 @@ def advise(
     if shape.trains_tower:
         why = "the tower is trained, so what it outputs changes"
         return CacheAdvice("off", None, None, size, why=why)
-    if not config.model.can_cache_features:
-        return CacheAdvice("off", None, None, size, why=f"features of family {config.model.family} are not cached")
+    if config.features.cache == "auto" and not config.model.caches_if_auto:
+        return CacheAdvice("off", None, None, size, why="of family hf only features.cache: on stores features")
     images = None if load.images_per_epoch is None else round(load.images_per_epoch * min(1.0, load.passes))
     usd_per_gb_month = prices.storage(config.gcp.location).usd_per_gb_month if prices else None
     monthly = None

@@ -18,7 +18,7 @@ from tests.support.hf.kinds import KINDS
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.native_models import SIZES, picture, write_data
-from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
+from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.data import DataConfig
 from trainer.config.job import JobConfig
@@ -34,6 +34,7 @@ from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import image_form_of, sample_image_tokens
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
+from trainer.strategies.tensor_parallel.plan import require_shardable
 from trainer.weights_digest import weights_sha256
 
 SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])  # pictures by seed and size
@@ -42,8 +43,15 @@ RELATIVE = 1e-5
 SHORT = ("gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
 TYPES = chosen(KINDS, lambda name: name in SHORT)
 MIXING, PREFIX = ("qwen3_5",), ("paligemma",)  # layers that are no attention; answers that are seen before they come
+IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
+    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"), ("projector",)
+)
+UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
+    "qwen3_5", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"
+)  # fmt: skip
 REGROUPED = ("glm4v_moe", "qianfan_ocr")  # files hold weights in other pieces than the model
 STOP_STEP = 2
+CACHED = {"features.cache": "on"}
 ADAPTERS = {"model.lora": {"rank": 4}}
 MORE: dict[str, dict[str, Any]] = {
     "hsdp": {"train.strategy": "hsdp"},
@@ -55,6 +63,8 @@ MORE: dict[str, dict[str, Any]] = {
     "tower-ddp": {"model.freeze": [], "train.strategy": "ddp"},
     "bf16": {"train.precision": "bf16"},
     **{name: {"train.strategy": name} for name in ("zero1", "zero2", "zero3")},
+    **{f"cached-{name}": CACHED | {"train.strategy": name} for name in ("ddp", "zero2", "zero3")},
+    "cached-lora": CACHED | ADAPTERS,
 }
 
 
@@ -132,6 +142,69 @@ def test_tokens_and_inputs_are_those_of_the_models_processor(model_type: str, pu
             assert torch.equal(tensor, torch.as_tensor(made[name])), name
 
 
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
+def test_training_on_stored_features_equals_training_on_images(
+    model_type: str, published: Callable[[str], Path]
+) -> None:
+    """Loss and gradients, of samples with none, one or two images, and of a sequence without any."""
+    config = config_of(published(model_type), freeze=("tower", *IN_ENCODER.get(model_type, ())))
+    family, images = family_of(config), image_form_of(config).published
+    assert images is not None
+    chat = make_chat(config, DataConfig(source="x", sequence_length=8), ())
+    tower, prepare = family.build_tower(config), image_preparer(config)
+    shown, sizes = [one for sample in SAMPLES for one in sample], [size for sample in SAMPLES for _, size in sample]
+    rows = torch.cat([family.encode(config, tower, prepare([picture(*one)]).values)[0] for one in shown])
+    assert rows.dtype == torch.bfloat16 and rows.shape[1:] == family.feature_shape(config)
+    ids = [ids_of(chat, config, [size for _, size in sample]) for sample in SAMPLES]
+    online = prepare([picture(*one) for one in shown], list(map(len, SAMPLES))).values
+    losses_and_gradients = []
+    for cached, given in ((False, online), (True, images.encoded(rows, sizes))):
+        model = family.build(config, chat.tokenizer)
+        module = family.training_module(config, model, cached=cached).train()
+        losses = [module(**inputs_of(ids), images=given), module(**inputs_of(ids[1:2]), images={})]
+        sum(losses).backward()
+        losses_and_gradients.append((torch.stack(losses).detach(), gradients_of(model)))
+    (expected_losses, expected), (found_losses, found) = losses_and_gradients
+    torch.testing.assert_close(found_losses, expected_losses, rtol=RELATIVE, atol=0)
+    assert found.keys() == expected.keys()
+    largest = max(float(each.abs().max()) for each in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=RELATIVE, atol=RELATIVE * largest, msg=name)
+
+
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name in IN_ENCODER])
+def test_features_of_a_projector_inside_of_the_encoder_are_stored_where_it_is_frozen(
+    model_type: str, published: Callable[[str], Path]
+) -> None:
+    examine.require_trainable(config_of(published(model_type), freeze=("tower", "projector")), pack=False, cached=True)
+    with pytest.raises(ConfigError, match=r"projector in model\.freeze"):
+        examine.require_trainable(config_of(published(model_type)), pack=False, cached=True)
+
+
+def test_a_template_without_what_the_processor_puts_before_each_text_is_refused(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Molmo2's does with the token that begins a text."""
+    config = config_of(published("internvl"))
+    images = image_form_of(config).published
+    assert images is not None and images.first_tokens == []
+    monkeypatch.setitem(vars(images), "first_tokens", [images.processor.tokenizer.bos_token_id])
+    with pytest.raises(ConfigError, match="processor begins each text with '<s>'"):
+        make_chat(config, DataConfig(source="x", sequence_length=8), ())
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_tensor_parallelism_splits_all_matrices_or_is_refused(
+    model_type: str, published: Callable[[str], Path]
+) -> None:
+    config = config_of(published(model_type))
+    if model_type in UNSPLIT:
+        with pytest.raises(ConfigError, match="tensor parallelism cannot split"):
+            require_shardable(config, 2, cached=False)
+    else:
+        require_shardable(config, 2, cached=False)
+
+
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
     """Of a sequence of these samples, in which the last token of each predicts nothing."""
     lengths = [len(sample) for sample in samples]
@@ -193,10 +266,10 @@ def test_a_type_that_mixes_samples_or_shows_answers_is_refused(
 ) -> None:
     config = config_of(published(model_type))
     with pytest.raises(ConfigError) as raised:
-        examine.require_trainable(config, pack=True)
+        examine.require_trainable(config, pack=True, cached=False)
     if model_type in MIXING:
         assert "linear_attention" in str(raised.value) and "data.pack" in str(raised.value)
-        examine.require_trainable(config, pack=False)
+        examine.require_trainable(config, pack=False, cached=False)
     else:
         assert "answers would be visible" in str(raised.value)
 
@@ -239,12 +312,18 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
         "ddp": base | {"train.strategy": "ddp"},
         "checkpointing": base | {"train.activation_checkpointing": "selective"},
         "fsdp": base,
+        "tp": base | {"train.strategy": "tp", "train.tensor_parallel": 2},
     }
-    jobs = {name: make_run(root, name, changes, features="off") for name, changes in two.items()}
+    cached = make_run(root, "cached", base | CACHED)
+    encode_features(cached)
+    jobs = {name: make_run(root, name, changes, features="off") for name, changes in two.items()} | {"cached": cached}
     begun = make_run(root, "resumed", base | {"train.max_steps": STOP_STEP}, features="off")
     train_runs([begun, *jobs.values()], processes=2)
     if WHOLE:
-        jobs |= {name: make_run(root, name, base | changes, features="off") for name, changes in MORE.items()}
+        jobs |= {
+            name: make_run(root, name, base | changes, features="reuse" if "cached" in name else "off")
+            for name, changes in MORE.items()
+        }
         alone["adapted"] = make_run(root, "adapted", whole | ADAPTERS, features="off")
         alone["trained"] = make_run(root, "trained", whole | {"model.freeze": []}, features="off")
         train_runs([alone["adapted"], alone["trained"]], processes=1)
@@ -259,8 +338,8 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> None:
     expected = losses(runs["reference"])
     assert len(set(expected)) == 4
-    more = ("hsdp", "full", "zero1", "zero2", "zero3") if WHOLE else ()
-    for name in ("ddp", "fsdp", "checkpointing", *more):
+    more = [name for name in MORE if name in ("hsdp", "full", "cached-ddp") or "zero" in name] if WHOLE else []
+    for name in ("ddp", "fsdp", "tp", "checkpointing", "cached", *more):
         assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
 
 
@@ -269,6 +348,7 @@ def test_adapters_and_a_trained_tower_equal_one_process(runs: Mapping[str, JobCo
     for name, reference in {
         "lora": "adapted",
         "lora-ddp": "adapted",
+        "cached-lora": "adapted",
         "tower": "trained",
         "tower-ddp": "trained",
     }.items():

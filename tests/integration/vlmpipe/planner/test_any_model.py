@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.support.hf.publish import model_section, publish
 from tests.support.pipelines.run_files import small
 from trainer.errors import ConfigError
 from trainer.models.registry import family_of
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.time.feature_cache import feature_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +41,22 @@ def test_a_plan_counts_the_models_own_parameters(model_type: str, tmp_path: Path
     logits = 4 * config.train.loss_chunk_tokens * found.shape.vocabulary
     hidden = 4 * config.data.sequence_length * found.shape.language.hidden
     assert sum(held.forward.values()) > hidden * found.shape.language.layers + min(logits, hidden)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "glm46v"])
+def test_a_plan_with_cached_features_knows_their_size_and_holds_no_pixels(model_type: str, tmp_path: Path) -> None:
+    section = model_section(publish(model_type, tmp_path / "model"), freeze=("tower", "projector"))
+    config = small(model=section, features__cache="on")
+    family, found = family_of(config.model), architecture(config)
+    images = family.images(config.model)
+    picture = images.tensors([Image.new("RGB", images.largest)])
+    (features,) = family.encode(config.model, family.build_tower(config.model), picture)
+    assert feature_bytes(found.shape) == features.nbytes
+    assert activations(config, found.shape).forward
+    one_image = SequenceShape(1, config.data.sequence_length, 1, 8)
+    given = [inputs_of(config.model, one_image, found.shape.vocabulary, cached=cached) for cached in (True, False)]
+    stored, pixels = (sum(tensor.nbytes for tensor in tensors_of(each)) for each in given)
+    assert pixels - stored == picture["pixel_values"].nbytes - features.nbytes
 
 
 def test_a_type_that_mixes_samples_is_refused_in_check_and_planned_unpacked(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def row(labels: list[int], images: int = 0) -> PackedSequence:
         labels=np.array(labels, dtype=np.int64),
         position_ids=ids,
         image_sha256=tuple(f"image{number}" for number in range(images)),
+        image_sizes=((8, 8),) * images,
         image_token_counts=(1,) * images,
         tiles=images,
         sample_images=(images,),

@@ -1,0 +1,169 @@
+"""Features of family hf: what of a vision encoder's output its model uses, stored by image, and an encoder that gives
+it back, so that projectors train on it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.models.hf.processor import Tensors, join
+
+PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
+SAME = 1e-4  # of the largest number: an image alone and with another one, whose sums come in another order
+
+Field = tuple[str, int | None]  # of an encoder's output: its name, and the place from the end in a list
+
+
+@dataclass(frozen=True)
+class StoredOutput:
+    """How the features of an image, (rows, width), are taken from an encoder's output and given back.
+
+    kind: class of the output. fields: side by side in a row, all equally wide. lists: lengths of fields that are lists.
+    axes: sizes of all axes of a field but the last; -1 is the one along which images are joined. blank_rows, width: of
+    features of a blank image.
+    """
+
+    kind: type
+    fields: tuple[Field, ...]
+    lists: Mapping[str, int]
+    axes: tuple[int, ...]
+    blank_rows: int
+    width: int
+
+    def take(self, output: Mapping[str, Any]) -> Tensor:
+        return torch.cat([_read(output, field).flatten(0, -2) for field in self.fields], dim=-1)
+
+    def give(self, rows: Tensor) -> Any:
+        content: dict[str, Any] = {name: [None] * length for name, length in self.lists.items()}
+        for (name, place), part in zip(self.fields, rows.chunk(len(self.fields), dim=-1), strict=True):
+            value = part.reshape(*self.axes, part.shape[-1])
+            if place is None:
+                content[name] = value
+            else:
+                content[name][place] = value
+        return self.kind(**content)
+
+
+class StoredEncoder(nn.Module):
+    """In the place of a vision encoder: returns the output whose features are `rows`."""
+
+    dtype = torch.float32  # pixels are cast to it
+
+    def __init__(self, encoder: nn.Module, stored: StoredOutput) -> None:
+        super().__init__()
+        own = {name: value for name, value in vars(encoder).items() if not name.startswith("_") and name != "training"}
+        self.__dict__.update(own)  # settings that models read, such as spatial_merge_size
+        self.stored, self.rows = stored, torch.empty(0)
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.stored.give(self.rows)
+
+
+def encoder_output(model: Any, inputs: Mapping[str, Tensor]) -> Any:
+    """What the vision encoder makes of images, without running what comes behind it."""
+    encoder = model.get_encoder(modality="image")
+    dtype = next(encoder.parameters()).dtype
+
+    def cast(_: nn.Module, args: Any, named: dict[str, Any]) -> Any:
+        args, named = (torch.utils._pytree.tree_map(_as(dtype), one) for one in (args, named))
+        return args, named
+
+    def leave(_: nn.Module, __: Any, output: Any) -> None:
+        raise _Reached(copy.copy(output))
+
+    hooks = [encoder.register_forward_pre_hook(cast, with_kwargs=True), encoder.register_forward_hook(leave)]
+    try:
+        model.base_model.get_image_features(**inputs, return_dict=True)
+    except _Reached as reached:
+        return reached.output
+    finally:
+        for hook in hooks:
+            hook.remove()
+    raise AssertionError("image features come without the vision encoder")
+
+
+def find_stored_output(model: Any, images: Sequence[Tensors], blank: Tensors) -> StoredOutput | None:
+    """None for an encoder whose output for several images is not that of each. images: inputs of some, one by one."""
+    alone, together, of_blank = (
+        [encoder_output(model, one) for one in inputs] for inputs in (images, [join(images)], [blank])
+    )
+    fields = tuple(_used_fields(model, images[0], alone[0]))
+    parts = [[_read(output, field) for field in fields] for output in (*alone, *together, *of_blank)]
+    shapes = [{tuple(tensor.shape) for tensor in tensors} for tensors in parts]
+    if not fields or any(len(of_output) != 1 for of_output in shapes):
+        return None
+    (*own, whole, blanks) = (next(iter(of_output)) for of_output in shapes)
+    axis = next((place for place, size in enumerate(whole[:-1]) if size == sum(shape[place] for shape in own)), None)
+    axes = tuple(-1 if place == axis else size for place, size in enumerate(whole[:-1]))
+    if axis is None or any(size != 1 for size in axes[:axis]):
+        return None
+    if any(len(shape) != len(whole) or _without(shape, axis) != _without(whole, axis) for shape in (*own, blanks)):
+        return None
+    lists = {name: len(alone[0][name]) for name, place in fields if place is not None}
+    stored = StoredOutput(type(alone[0]), fields, lists, axes, 0, whole[-1] * len(fields))
+    apart, joined = torch.cat([stored.take(output) for output in alone]), stored.take(together[0])
+    if (apart - joined).abs().max() > SAME * joined.abs().max():
+        return None
+    return StoredOutput(stored.kind, fields, lists, axes, len(stored.take(of_blank[0])), stored.width)
+
+
+def _used_fields(model: Any, inputs: Tensors, output: Any) -> Iterator[Field]:
+    """Those without which projected features are not a number."""
+    for name, value in output.items():
+        places = range(-len(value), 0) if isinstance(value, list | tuple) else [None]
+        for place in places:
+            tensor = _read(output, (name, place))
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            if _spoils(model, inputs, _replaced(output, (name, place), torch.full_like(tensor, torch.nan))):
+                yield name, place
+
+
+def _spoils(model: Any, inputs: Tensors, output: Any) -> bool:
+    hook = model.get_encoder(modality="image").register_forward_hook(lambda *_: output)
+    try:
+        features = model.base_model.get_image_features(**inputs, return_dict=True)
+    finally:
+        hook.remove()
+    return any(bool(tensor.isnan().any()) for name in PROJECTED_OUTPUTS for tensor in tensors_in(features.get(name)))
+
+
+def tensors_in(features: Any) -> list[Tensor]:
+    if isinstance(features, Tensor):
+        return [features]
+    return [] if features is None else [tensor for one in features for tensor in tensors_in(one)]
+
+
+def _read(output: Mapping[str, Any], field: Field) -> Any:
+    name, place = field
+    return output[name] if place is None else output[name][place]
+
+
+def _replaced(output: Any, field: Field, tensor: Tensor) -> Any:
+    name, place = field
+    changed = copy.copy(output)
+    if place is None:
+        changed[name] = tensor
+    else:
+        values = list(output[name])
+        values[place] = tensor
+        changed[name] = type(output[name])(values)
+    return changed
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _as(dtype: torch.dtype) -> Any:
+    return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+class _Reached(Exception):
+    def __init__(self, output: Any) -> None:
+        self.output = output
