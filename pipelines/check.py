@@ -164,6 +164,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
     if plan.model:
         shape = plan.model.shape
         text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} are trained"
+        if plan.trainer:
+            text = f"{shape.total_parameters:,}; {plan.trainer} decides which are trained"
         yield Finding("parameters", "ok", text)
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -28,7 +29,10 @@ model = AutoModelForImageTextToText.from_pretrained(args.resume or args.model, d
 model.model.vision_tower.requires_grad_(False)
 ddp = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], args.learning_rate, weight_decay=0.01)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+warmup = max(1, args.steps // 30)
+schedule = torch.optim.lr_scheduler.LambdaLR(
+    optimizer, lambda n: min((n + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * n / args.steps))
+)
 samples = [json.loads(line) for line in (args.data / "train.jsonl").open()]
 done, log = 0, []
 if args.resume:
@@ -83,6 +87,7 @@ while done < args.steps:
     total = torch.stack([loss.detach(), (labels[:, 1:] != -100).sum().float(), asked_to_stop[0]])
     dist.all_reduce(total)
     (loss * world / total[1]).backward()  # DDP divides by the ranks: the mean over all label tokens of the step
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     schedule.step()

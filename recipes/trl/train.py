@@ -6,13 +6,15 @@ torchrun starts it; run.yaml has its command. TRL sees no network: model and dat
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset, Image, List, load_dataset
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 STOPPED = 75  # exit code of a run that saved a checkpoint and can be resumed
@@ -26,7 +28,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beta", type=float, default=0.1, help="DPO: weight of staying close to the given model")
     for name in ("max-steps", "micro-batch-size", "accumulation", "save-steps", "sequence-length", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--learning-rate", type=float, required=True)
+    for name in ("learning-rate", "warmup-fraction"):
+        parser.add_argument(f"--{name}", type=float, required=True)
     return parser.parse_args()
 
 
@@ -37,6 +40,16 @@ def read_data(folder: Path) -> Dataset:
     return data.cast_column("images", List(Image()))
 
 
+class Metrics(TrainerCallback):
+    """Writes what vlmpipe shows while training runs."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if state.is_world_process_zero and "loss" in logs:
+            line = {"step": state.global_step, "total_steps": state.max_steps, **logs}
+            with Path(os.environ["VLMPIPE_METRICS"]).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
 def shared_settings(given: argparse.Namespace) -> dict[str, Any]:
     has_gpu = torch.cuda.is_available()
     return {
@@ -45,6 +58,7 @@ def shared_settings(given: argparse.Namespace) -> dict[str, Any]:
         "per_device_train_batch_size": given.micro_batch_size,
         "gradient_accumulation_steps": given.accumulation,
         "learning_rate": given.learning_rate,
+        "warmup_steps": given.warmup_fraction,  # below 1 it is a fraction of max_steps
         "max_length": given.sequence_length,
         "seed": given.seed,
         "save_steps": given.save_steps,
@@ -62,7 +76,12 @@ def main() -> None:
     given = parse_arguments()
     data = read_data(given.data)
     model = AutoModelForImageTextToText.from_pretrained(given.model, dtype=torch.float32)
-    own = {"model": model, "train_dataset": data, "processing_class": AutoProcessor.from_pretrained(given.model)}
+    own = {
+        "model": model,
+        "train_dataset": data,
+        "processing_class": AutoProcessor.from_pretrained(given.model),
+        "callbacks": [Metrics()],
+    }
     if "chosen" in data.column_names:
         trainer = DPOTrainer(args=DPOConfig(beta=given.beta, **shared_settings(given)), **own)
     else:

@@ -43,15 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
     options = parser.parse_args(arguments)
     job = JobConfig.load(options.config)
-    cluster = read_cluster(os.environ) or one_node()
-    node = Node(cluster, processes_on_node(options.nproc_per_node))
     assert job.train.trainer
-    print(
-        f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, train.trainer {job.train.trainer.name}", flush=True
-    )
-    announce(check_node(job.run.run_uri, cluster.node_rank))
+    node = this_node(job.train.trainer, processes_on_node(options.nproc_per_node))
+    print(f"launcher: {node.name}, train.trainer {job.train.trainer.name}", flush=True)
+    announce(check_node(job.run.run_uri, node.cluster.node_rank))
     if is_done(job):
-        if cluster.node_rank == 0:
+        if node.is_chief:
             TrainerReport.reuse(job)
         return ExitCode.OK
     with export_folder() as scratch:

@@ -97,7 +97,7 @@ def environment(trainer: ExternalTrainerConfig, node: Node, variables: Mapping[s
     if node.processes > 1:  # torchrun would give each one thread
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         inherited.setdefault("OMP_NUM_THREADS", str(max(1, cores // node.processes)))
-    return inherited | variables
+    return {**inherited, **variables}
 
 
 class TrainerProcess:

@@ -31,6 +31,7 @@ class ShardingUnits:
     loss: TokenLoss  # (head, hidden states, label tokens) to summed loss
     reduce_to: Callable[[Stage], None]  # removes everything else from the module
     view: Callable[[Stage], nn.Module]  # a new module of this stage, with the same weights
+    shards_tower: bool = True  # under tensor parallelism; else each rank has the tower whole
     image_layers: int = 0  # images are also added after this many first language layers (DeepStack)
     sequence_flops: SequenceFlops | None = None  # of a mean sequence of the data, to balance stages
     # Gives parameters on the meta device their values before sharding: see `trainer.models.layers.deferred_weights`.

@@ -105,6 +105,7 @@ class ModelShape:
     trained_matrices: tuple[Matrices, ...] = ()  # other trained parameters are vectors
     chosen: TrainableSubset | None = None  # None: each part is trained as a whole or not at all
     most_tiles: int = 1  # of one image
+    shards_tower: bool = True  # tensor parallelism splits its layers too
     stored_numbers: int | None = None  # of one image in the feature cache; None: image tokens x feature width
     shards_frozen: bool = False  # train.shard_frozen_weights
     quantized: int = 0  # frozen weights of the language layers that rest in 4 bits
@@ -236,7 +237,7 @@ class ModelShape:
         biases too.
         """
         divided = {
-            "tower": self.tower.layers * self.tower.matrices,
+            "tower": self.tower.layers * self.tower.matrices if self.shards_tower else 0,
             "language_layers": self.language.layers * self.language.matrices,
             "adapters": self.parameters["adapters"] - self.language.layers * self.unsharded_adapters,
             "embedding": self.parameters["embedding"],

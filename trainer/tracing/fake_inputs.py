@@ -91,6 +91,7 @@ def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
 
 def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Any], int]:
     """Of the largest images, behind the projector, with the pixels or features that are on the device beside them."""
+    from trainer.models.hf.family import HfFamily
     from trainer.models.hf.model import PROJECTED
     from trainer.models.hf.processor import FEATURES
 
@@ -100,7 +101,7 @@ def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool
     image_tokens = min(shape.images * images.most_tokens, shape.rows * shape.tokens - shape.label_tokens)
     given = {PROJECTED: torch.zeros(image_tokens, images.hidden)}
     if cached:
-        stored = family_of(config).shape(config).stored_numbers
+        stored = HfFamily().stored_numbers(config)
         assert stored is not None, "checked by require_trainable"
         given[FEATURES] = torch.zeros(shape.images, stored, dtype=torch.bfloat16)
     else:

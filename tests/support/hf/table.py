@@ -8,7 +8,9 @@ writes it.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -18,9 +20,10 @@ from tests.support.paths import ROOT
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.hf.examine import require_trainable
+from trainer.models.hf.family import HfFamily
 from trainer.models.hf.model import encoder_of, has_merger
 from trainer.models.image_tokens import image_form_of
-from trainer.models.registry import family_of
+from trainer.strategies.tensor_parallel.plan import require_shardable
 
 PAGE = ROOT / "docs/reference/model-types.md"
 SIZES = ((16, 16), (64, 64), (64, 16), (16, 80))  # of images, in pixels
@@ -31,20 +34,24 @@ examines them in the same way ([Train any image-text model](../how-to/any-model.
 
 - **packed samples**: whether samples in one sequence give the loss and gradients of each alone in plain transformers.
 - **tokens of an image**: whether they depend on its size.
+- **tensor parallel**: whether `train.strategy: tp` can split each matrix of the language model.
 - **projector**: where it lies; inside of the vision encoder it is trained or frozen with `projector` all the same.
+- **cached features**: whether the encoder's output is stored by image, and the loss and gradients of training on it are
+  those of training on images; with a projector inside of the encoder only where that is frozen.
 - **inputs**: what the model takes of an image.
 
 This page is generated: `python -m tests.support.hf.table`. A test compares it with the code.
 
-| type | class of transformers | packed samples | tokens of an image | projector | inputs |
-|---|---|---|---|---|---|
+| type | class | packed samples | tensor parallel | tokens of an image | projector | cached features | inputs |
+|---|---|---|---|---|---|---|---|
 """
 
 
 def row(model_type: str, folder: Path) -> str:
     """Of a type that is published in `folder`."""
     config = ModelConfig.model_validate(model_section(folder))
-    images, family = image_form_of(config).published, family_of(config)
+    frozen = ModelConfig.model_validate(model_section(folder, freeze=("tower", "projector")))
+    images, family = image_form_of(config).published, HfFamily()
     assert images is not None
     model = family.build(config, images.processor.tokenizer)
     counts = {sum(images.texts((size,))[0].runs) for size in SIZES}
@@ -52,11 +59,21 @@ def row(model_type: str, folder: Path) -> str:
         f"`{model_type}`",
         type(model).__name__,
         packing(config),
+        yes_if(require_shardable, config, 2, cached=False),
         "by size" if len(counts) > 1 else "all the same",
         "in the encoder" if has_merger(encoder_of(model)) else "behind the encoder",
+        yes_if(family.stored_output, frozen),
         ", ".join(sorted(images.tensors([Image.new("RGB", SIZES[0])]))),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def yes_if(require: Callable[..., Any], *arguments: Any, **named: Any) -> str:
+    try:
+        require(*arguments, **named)
+    except ConfigError:
+        return "no"
+    return "yes"
 
 
 def packing(config: ModelConfig) -> str:

@@ -121,6 +121,7 @@ class HfFamily(NativeFamily):
         return ShardingUnits(
             language_layers=list(module.language_model.layers),
             tower_layers=layers_of(module.tower),
+            shards_tower=False,
             embedding=module.model.get_input_embeddings(),
             head=module.model.get_output_embeddings(),
             loss=module.token_loss,
@@ -174,10 +175,11 @@ class HfFamily(NativeFamily):
             projector_layers=1,
             patch_pixels=in_patch,
             merge=0 if is_fixed else 1,
-            stored_numbers=self._stored_numbers(config),
+            shards_tower=False,
+            stored_numbers=self.stored_numbers(config),
         )
 
-    def _stored_numbers(self, config: ModelConfig) -> int | None:
+    def stored_numbers(self, config: ModelConfig) -> int | None:
         """Of the largest image: rows grow with its patches, or in a merger with its tokens."""
         found, images = examine(config), self.images(config)
         if not found.stored:

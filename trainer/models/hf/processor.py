@@ -111,7 +111,8 @@ class PublishedImages:
     def _layout(self, size: Size) -> Tensors:
         """The same for an image of this size whose pixels are not known: these have a shape only."""
         made = self.tensors([Image.new("RGB", size)])
-        return made | {"pixel_values": made["pixel_values"].to("meta")}
+        with unset_fake_temporarily():
+            return made | {"pixel_values": made["pixel_values"].to("meta")}
 
     def encoded(self, features: Tensor, sizes: Sequence[Size]) -> dict[str, Any]:
         """Inputs of a training module for images of these sizes with stored features, (rows of all, width)."""

@@ -27,6 +27,7 @@ from trainer.strategies.tensor_parallel.sequence_parallel import (
     scatter_sequence,
 )
 from trainer.strategies.tensor_parallel.styles import (
+    SCALE,
     ChunkedHeadLoss,
     ColwiseFusedLinear,
     ColwiseLinear,
@@ -121,7 +122,9 @@ def require_shardable(config: ModelConfig, ranks: int, *, cached: bool, sequence
     on the meta device only."""
     family = family_of(config)
     shape = family.shape(config)
-    stacks = {"language model": shape.language} if cached else {"language model": shape.language, "tower": shape.tower}
+    stacks = {"language model": shape.language}
+    if shape.shards_tower and not cached:
+        stacks["tower"] = shape.tower
     for part, stack in stacks.items():
         sizes = {"key-value heads": stack.kv_heads, "heads": stack.heads, "feed-forward width": stack.intermediate}
         for name, size in sizes.items():
@@ -131,10 +134,14 @@ def require_shardable(config: ModelConfig, ranks: int, *, cached: bool, sequence
                     expected="a number of ranks among which heads and feed-forward width divide",
                 )
     with torch.device("meta"):
-        model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=1)
+        one = None if config.family == "hf" else 1  # whose layers differ
+        model = family.skeleton(config, vocabulary=shape.vocabulary, language_layers=one)
     blocks = family.blocks(family.training_module(config, model, cached=cached))
     for layer, shared in _layers(blocks, Stage.whole(len(blocks.language_layers)), sequence=sequence):
         _plan(layer, shared=shared)
+    embedding = type(blocks.embedding)
+    if embedding.forward is not nn.Embedding.forward and not hasattr(blocks.embedding, SCALE):
+        raise ConfigError(f"tensor parallelism cannot split a {embedding.__name__}", fix="use fsdp")
 
 
 def _layers(blocks: ShardingUnits, stage: Stage, *, sequence: bool) -> list[tuple[nn.Module, bool]]:
@@ -142,7 +149,10 @@ def _layers(blocks: ShardingUnits, stage: Stage, *, sequence: bool) -> list[tupl
     divide and whose features are read between layers; nor in the first language layers of models that add image
     features between them, at positions of the whole sequence."""
     language = [blocks.language_layers[number] for number in _shareable(blocks, stage)]
-    return [(layer, sequence and layer in language) for layer in blocks.layers_in(stage)]
+    layers = blocks.layers_in(stage)
+    if not blocks.shards_tower:
+        layers = layers[: len(stage.layers)]
+    return [(layer, sequence and layer in language) for layer in layers]
 
 
 def _shareable(blocks: ShardingUnits, stage: Stage) -> list[int]:
@@ -200,10 +210,11 @@ def _plan(layer: nn.Module, *, shared: bool) -> _Plan:
             if any(tuple(parameter.shape) != (head_dim,) for _, parameter in own):
                 raise _unknown(layer, name)
             plan.partial_gradients += [(module, parameter) for parameter, _ in own]
-        elif own and shared and not any(name.startswith(f"{part}.") for part in around):
+        elif own and not any(name.startswith(f"{part}.") for part in around):
             if any(parameter.ndim > 1 for _, parameter in own):
                 raise _unknown(layer, name)
-            plan.partial_gradients += [(module, parameter) for parameter, _ in own]
+            if shared:
+                plan.partial_gradients += [(module, parameter) for parameter, _ in own]
     plan.styles |= {name: GatheredInput() if shared else CopyToModelParallelRegion() for name in around - fused}
     plan.styles |= {name: CopyToModelParallelHeads() for name in fused}
     return plan

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from trainer.models.layers.chunked_loss import chunked_losses, on_this_rank
 
+SCALE = "embed_scale"  # buffer of embeddings that multiply what they look up (Gemma)
 FUSED = 3  # queries, keys and values in one product
 
 
@@ -125,7 +126,8 @@ class VocabParallelEmbedding(ParallelStyle):
             rows, is_mine = on_this_rank(tokens, first, len(weight))
             found = F.embedding(rows, weight).masked_fill_(~is_mine.unsqueeze(-1), 0.0)
             embedded: Tensor = _ReduceFromModelParallel.apply(found, group)
-            return embedded
+            scale = getattr(embedding, SCALE, None)
+            return embedded if scale is None else embedded * scale.to(embedded.dtype)
 
         return with_forward(module, forward)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
-from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING, TENSOR_PARALLEL
+from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.validation_errors import Problem
@@ -63,9 +63,12 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
 def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
     """What a model of any type cannot do: its own forward pass knows no parts."""
     train = config.train
-    if train.strategy in (*TENSOR_PARALLEL, *PIPELINE_PARALLEL):
-        text = f"found {train.strategy} with model.family hf, whose layers are not split between ranks; expected fsdp"
+    if train.strategy in PIPELINE_PARALLEL:
+        text = f"found {train.strategy} with model.family hf, which has no stages; expected fsdp or tp"
         yield Problem("train.strategy", text)
+    if train.sequence_parallel:
+        text = "found true with model.family hf, whose sequences are not shared; expected false"
+        yield Problem("train.sequence_parallel", text)
     if train.context_parallel > 1:
         text = f"found {train.context_parallel} with model.family hf, whose sequences are not shared; expected 1"
         yield Problem("train.context_parallel", text)

@@ -307,7 +307,7 @@ def _tensor_sums(shape: ModelShape, work: Work, stage: Stage) -> float:
     language = (len(stage.layers) - _num_shared(shape, work, stage)) * layer_bytes
     embedding = bytes_of("embedding") * stage.is_first
     tower_bytes = 2 * bytes_of("tower") + 2 * work.compute_bytes * shape.trains_tower
-    tower_layers = shape.tower.layers * stage.is_first
+    tower_layers = shape.tower.layers * (stage.is_first and shape.shards_tower)
     tower = work.micro_batch_size * work.max_images_per_sequence * shape.tower_tokens * tower_layers * tower_bytes
     head = stage.is_last * labels * (shape.language.hidden * work.compute_bytes + 3 * FP32_BYTES)
     return tokens * shape.language.hidden * (language + embedding) + tower * shape.tower.hidden + head

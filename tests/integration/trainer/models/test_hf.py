@@ -34,6 +34,7 @@ from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import image_form_of, sample_image_tokens
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
+from trainer.strategies.tensor_parallel.plan import require_shardable
 from trainer.weights_digest import weights_sha256
 
 SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])  # pictures by seed and size
@@ -45,6 +46,9 @@ MIXING, PREFIX = ("qwen3_5",), ("paligemma",)  # layers that are no attention; a
 IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
     ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"), ("projector",)
 )
+UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
+    "qwen3_5", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"
+)  # fmt: skip
 REGROUPED = ("glm4v_moe", "qianfan_ocr")  # files hold weights in other pieces than the model
 STOP_STEP = 2
 CACHED = {"features.cache": "on"}
@@ -189,6 +193,18 @@ def test_a_template_without_what_the_processor_puts_before_each_text_is_refused(
         make_chat(config, DataConfig(source="x", sequence_length=8), ())
 
 
+@pytest.mark.parametrize("model_type", TYPES)
+def test_tensor_parallelism_splits_all_matrices_or_is_refused(
+    model_type: str, published: Callable[[str], Path]
+) -> None:
+    config = config_of(published(model_type))
+    if model_type in UNSPLIT:
+        with pytest.raises(ConfigError, match="tensor parallelism cannot split"):
+            require_shardable(config, 2, cached=False)
+    else:
+        require_shardable(config, 2, cached=False)
+
+
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
     """Of a sequence of these samples, in which the last token of each predicts nothing."""
     lengths = [len(sample) for sample in samples]
@@ -296,6 +312,7 @@ def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
         "ddp": base | {"train.strategy": "ddp"},
         "checkpointing": base | {"train.activation_checkpointing": "selective"},
         "fsdp": base,
+        "tp": base | {"train.strategy": "tp", "train.tensor_parallel": 2},
     }
     cached = make_run(root, "cached", base | CACHED)
     encode_features(cached)
@@ -322,7 +339,7 @@ def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> Non
     expected = losses(runs["reference"])
     assert len(set(expected)) == 4
     more = [name for name in MORE if name in ("hsdp", "full", "cached-ddp") or "zero" in name] if WHOLE else []
-    for name in ("ddp", "fsdp", "checkpointing", "cached", *more):
+    for name in ("ddp", "fsdp", "tp", "checkpointing", "cached", *more):
         assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
 
 

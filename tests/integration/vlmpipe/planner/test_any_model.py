@@ -12,6 +12,7 @@ from tests.support.hf.publish import model_section, publish
 from tests.support.pipelines.run_files import small
 from trainer.errors import ConfigError
 from trainer.models.registry import family_of
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.model_architecture import architecture
@@ -45,14 +46,17 @@ def test_a_plan_counts_the_models_own_parameters(model_type: str, tmp_path: Path
 @pytest.mark.parametrize("model_type", ["gemma3", "glm46v"])
 def test_a_plan_with_cached_features_knows_their_size_and_holds_no_pixels(model_type: str, tmp_path: Path) -> None:
     section = model_section(publish(model_type, tmp_path / "model"), freeze=("tower", "projector"))
-    config, online = (small(model=section, features__cache=cache) for cache in ("on", "off"))
+    config = small(model=section, features__cache="on")
     family, found = family_of(config.model), architecture(config)
     images = family.images(config.model)
     picture = images.tensors([Image.new("RGB", images.largest)])
     (features,) = family.encode(config.model, family.build_tower(config.model), picture)
     assert feature_bytes(found.shape) == features.nbytes
-    held = [activations(each, found.shape).input_bytes for each in (config, online)]
-    assert held[0] < held[1]
+    assert activations(config, found.shape).forward
+    one_image = SequenceShape(1, config.data.sequence_length, 1, 8)
+    given = [inputs_of(config.model, one_image, found.shape.vocabulary, cached=cached) for cached in (True, False)]
+    stored, pixels = (sum(tensor.nbytes for tensor in tensors_of(each)) for each in given)
+    assert pixels - stored == picture["pixel_values"].nbytes - features.nbytes
 
 
 def test_a_type_that_mixes_samples_is_refused_in_check_and_planned_unpacked(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ TWO_RANKS = {"cluster__processes_per_replica": 2}
         ({"model": HF | {"tokenizer": "train:300"}}, "model", "family hf takes a published tokenizer"),
         ({"model": HF | {"pretrained": {"config": {"model_type": "gemma3"}}}}, "model", "takes weights only"),
         (
-            TWO_RANKS | {"train__strategy": "tp", "train__tensor_parallel": 2},
+            TWO_RANKS | {"train__strategy": "pp", "train__pipeline_parallel": 2},
             "train.strategy",
-            "whose layers are not split",
+            "which has no stages",
         ),
         (TWO_RANKS | {"train__context_parallel": 2}, "train.context_parallel", "whose sequences are not shared"),
         ({"train__overlap_vision_encoder": True}, "train.overlap_vision_encoder", "runs the tower itself"),
