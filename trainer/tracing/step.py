@@ -87,6 +87,11 @@ def trace_step(
         blocks = family.blocks(module)
         in_layers = {id(one) for layer in (*blocks.language_layers, *blocks.tower_layers) for one in layer.parameters()}
         inputs = inputs_of(config, shape, vocabulary, cached=cached, context_parallel=context_parallel)
+        if isinstance(module, HfVLM) and shape.images and not cached:
+            from trainer.tracing.vision_pass import vision_bytes  # which uses this module
+
+            patches = len(inputs["images"]["pixel_values"])
+            module.vision_bytes = vision_bytes(config.model_dump_json(), patches, compute)
         return trace_module(module, inputs, compute, lambda parameter: not sliced or id(parameter) in in_layers)
 
 

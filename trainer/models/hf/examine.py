@@ -173,7 +173,7 @@ def _small(whole: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
         small = copy.deepcopy(whole)
         text, vision = small.get_text_config(), small.vision_config
         _fewer_layers(text)
-        _fewer_tower_layers(small, vision)
+        fewer_tower_layers(small, vision)
         if narrow:
             _narrow(small, text, vision)
         yield small
@@ -189,7 +189,7 @@ def _fewer_layers(text: PreTrainedConfig) -> None:
         text.layer_types = (kinds * few)[:few]
 
 
-def _fewer_tower_layers(small: PreTrainedConfig, vision: PreTrainedConfig) -> None:
+def fewer_tower_layers(small: PreTrainedConfig, vision: PreTrainedConfig) -> None:
     """Keep as many as there are between the layer whose output is used, or the first level of several, and the end."""
     used = [getattr(small, name, -1) for name in ("vision_feature_layer", "vision_feature_layers")]
     used = [layer for one in used for layer in (one if isinstance(one, list | tuple) else [one])]
