@@ -194,6 +194,29 @@ def test_tensor_parallelism_splits_all_matrices_or_is_refused(
         require_shardable(config, 2, cached=False)
 
 
+def test_a_type_with_a_projector_of_unknown_name_is_refused(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would train as part of the language model."""
+    monkeypatch.setattr("trainer.models.layers.freeze.PROJECTOR_NAMES", ())
+    examine._examine.cache_clear()
+    with pytest.raises(ConfigError, match="no name that is known of a projector"):
+        examine.require_trainable(config_of(published("internvl")), pack=True, cached=False)
+    examine._examine.cache_clear()
+
+
+def test_a_template_without_what_the_processor_puts_before_each_text_is_refused(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Molmo2's does with the token that begins a text."""
+    config = config_of(published("internvl"))
+    images = image_form_of(config).published
+    assert images is not None and images.first_tokens == []
+    monkeypatch.setitem(vars(images), "first_tokens", [images.processor.tokenizer.bos_token_id])
+    with pytest.raises(ConfigError, match="processor begins each text with '<s>'"):
+        make_chat(config, DataConfig(source="x", sequence_length=8), ())
+
+
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
     """Of a sequence of these samples, in which the last token of each predicts nothing."""
     lengths = [len(sample) for sample in samples]

@@ -18,12 +18,13 @@ from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 from trainer.tracing.step import trace_module, trace_step
 
 TYPES = chosen(INSTALLED, lambda name: name in ("internvl", "glm46v"))
+NOT_TRACED = ("paligemma", "qwen3_vl_moe", "glm4v_moe", "kimi_k25")  # not trained; experts are traced in bf16 only
 NEAR = 0.1  # of the real peak
 TOKENS = 640
 
 
 @pytest.mark.parametrize("freeze", [(), ("tower",)], ids=["trained", "frozen"])
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name != "paligemma"])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in NOT_TRACED])
 def test_a_traced_step_holds_what_a_real_one_does(model_type: str, freeze: tuple[str, ...], tmp_path: Path) -> None:
     """With images of the largest size in it."""
     config = ModelConfig.model_validate(model_section(publish(model_type, tmp_path / "model"), freeze=freeze))
