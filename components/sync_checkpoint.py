@@ -14,10 +14,10 @@ def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
     from components.runtime.step_context import step_context
 
     with step_context(run_uri, "sync-checkpoint") as progress:
-        from trainer.checkpoint.sync import sync_run
+        from components.runtime.step_logic import sync_model
         from trainer.config.job import JobConfig
 
-        exported = sync_run(JobConfig.load(f"{run_uri}/run.json"))
+        exported = sync_model(JobConfig.load(f"{run_uri}/run.json"))
         state = "reused" if exported.get("reused") else "done"
         copied = f", mirrored to {exported['mirror']}" if exported["mirror"] else ""
         progress.finish(state, f"checkpoint {exported['checkpoint']} exported to {run_uri}/export{copied}")

@@ -71,6 +71,7 @@ def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
 def _check_training(config: RunConfig) -> list[Finding]:
     checks: list[tuple[str, Callable[[RunConfig], Iterator[Finding]]]] = [
         ("model", _model),
+        ("trainer", _trainer),
         ("data", _data),
         ("batch", _batch),
         ("output", _output),
@@ -120,6 +121,24 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     yield from _plan(config)
 
 
+def _trainer(config: RunConfig) -> Iterator[Finding]:
+    """Whether a training program of one's own could start on this machine."""
+    if trainer := config.train.trainer:
+        from trainer.external.dry_start import require_startable
+
+        try:
+            yield Finding("trainer", "ok", f"{trainer.name}: {require_startable(trainer)}")
+        except UserError as error:
+            is_elsewhere = (trainer.image_uri or config.cluster.image_uri) and not trainer.python
+            if not is_elsewhere:
+                raise
+            yield Finding("trainer", "unchecked", f"{trainer.name} starts in its image, not here: {error.found}")
+        if trainer.resume_args and not trainer.resume_as_model and trainer.self_launching:
+            text = f"{trainer.name} resumes without train.trainer.resume_as_model: transformers may then leave weights "
+            text += "of a vision-language model out (see the log for missing keys)"
+            yield Finding("trainer", "warning", text)
+
+
 def _chat_template(config: RunConfig) -> Iterator[Finding]:
     """What the chat template allows, if its files are on this machine."""
     name, proof = config.data.chat_format(config.model), prove_chat_template(config.model, config.data)
@@ -145,6 +164,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
     if plan.model:
         shape = plan.model.shape
         text = f"{shape.trainable_parameters:,} of {shape.total_parameters:,} are trained"
+        if plan.trainer:
+            text = f"{shape.total_parameters:,}; {plan.trainer} decides which are trained"
         yield Finding("parameters", "ok", text)
     else:
         yield Finding("parameters", "unchecked", plan.notes[-1])

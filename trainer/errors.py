@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     DATA = 65
     NOT_FOUND = 66  # no run, no published pipeline or no bucket of that name; no Kubeflow Trainer
     NO_LOGIN = 67  # no Google Cloud credentials, or they have run out
+    BAD_RESULT = 68  # a training program ended well, but what it left is no finished model
     UNAVAILABLE = 69  # a dependency (service, package, weights, port) is not reachable
     NO_PROGRESS = 70  # training started again and again at the same step
     STALLED = 71  # no step for much longer than steps take: the watchdog ended the job
@@ -43,7 +44,7 @@ class ExitCode(IntEnum):
 CAUSES = frozenset(
     {
         ExitCode.CONFIG, ExitCode.DATA, ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.CHECKPOINT_CORRUPT,
-        ExitCode.NO_PERMISSION, ExitCode.NO_PROGRESS, ExitCode.STALLED, ExitCode.SUPERSEDED,
+        ExitCode.NO_PERMISSION, ExitCode.NO_PROGRESS, ExitCode.STALLED, ExitCode.SUPERSEDED, ExitCode.BAD_RESULT,
     }
 )  # fmt: skip
 """Codes with a cause that a person can fix. They take precedence over codes that only report an end."""

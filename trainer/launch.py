@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("module", help="module to run, followed by its arguments, after --")
     parser.add_argument("module_arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
-    cluster = read_cluster(os.environ) or Cluster((f"127.0.0.1:{_free_port()}",), node_rank=0)
+    cluster = read_cluster(os.environ) or one_node()
     reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
     print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)
     announce(check_node(_run_uri(options.module_arguments), cluster.node_rank))
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ.pop(variable, None)
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
-        processes = _processes(options.nproc_per_node)
+        processes = processes_on_node(options.nproc_per_node)
         if processes > 1:  # torchrun gives each one thread, too few for an optimizer step on the CPU (train.offload)
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
             os.environ.setdefault(THREADS_VARIABLE, str(max(1, cores // processes)))
@@ -76,7 +76,8 @@ def _run_uri(module_arguments: list[str]) -> str:
     return module_arguments[module_arguments.index("--config") + 1].rpartition("/")[0]
 
 
-def _processes(text: str) -> int:
+def processes_on_node(text: str) -> int:
+    """Of --nproc-per-node."""
     if text == "auto":
         return max(1, len(glob.glob("/dev/nvidia[0-9]*")))
     if not text.isdigit() or int(text) < 1:
@@ -180,10 +181,11 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
     return ended.code
 
 
-def _free_port() -> int:
+def one_node() -> Cluster:
+    """A job of this machine alone."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        return Cluster((f"127.0.0.1:{probe.getsockname()[1]}",), node_rank=0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Changes made in the console are checked here, in seconds and on a cheap machine,
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from trainer.config.job import RunPaths
 from trainer.config.model import ModelConfig
 from trainer.data.sources import open_source
 from trainer.errors import ConfigError
+from trainer.external.dry_start import require_startable
 from trainer.secret_manager import use_hub_token
 from trainer.storage import open_storage
 from trainer.storage.model_folders import bucket_address, revision_of
@@ -158,6 +160,8 @@ def _checked(
         require_kubeflow(config)
         require_data_in_cloud(config, "Kubeflow")
     config = _with_registry(config, paths.root_uri)
+    if config.train.trainer:
+        config = _with_trainer(config, is_local=settings["target"] == "local")
     use_hub_token(config.model.hub_token_secret)
     config = _with_pinned_weights(config)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
@@ -237,6 +241,20 @@ def _with_registry(config: RunConfig, root_uri: str) -> RunConfig:
         return config
     register = config.register_.model_copy(update={"registry": open_storage(registry).root_uri})
     return config.model_copy(update={"register_": register})
+
+
+def _with_trainer(config: RunConfig, *, is_local: bool) -> RunConfig:
+    """train.trainer with the Python that it has on this machine; in the cloud its image has one.
+
+    Raises ConfigError where the program could not start here, before its data is prepared.
+    """
+    trainer = config.train.trainer
+    assert trainer
+    python = os.path.abspath(trainer.python) if trainer.python and is_local else ""
+    trainer = trainer.model_copy(update={"python": python})
+    if is_local:
+        require_startable(trainer)
+    return config.model_copy(update={"train": config.train.model_copy(update={"trainer": trainer})})
 
 
 def _with_pinned_weights(config: RunConfig) -> RunConfig:

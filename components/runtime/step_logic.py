@@ -24,6 +24,10 @@ def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[
 
     prepared = prepare(job, progress)
     pointers = point_to_features(job, prepared.uri)
+    if job.train.trainer:
+        from trainer.external.base_model import write_base_model
+
+        write_base_model(job, prepared.uri)
     write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump(), indent=1)
     _note_changes(job.run.run_uri, prepared)
     parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in prepared.counts.items() if count)]
@@ -73,7 +77,8 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     uri = features_uri(job.run.features_root, job.model, job.train.precision)
     features: Literal["encode", "reuse", "off"] = "off"
-    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and job.model.caches_if_auto)
+    is_possible = job.model.caches_if_auto and job.train.trainer is None
+    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and is_possible)
     if wants_cache:
         from trainer.data.shards.index import Index
 
@@ -96,6 +101,17 @@ def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
     table, note = shown_confusion(read_record(open_storage(run_uri), "evaluate.json"))
     categories, rows = table.square() if table else ([], [])
     return categories, rows, note
+
+
+def sync_model(job: JobConfig) -> dict[str, Any]:
+    """Export what training left, of our own trainer or another one. Returns the export's description."""
+    if job.train.trainer:
+        from trainer.external.sync import sync_result
+
+        return sync_result(job)
+    from trainer.checkpoint.sync import sync_run
+
+    return sync_run(job)
 
 
 def close_run(run_uri: str, pipeline_state: str) -> str:

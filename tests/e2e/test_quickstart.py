@@ -7,6 +7,7 @@ import io
 import json
 import random
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import yaml
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from components.runtime.step_logic import close_run
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.wheel import install_wheel, run_installed, shadowing_packages
 from trainer.data.shards.index import Index
 from trainer.data.shards.tar import ShardReader
 from trainer.storage import open_storage
+from trainer.storage.records import read_record, write_record
 from vlmpipe.runs.file_check import check_files
 
 STEPS = {
@@ -135,6 +138,18 @@ def test_it_is_accepted_registered_and_reported(first: tuple[Path, str]) -> None
     assert "data:image/png;base64" in report and "Accepted" in report
     for shown in (str(run / "export"), str(run / "report.html"), "vlmpipe compile"):
         assert shown in said
+
+
+def test_the_pace_of_the_run_is_kept_and_reported_where_it_was_planned(first: tuple[Path, str], tmp_path: Path) -> None:
+    """A run on this machine has no plan: it is closed once more with one, as on Vertex AI."""
+    assert not list(first[0].parents[1].glob("calibrations/**/*.json"))
+    run = tmp_path / "runs" / "again"
+    shutil.copytree(first[0], run)
+    planned = {"name": "digits", "time": {"step_s": 1.0}, "jobs": {"train": [{"accelerator_type": "NVIDIA_L4"}]}}
+    write_record(open_storage(str(run)), "plan.json", planned)
+    assert "report in" in close_run(str(run), "SUCCEEDED")
+    pace = read_record(open_storage(str(tmp_path)), "calibrations/digits/NVIDIA_L4.json")["pace"]
+    assert 0 < pace < 60 and f"{pace:.3g} s, {pace:.2f} of the plan" in (run / "report.html").read_text()
 
 
 def test_a_flipped_bit_in_any_file_that_is_read_again_is_found(first: tuple[Path, str]) -> None:

@@ -9,19 +9,17 @@ import time
 from trainer.checkpoint.async_saver import CheckpointSaver
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts, require_beginning
 from trainer.checkpoint.commit import CommitRecord
+from trainer.checkpoint.manifest import signing_key
 from trainer.checkpoint.mirror import mirror_of
 from trainer.checkpoint.resume import Resumed, resume
 from trainer.checkpoint.retention import Retention
-from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.job import JobConfig
 from trainer.distributed.agreement import agree, on_first
 from trainer.distributed.process import ProcessContext, StopRequest
-from trainer.errors import ConfigError, UserError
+from trainer.errors import UserError
 from trainer.storage.base import Storage
-from trainer.storage.regular_files import read_regular
 from trainer.strategies.base import Strategy
 
-LARGEST_KEY_BYTES = 1 << 20
 COMMIT_MARGIN_S = 2.0  # the time of the last save only estimates that of the next
 
 
@@ -86,16 +84,3 @@ class Checkpoints:
             return False
         left_s = self._settings.preemption_notice_s - (time.monotonic() - stop.requested_at)
         return last_s + COMMIT_MARGIN_S > left_s
-
-
-def signing_key(settings: CheckpointConfig) -> bytes:
-    """The key that signs COMMITs; empty for none. Raises ConfigError for an unreadable or empty file."""
-    if not settings.signing_key_file:
-        return b""
-    try:
-        key = read_regular(settings.signing_key_file, LARGEST_KEY_BYTES).strip()
-    except OSError as error:
-        raise ConfigError(f"checkpoint.signing_key_file cannot be read: {error.strerror}") from error
-    if not key:
-        raise ConfigError("checkpoint.signing_key_file is empty", expected="a secret key, such as 32 random bytes")
-    return key

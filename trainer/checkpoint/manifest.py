@@ -15,8 +15,12 @@ from pathlib import Path
 
 import google_crc32c
 
+from trainer.config.checkpoint import CheckpointConfig
 from trainer.errors import ConfigError
 from trainer.storage.base import CHUNK_BYTES, clean_name
+from trainer.storage.regular_files import read_regular
+
+LARGEST_KEY_BYTES = 1 << 20
 
 
 class DamagedError(Exception):
@@ -88,3 +92,16 @@ def read_manifest(data: bytes, manifest: str) -> Files:
                 continue
         raise DamagedError(f"{manifest} names the file {name!r}")
     return files
+
+
+def signing_key(settings: CheckpointConfig) -> bytes:
+    """The key that signs COMMITs; empty for none. Raises ConfigError for an unreadable or empty file."""
+    if not settings.signing_key_file:
+        return b""
+    try:
+        key = read_regular(settings.signing_key_file, LARGEST_KEY_BYTES).strip()
+    except OSError as error:
+        raise ConfigError(f"checkpoint.signing_key_file cannot be read: {error.strerror}") from error
+    if not key:
+        raise ConfigError("checkpoint.signing_key_file is empty", expected="a secret key, such as 32 random bytes")
+    return key

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.config.base import Fraction, Positive, Section
 from trainer.config.deepspeed_keys import DECIDED_HERE
+from trainer.config.external_trainer import ExternalTrainerConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
 from trainer.config.strategies import (
@@ -29,6 +30,9 @@ MOST_EPOCHS = 100_000  # more is a slip of the finger
 class TrainConfig(Section):
     """The training step."""
 
+    trainer: ExternalTrainerConfig | None = Field(
+        None, description="A training program of one's own, such as TRL or a train.py; null for vlmpipe's trainer."
+    )
     strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp"] = Field(
         "ddp", description="How training is distributed."
     )

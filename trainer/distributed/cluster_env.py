@@ -18,6 +18,7 @@ from trainer.errors import ConfigError
 
 REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # a node's preflight report, from the launcher to its ranks
 TRAINING_POOLS = ("workerpool0", "workerpool1")  # pool 2 holds reducers, pool 3 evaluators: neither trains
+ROLES = ("chief", "worker", "ps", "evaluator")  # by worker pool
 TF_ROLES = {"chief": 0, "master": 0, "worker": 1}
 PET_VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 NODE_LEVEL_VARIABLES = (
@@ -50,6 +51,55 @@ class Cluster:
     @property
     def master_port(self) -> int:
         return int(self.hosts[0].rpartition(":")[2])
+
+
+@dataclass(frozen=True)
+class Roles:
+    """All replicas of a job by role, and which one this is. `hosts` has "host:port" of each."""
+
+    hosts: Mapping[str, tuple[str, ...]]  # chief, worker, ps, evaluator
+    role: str
+    index: int
+
+    @property
+    def rank(self) -> int:
+        """Place among all replicas, in the order of roles."""
+        before = ROLES[: ROLES.index(self.role)]
+        return sum(len(self.hosts[role]) for role in before) + self.index
+
+    @property
+    def world_size(self) -> int:
+        return sum(map(len, self.hosts.values()))
+
+    @property
+    def is_node(self) -> bool:
+        """Whether this replica trains: the chief or a worker."""
+        return self.role in ROLES[:2]
+
+    def cluster(self) -> Cluster:
+        """The nodes that train; of another replica's view it has the chief's rank, which it must not use."""
+        nodes = (*self.hosts["chief"], *self.hosts["worker"])
+        return Cluster(nodes, self.rank if self.is_node else 0)
+
+    def tf_config(self) -> str:
+        """TF_CONFIG. An evaluator is named by its task only: it is no part of TensorFlow's cluster."""
+        cluster = {role: list(hosts) for role, hosts in self.hosts.items() if hosts and role != "evaluator"}
+        return json.dumps({"cluster": cluster, "task": {"type": self.role, "index": self.index}})
+
+
+def read_roles(environment: Mapping[str, str]) -> Roles | None:
+    """Roles by worker pool, from CLUSTER_SPEC; None for a job of one replica. Raises ConfigError elsewhere."""
+    if text := environment.get("CLUSTER_SPEC"):
+        spec = _parse("CLUSTER_SPEC", text)
+        hosts = {role: tuple(_hosts(spec["cluster"], f"workerpool{pool}")) for pool, role in enumerate(ROLES)}
+        pool = str(spec["task"].get("type", ""))
+        if pool not in (f"workerpool{number}" for number in range(len(ROLES))) or not hosts["chief"]:
+            raise ConfigError(f"CLUSTER_SPEC task.type is {pool!r}", expected="one of the cluster's worker pools")
+        role = ROLES[int(pool[-1])]
+        return Roles(hosts, role, _index(spec["task"].get("index"), len(hosts[role])))
+    if any(environment.get(name) for name in PET_VARIABLES):
+        raise ConfigError("a TrainJob's nodes have no roles", expected="Vertex AI, or this machine, for roles")
+    return None
 
 
 def read_cluster(environment: Mapping[str, str]) -> Cluster | None:

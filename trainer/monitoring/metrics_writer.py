@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import FileWriter
-
 from trainer.monitoring.hypertune import report_measured
 from trainer.storage import open_storage
 from trainer.storage.background_writer import BackgroundWriter
@@ -16,6 +13,8 @@ from trainer.storage.base import join_uri, mounted
 from trainer.storage.records import read_lines, seal, unseal
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import FileWriter
+
     from trainer.monitoring.wandb import WandbLog
 
 FILE = "metrics.jsonl"
@@ -25,11 +24,13 @@ STATES = {"active": 1, "absent": 0}  # words in the log (reduction_server) as nu
 class MetricsLog:
     """One JSON object per logged step. Drops the lines of an earlier attempt after the step resumed from."""
 
-    def __init__(self, run_uri: str, *, resumed_from_step: int, wandb: WandbLog | None = None) -> None:
+    def __init__(
+        self, run_uri: str, *, resumed_from_step: int, wandb: WandbLog | None = None, tensorboard: bool = True
+    ) -> None:
         self._store = open_storage(run_uri)
         self._file = BackgroundWriter(self._store, FILE)
         self._lines = self._earlier_lines(resumed_from_step)
-        self._tensorboard = _tensorboard(tensorboard_folder(run_uri))
+        self._tensorboard = _tensorboard(tensorboard_folder(run_uri)) if tensorboard else None
         self._wandb = wandb
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -38,6 +39,8 @@ class MetricsLog:
         numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
         report_measured(numbers, step)
         if self._tensorboard:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
             # One event for all: each event wakes a thread, which costs ten times as much as creating it.
             scalars = [Summary.Value(tag=f"train/{name}", simple_value=value) for name, value in numbers.items()]
             self._tensorboard.add_summary(Summary(value=scalars), step)
@@ -72,6 +75,8 @@ class MetricsLog:
 
 def _tensorboard(folder: Path) -> FileWriter | None:
     """None, with a warning, where the folder cannot be written, such as a mount for root only."""
+    from torch.utils.tensorboard import FileWriter
+
     try:
         return FileWriter(str(folder))
     except OSError as error:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, load_training
-from vlmpipe.cli.output import doing, print_json
+from vlmpipe.cli.output import doing, print_json, print_lines
+
+if TYPE_CHECKING:
+    from trainer.config.job import JobConfig
 
 app = typer.Typer(help="A run's data.", no_args_is_help=True)
 
@@ -27,13 +32,10 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show samples in the chat template, as tokens. Labels, which the loss counts, are in colour."""
-    settings = load_training(config, overrides, stage)
-    with doing(f"reading samples of {settings.data.source}"):
-        from trainer.config.job import JobConfig, RunPaths
+    with doing(f"reading samples of {config}"):
         from trainer.data.prepare.inspect import inspect as inspected
 
-        paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
-        chat, found = inspected(JobConfig.model_validate(settings.to_run_json(paths)), first=first, count=count)
+        chat, found = inspected(_job(config, overrides, stage), first=first, count=count)
         samples = list(found)
     if as_json:
         print_json(
@@ -57,3 +59,80 @@ def inspect(
     from vlmpipe.cli.views.tokens import print_samples
 
     print_samples(samples)
+
+
+@app.command()
+def export(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_CONFIG",
+            help="A run's id or folder, local or gs://; or a run file whose data is prepared.",
+            autocompletion=completion.run_ids,
+        ),
+    ],
+    data_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="messages, llava, trl, llama-factory, nemo, webdataset or tfrecord.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New or empty folder.", show_default=False)],
+    overrides: Overrides = None,
+    root: Annotated[str, typer.Option(help="The local runs' output.root_uri.")] = "runs",
+    stage: Stage = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write prepared data as files of another trainer: same samples, same splits, images as they are stored."""
+    with doing(f"exporting the data of {run}"):
+        from trainer.data.export.export import export_data
+
+        exported = export_data(_prepared_uri(run, overrides, root, stage), data_format, output)
+    if as_json:
+        print_json(
+            {
+                "folder": str(output),
+                "format": data_format,
+                "samples": exported.samples,
+                "images": exported.images,
+                "files": exported.files,
+            }
+        )
+        return
+    counts = ", ".join(f"{count:,} of {split}" for split, count in exported.samples.items())
+    print_lines([f"{output}: samples {counts}; {exported.images:,} images", *_first_files(exported.files)])
+
+
+def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
+    return [
+        f"  {split:<11} {names[0]}" + (f" and {len(names) - 1} more files" if names[1:] else "")
+        for split, names in files.items()
+    ]
+
+
+def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
+    """Prepared data of a run, or of a run file. Raises UserError where there is none."""
+    from trainer.config.job import DataPointers
+    from trainer.data.prepare.pipeline import find_prepared
+    from trainer.storage import open_storage
+    from trainer.storage.base import join_uri
+    from trainer.storage.records import read_record
+    from vlmpipe.runs.local.summary import find_run
+
+    if run.endswith((".yaml", ".yml")):
+        return find_prepared(_job(Path(run), overrides, stage))
+    folder = run if run.startswith("gs://") else str(find_run(root, run).folder)
+    store = open_storage(join_uri(folder, "stages", stage) if stage else folder)
+    return DataPointers.model_validate(read_record(store, "prepared.json")).prepared_uri
+
+
+def _job(config: Path, overrides: Overrides, stage: str) -> JobConfig:
+    """The settings of the run file's training, as a job on this machine reads them."""
+    from trainer.config.job import JobConfig, RunPaths
+
+    settings = load_training(config, overrides, stage)
+    paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
+    return JobConfig.model_validate(settings.to_run_json(paths))

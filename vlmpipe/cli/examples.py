@@ -38,6 +38,8 @@ EXAMPLES = {
     "schema": ("--markdown", "--output docs/reference"),
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
     "data inspect": ("configs/digits.yaml", "my-run.yaml --first 100 --count 10 --json"),
+    "data export": ("digits-20260301-120000 --format llama-factory --output build/digits",
+                    "configs/digits.yaml --format messages --output build/digits --json"),
     "schedule plan": ("my-run.yaml", "my-run.yaml 'schedule.cron=0 6 * * 1' --json"),
     "schedule apply": ("my-run.yaml", "my-run.yaml --yes"),
     "schedule list": ("my-run.yaml", "my-run.yaml --json"),

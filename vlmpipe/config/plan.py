@@ -63,6 +63,12 @@ class PlanConfig(Section):
     machine: PlannedMachine = Field(
         default_factory=PlannedMachine, description="Machines that the catalogue does not know, or knows otherwise."
     )
+    train_hours: float | None = Field(
+        None,
+        gt=0,
+        description="Hours that train.trainer takes, whose speed the planner does not know; null takes the steps of "
+        "plan.calibrate_from, or leaves hours and cost open.",
+    )
     calibrate_from: str = Field(
         "",
         description="Folder of an earlier run on the same GPUs, gs:// too: steps are planned by as much slower or "

@@ -16,6 +16,7 @@ from trainer.errors import ConfigError, UserError
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 from vlmpipe.config.yaml_loader import apply_overrides
 
+STAGES_FOLDER = "stages"  # in the run's folder; the last stage is the run itself
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
 # What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
 OF_ONE_STAGE = ("freeze_parameters", "train_parameters", "lora", "min_pixels", "max_pixels", "longest_edge")
@@ -62,7 +63,7 @@ class StageConfig(Section):
 
 def stage_run_id(run_id: str, stage: str, stages: Sequence[str]) -> str:
     """The id of a stage's run, whose folder is inside that of the whole run. The last stage is the run itself."""
-    return run_id if stage == stages[-1] else f"{run_id}/stages/{stage}"
+    return run_id if stage == stages[-1] else f"{run_id}/{STAGES_FOLDER}/{stage}"
 
 
 def run_uri(compiled: str, run_id: str, job_name: str) -> str:

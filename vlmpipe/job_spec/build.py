@@ -11,7 +11,7 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
-from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL
+from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api
@@ -23,6 +23,7 @@ MODULES: dict[Job, str] = {
     "train": "trainer.train",
     "evaluate": "trainer.evaluation.evaluate",
 }
+EXTERNAL_LAUNCHER = "trainer.external.launch"
 NO_IMAGE = "python"  # in place of the trainer image of local jobs without one
 FLEX_START = "FLEX_START"
 
@@ -33,7 +34,8 @@ def step_of(job: Job) -> str:
 
 
 def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, Any]]:
-    """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server.
+    """The job's WorkerPoolSpecs, snake_case: the chief, the workers and, for training, the Reduction Server, or
+    parameter servers and evaluators.
 
     A job reads its settings from `<run_uri>/run.json`. No pool is empty: Vertex AI's component drops empty pools, and
     those behind them would take other roles.
@@ -48,6 +50,9 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
     pools = [{**node, "replica_count": 1}]
     if replica_count > 1:
         pools.append({**node, "replica_count": replica_count - 1})
+    if config.train.trainer and job == "train":
+        roles = config.train.trainer.roles  # worker pools 2 and 3; RunConfig has checked that none before is empty
+        pools += [{**node, "replica_count": count} for count in (roles.ps, roles.evaluator) if count]
     reducers = cluster.reduction_server
     if reducers and job == "train":
         assert len(pools) == 2, "checked by RunConfig"  # its place is worker pool 2
@@ -178,19 +183,33 @@ def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     env = dict(cluster.env)
     if job == "train" and config.train.wandb.project:
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
+    if (trainer := config.train.trainer) and job == "train":  # to stop the program, and then to save what it left
+        env[STOP_GRACE_VARIABLE] = str(2 * trainer.stop_grace_s)
     if cluster.local_port:
         env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
-    container_spec: dict[str, Any] = {
-        "image_uri": cluster.image_uri or NO_IMAGE,
-        "command": ["python", "-m", "trainer.launch"],
-        "args": [
-            "--nproc-per-node", str(cluster.processes), "--", MODULES[job], "--config", join_uri(run_uri, "run.json"),
-        ],
-    }  # fmt: skip
-    if env:
-        container_spec["env"] = [{"name": name, "value": value} for name, value in env.items()]
+    image_uri, command, args = _task(config, job, join_uri(run_uri, "run.json"))
+    variables = [{"name": name, "value": value} for name, value in env.items()]
+    task: dict[str, Any] = {"container_spec": {"image_uri": image_uri, "command": command, "args": args}}
+    if trainer and job == "train" and trainer.kind == "package":
+        package = {"executor_image_uri": trainer.executor_image_uri, "package_uris": list(trainer.package_uris)}
+        task = {"python_package_spec": {**package, "python_module": command[-1], "args": args}}
+    if variables:
+        next(iter(task.values()))["env"] = variables
     return {
         "machine_spec": machine_spec,
-        "container_spec": container_spec,
+        **task,
         "disk_spec": {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb},
     }
+
+
+def _task(config: RunConfig, job: Job, run_json: str) -> tuple[str, list[str], list[str]]:
+    """Image, command and arguments of the job's containers."""
+    cluster, trainer = config.cluster, config.train.trainer
+    processes, settings = ["--nproc-per-node", str(cluster.processes)], ["--config", run_json]
+    image_uri, module = cluster.image_uri or NO_IMAGE, MODULES[job]
+    if trainer and job == "train":
+        return trainer.image_uri or image_uri, ["python", "-m", EXTERNAL_LAUNCHER], [*processes, *settings]
+    if trainer and job == "evaluate" and trainer.evaluate_command:
+        command = ["python", "-m", "trainer.external.evaluate"]
+        return trainer.image_uri or image_uri, command, settings
+    return image_uri, ["python", "-m", "trainer.launch"], [*processes, "--", module, *settings]

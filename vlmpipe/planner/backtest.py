@@ -34,7 +34,10 @@ SMALLEST_CLIP = {
     **{"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 8},
     **{"image_size": 28, "patch_size": 14, "projection_dim": 64},
 }
-CLIP_L_336 = Stack(24, 1024, 16, 16, 64, 4096, False, 12_596_224)
+TOWERS = {  # the layers, image tokens, parameters
+    "clip-vit-l-336": (Stack(24, 1024, 16, 16, 64, 4096, False, 12_596_224), 576, 303_507_456),
+    "siglip-so400m-384": (Stack(27, 1152, 16, 16, 72, 4304, False, 15_239_504), 729, 412_983_936),
+}
 
 
 @dataclass(frozen=True)
@@ -226,7 +229,7 @@ def _shape(run: PublishedRun) -> ModelShape:
     kv_heads, gated, head_dim = sizes.get("kv_heads", heads), sizes.get("gated", False), hidden // heads
     layer = Stack(sizes["layers"], hidden, heads, kv_heads, head_dim, intermediate, gated, 0)
     layer = replace(layer, layer_parameters=layer.matrices + 2 * hidden)
-    tower = CLIP_L_336 if "tower" in sizes else NO_TOWER
+    tower, image_tokens, in_tower = TOWERS.get(sizes.get("tower"), (NO_TOWER, 576, 0))
     vocabulary = sizes["vocabulary"] * hidden
     kv_width = kv_heads * head_dim
     adapted = {"q_proj": 2 * hidden, "k_proj": hidden + kv_width, "v_proj": hidden + kv_width, "o_proj": 2 * hidden}
@@ -239,18 +242,18 @@ def _shape(run: PublishedRun) -> ModelShape:
         frozen.add("projector")
     return ModelShape(
         tower=tower,
-        tower_tokens=577,
-        image_tokens=576,
-        feature_width=1024,
+        tower_tokens=image_tokens,
+        image_tokens=image_tokens,
+        feature_width=tower.hidden,
         patch_pixels=3 * 14 * 14,
         language=layer,
         vocabulary=sizes["vocabulary"],
         tied_head=sizes.get("tied", False),
         parameters={
-            "tower": 303_507_456 if "tower" in sizes else 0,
+            "tower": in_tower,
             "tower_adapters": 0,
             "projector_adapters": 0,
-            "projector": (1024 + hidden + 2) * hidden if "tower" in sizes else 0,
+            "projector": (tower.hidden + hidden + 2) * hidden if in_tower else 0,
             "embedding": vocabulary,
             "language_layers": layer.layers * layer.layer_parameters + hidden,
             "adapters": layer.layers * sum(adapters.values()),

@@ -18,6 +18,7 @@ from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.job_spec.build import JOBS, job_spec, job_violations
 from vlmpipe.job_spec.violation import Violation
+from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.memory.estimate import estimate_memory
@@ -28,6 +29,7 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.sequence_fill import fill_by_length, length_advice
 from vlmpipe.planner.time import feature_cache, reduction_server
+from vlmpipe.planner.time.external_trainer import external_time
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
@@ -58,6 +60,7 @@ class Plan:
     reduction_server: Advice | None = None
     cost: Cost | None = None
     notes: tuple[str, ...] = ()
+    trainer: str = ""  # name of train.trainer
     nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty for none
 
     @property
@@ -106,6 +109,9 @@ class Plan:
         """Why a plan without errors is amber, a phrase each."""
         codes = dict.fromkeys(finding.code for finding in self.findings)
         found = [f"see {', '.join(codes)}"] if codes else []
+        if self.trainer:
+            found.append(f"memory of {self.trainer}, a trainer that this plan does not know, is not planned")
+            return [*found, *([] if self.time and self.time.train_hours else ["time and cost are unknown"])]
         if self.memory is None:
             return [*found, "memory, time and cost are unknown"]
         if self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
@@ -154,6 +160,7 @@ class Plan:
             "features_cache": _as_dict(self.features_cache),
             "reduction_server": _as_dict(self.reduction_server),
             "cost": _as_dict(self.cost),
+            "trainer": self.trainer,
             "nccl_plugin": self.nccl_plugin,
             "notes": list(self.notes),
         }
@@ -181,7 +188,8 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     catalog = load_catalog()
     machine = described_machine(config, catalog)
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
-    bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes))
+    trainer = config.train.trainer.name if config.train.trainer else ""
+    bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes), trainer=trainer)
     try:
         model = architecture(config)
     except UserError as error:
@@ -235,15 +243,18 @@ def _estimated(
     *,
     priced: bool,
 ) -> Plan:
+    trainer = config.train.trainer
+    if trainer:
+        config = config.model_copy(update={"features": config.features.model_copy(update={"cache": "off"})})
     layout = layout_of(config)
     prices = load_prices(config.plan.prices_file) if priced else None
     load, note = _load(config, model, paths)
     shape = load.sized(model.shape)
     cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
     case = Scenario(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
-    time = estimate_time(case)
+    time = external_time(config) if trainer else estimate_time(case)
     notes = [*bare.notes, *([note] if note else [])]
-    if advice := length_advice(load.fills, config):
+    if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):
         if what is not None and what.unconfirmed:
@@ -254,12 +265,14 @@ def _estimated(
         jobs={job: pools for job, pools in bare.jobs.items() if job != "cache_features" or cache.state != "off"},
         model=model,
         load=load,
-        memory=estimate_memory(config, model, machine, gpu, load=load),
+        memory=None if trainer else estimate_memory(config, model, machine, gpu, load=load),
         time=time,
-        compiling=case.compiling,
+        compiling=None if trainer else case.compiling,
         unsupported=_unsupported(config, gpu),
-        features_cache=cache,
-        reduction_server=reduction_server.advise(config, layout, time, machine, prices) if prices else None,
+        features_cache=None if trainer else cache,
+        reduction_server=reduction_server.advise(config, layout, time, machine, prices)
+        if prices and not trainer
+        else None,
         cost=cost.estimate_cost(case, time, cache, prices) if prices else None,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -322,17 +335,17 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
 
 
 def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
-    machine, disk, container = pool["machine_spec"], pool.get("disk_spec", {}), pool["container_spec"]
+    machine, disk, container = pool["machine_spec"], pool.get("disk_spec", {}), pool.get("container_spec", {})
     args = container.get("args", [])
     return {
-        "role": f"{number} {ROLES[number]}",
+        "role": f"{number} {'parameter servers' if number == 2 and not is_reducers(pool) else ROLES[number]}",
         "replica_count": pool["replica_count"],
         "machine_type": machine["machine_type"],
         "accelerator_type": machine.get("accelerator_type", ""),
         "accelerator_count": machine.get("accelerator_count", 0),
         "boot_disk_type": disk.get("boot_disk_type", ""),
         "boot_disk_size_gb": disk.get("boot_disk_size_gb", 0),
-        "image_uri": container["image_uri"],
+        "image_uri": container.get("image_uri", "") or pool["python_package_spec"]["executor_image_uri"],
         "runs": args[args.index("--") + 1] if "--" in args else "",
     }
 

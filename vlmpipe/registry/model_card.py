@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from trainer.config.external_trainer import ExternalTrainerConfig
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from trainer.models.layers.freeze import described
@@ -15,6 +16,10 @@ from trainer.models.layers.freeze import described
 PART_NAMES = {
     "pretrained": "Model", "tower": "Vision tower", "projector": "Projector", "language_model": "Language model",
 }  # fmt: skip
+# Facts that a training program of the user's own decides itself.
+OF_OUR_TRAINER = (
+    "Not trained", "Adapters", "Packed sequences per step", "Peak learning rate", "Weights", "Precision", "Strategy",
+)  # fmt: skip
 CONTROL_NAMES = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
 
 
@@ -123,8 +128,17 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, 
         "Weights": f"exponential moving average over the steps, decay {train.ema_decay:g}" if train.ema_decay else "",
         "Precision": train.precision,
         "Strategy": f"{train.strategy} on {summary.get('world_size', 'an unrecorded number of')} process(es)",
+        "Trainer": "",
     }
+    if train.trainer:
+        facts |= dict.fromkeys(OF_OUR_TRAINER, "") | {"Trainer": _trainer(train.trainer, summary)}
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _trainer(trainer: ExternalTrainerConfig, summary: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in dict(summary.get("versions") or {}).items())
+    where = f"{trainer.launch}, {summary.get('world_size', 'an unrecorded number of')} process(es)"
+    return f"{trainer.name} ({where}): `{' '.join(trainer.command)}`" + (f"; {versions}" if versions else "")
 
 
 def _adapters(lora: LoraConfig) -> str:

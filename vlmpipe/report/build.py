@@ -51,12 +51,7 @@ def build_report(run_uri: str) -> str:
     """The report of the run in `run_uri`, finished or not, as HTML. Raises UserError when there is no run."""
     files = read_run(run_uri)
     stages = {name: read_run(uri) for name, uri in earlier_stages(run_uri).items()}
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("vlmpipe.report.build", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    as_text = functools.partial(json.dumps, ensure_ascii=False)  # plain text: autoescape comes after it
-    environment.filters |= {"percent": percent, "count": count, "duration": duration, "tojson_text": as_text}
-    return environment.get_template("template.html.j2").render(_context(files, stages))
+    return _template().render(_context(files, stages))
 
 
 def write_report(run_uri: str) -> str:
@@ -66,6 +61,16 @@ def write_report(run_uri: str) -> str:
         write_report(stage_uri)
     store.write("report.html", build_report(run_uri).encode())
     return store.uri("report.html")
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("vlmpipe.report.build", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    as_text = functools.partial(json.dumps, ensure_ascii=False)  # plain text: autoescape comes after it
+    environment.filters |= {"percent": percent, "count": count, "duration": duration, "tojson_text": as_text}
+    return environment.get_template("template.html.j2")
 
 
 def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from trainer.storage.export_manifest import FOLDER as EXPORT
 from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.file_sums import damaged_files
 from trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
+from vlmpipe.config.stages import STAGES_FOLDER
 
 # For people only: no program reads these, nor logs, TensorBoard's files and report.html.
 UNCHECKED = ("deepspeed.json", "communication.json")
@@ -45,8 +46,8 @@ class FileCheck:
 def check_files(run_uri: str) -> Iterator[FileCheck]:
     """Check the records, prepared data, features, checkpoints and export that the run, and each stage of it, has."""
     run = open_storage(run_uri)
-    for stage in dict.fromkeys(info.name.split("/")[1] for info in run.list("stages")):
-        for check in check_files(run.uri(f"stages/{stage}")):
+    for stage in dict.fromkeys(info.name.split("/")[1] for info in run.list(STAGES_FOLDER)):
+        for check in check_files(run.uri(f"{STAGES_FOLDER}/{stage}")):
             yield replace(check, part=f"{stage}: {check.part}")
     records = _checked("records", run_uri, _records)
     if records.files or records.problem:

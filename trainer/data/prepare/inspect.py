@@ -9,16 +9,13 @@ from itertools import groupby, islice
 from trainer.config.job import JobConfig
 from trainer.data.chat.encode import IGNORED, Chat, Encoded
 from trainer.data.chat.make import make_chat
-from trainer.data.prepare.pipeline import fingerprint
+from trainer.data.prepare.pipeline import find_prepared
 from trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
 from trainer.data.rejects import Reject
-from trainer.data.shards.prepared_files import DONE, open_prepared
+from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.sources import open_source
 from trainer.data.tokenize import TRAINED_PREFIX
-from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
 
 
 @dataclass(frozen=True)
@@ -57,15 +54,7 @@ def inspect(config: JobConfig, *, first: int, count: int) -> tuple[Chat, Iterato
 def _chat(config: JobConfig) -> Chat:
     if not config.model.tokenizer.startswith(TRAINED_PREFIX):
         return make_chat(config.model, config.data, ())
-    uri = join_uri(config.run.prepared_root, fingerprint(config))
-    if open_storage(uri).stat(DONE) is None:
-        raise UserError(
-            f"model.tokenizer is {config.model.tokenizer}, and this data is not prepared yet",
-            expected="prepared data, whose texts have trained the tokenizer",
-            fix="run the run file once, or name a tokenizer that exists",
-            code=ExitCode.NOT_FOUND,
-        )
-    return Chat.load(open_prepared(uri), image_form_of(config.model))
+    return Chat.load(open_prepared(find_prepared(config)), image_form_of(config.model))
 
 
 def _inspected(chat: Chat, result: Accepted | Reject) -> InspectedSample:

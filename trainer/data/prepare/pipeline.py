@@ -33,7 +33,7 @@ from trainer.data.shards.prepared_files import DONE, Manifest
 from trainer.data.sources import Source, open_source
 from trainer.data.tokenize import FOLDER as TOKENIZER
 from trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, training_texts
-from trainer.errors import DataError, os_errors
+from trainer.errors import DataError, ExitCode, UserError, os_errors
 from trainer.models.image_tokens import image_form_of, image_rule
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -126,6 +126,19 @@ def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) 
 def fingerprint(config: JobConfig) -> str:
     """Name of this run's prepared data, 32 hexadecimal digits, derived from all that decides its bytes."""
     return _fingerprint(config, open_source(config.data))
+
+
+def find_prepared(config: JobConfig) -> str:
+    """The run's prepared data. Raises UserError (66) where there is none."""
+    uri = join_uri(config.run.prepared_root, fingerprint(config))
+    if open_storage(uri).stat(DONE) is None:
+        raise UserError(
+            f"this data is not prepared yet: there is none in {uri}",
+            expected="prepared data, which also has the tokenizer where one is trained on the texts",
+            fix="run the run file once",
+            code=ExitCode.NOT_FOUND,
+        )
+    return uri
 
 
 def _fingerprint(config: JobConfig, source: Source) -> str:

@@ -27,7 +27,6 @@ from pathlib import Path
 from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, mismatch
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.base import cache_folder
-from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import open_lock
 
 CACHE_FOLDER = ".shards"  # beside the folders of `Storage.fetch`, which are named after buckets
@@ -218,7 +217,8 @@ def open_shards(
         set_aside_bytes: free space that temporary files will need.
         share: part of the cache that these shards may take, where others need some, too.
     """
-    remote = [shards for shards in sets if not isinstance(shards.storage, LocalStorage)]
+    # By the URI: prepared data is read through a wrapper of its store.
+    remote = [shards for shards in sets if shards.storage.root_uri.startswith("gs://")]
     if not remote:
         return [ShardsInPlace(shards) for shards in sets]
     root = cache_folder() / CACHE_FOLDER

@@ -95,6 +95,14 @@ class SplitIndex:
         names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
         return Members(*(self._value(name, number) for name in names))
 
+    def key(self, number: int) -> str:
+        """The sample's name in its shard."""
+        return str(self._value("key", number))
+
+    def stored_order(self) -> Int64Array:
+        """(samples,) sample numbers in the order of their bytes."""
+        return np.lexsort((self._numpy("json_offset"), self.shard_numbers)).astype(np.int64)
+
     @property
     def pairs(self) -> int:
         """Sum of squared sample lengths, which the cost of attention is proportional to."""

@@ -57,7 +57,7 @@ class StoredEncoder(nn.Module):
     def __init__(self, encoder: nn.Module, stored: StoredOutput) -> None:
         super().__init__()
         own = {name: value for name, value in vars(encoder).items() if not name.startswith("_") and name != "training"}
-        vars(self).update(own)  # settings that models read, such as spatial_merge_size
+        self.__dict__.update(own)  # settings that models read, such as spatial_merge_size
         self.stored, self.rows = stored, torch.empty(0)
 
     def forward(self, *_: Any, **__: Any) -> Any:

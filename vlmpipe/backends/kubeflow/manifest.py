@@ -14,7 +14,7 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 
 from trainer.errors import ConfigError
-from vlmpipe.backends.local.environment import STARTED_POOLS, processes_of
+from vlmpipe.backends.local.environment import NODE_POOLS, processes_of, stop_grace_s
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, REDUCTION_SERVER_POOL
 
@@ -74,7 +74,7 @@ def train_job(
     spec = {
         "runtimeRef": {"apiGroup": GROUP, "kind": "ClusterTrainingRuntime", "name": placement.runtime},
         "trainer": {key: value for key, value in trainer.items() if value},
-        "runtimePatches": [_patch(gpus, placement, labels)],
+        "runtimePatches": [_patch(gpus, placement, labels, grace_s=int(stop_grace_s(job, STOP_GRACE_S)))],
         **({"activeDeadlineSeconds": timeout_s} if timeout_s else {}),
     }
     return {
@@ -86,7 +86,7 @@ def train_job(
 
 
 def _training_pools(job: api.CustomJobSpec) -> list[int]:
-    return [pool for pool in STARTED_POOLS if pool < len(job.worker_pool_specs)]
+    return [pool for pool in NODE_POOLS if pool < len(job.worker_pool_specs)]
 
 
 def _only_kind_of_node(job: api.CustomJobSpec) -> api.WorkerPoolSpec:
@@ -95,8 +95,9 @@ def _only_kind_of_node(job: api.CustomJobSpec) -> api.WorkerPoolSpec:
     if len(pools) > REDUCTION_SERVER_POOL:
         raise ConfigError(
             f"the job has {len(pools)} worker pools",
-            expected="the chief and workers: Kubeflow has no Reduction Server, which is a service of Vertex AI",
-            fix="set cluster.reduction_server to null; gradients are then summed by NCCL among the nodes",
+            expected="the chief and workers: a TrainJob has one kind of node, and the Reduction Server is a service of "
+            "Vertex AI",
+            fix="set cluster.reduction_server to null and train.trainer.roles to none",
         )
     chief = pools[CHIEF_POOL]
     for pool in _training_pools(job)[1:]:
@@ -135,7 +136,7 @@ def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, Any]:
     return {key: value for key, value in (("requests", {**requests, **limits}), ("limits", limits)) if value}
 
 
-def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str]) -> dict[str, Any]:
+def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, grace_s: int) -> dict[str, Any]:
     """What the pods need beyond the runtime's. NCCL and data loaders use /dev/shm, of which a pod has 64 MiB."""
     tolerations = [{"key": GPU, "operator": "Exists"}] if gpus else []
     for one in placement.tolerations:
@@ -148,7 +149,7 @@ def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str]) -> d
         "tolerations": tolerations,
         "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
         "containers": [{"name": NODE, "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}]}],
-        "terminationGracePeriodSeconds": STOP_GRACE_S,
+        "terminationGracePeriodSeconds": grace_s,
     }
     template = {"metadata": {"labels": dict(labels)}, "spec": {key: value for key, value in pod.items() if value}}
     job = {"name": NODE, "template": {"spec": {"template": template}}}

@@ -21,11 +21,17 @@ from google.protobuf import json_format
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
-from vlmpipe.job_spec.worker_pools import CHIEF_POOL, LOCAL_PORT_VARIABLE, WORKER_POOL
+from vlmpipe.job_spec.worker_pools import (
+    CHIEF_POOL,
+    LOCAL_PORT_VARIABLE,
+    REDUCTION_SERVER_IMAGE,
+    STOP_GRACE_VARIABLE,
+    WORKER_POOL,
+)
 
 HOST = "localhost"
-STARTED_POOLS = (CHIEF_POOL, WORKER_POOL)
-TF_ROLES = ("chief", "worker", "ps")  # by pool; evaluators are not in TF_CONFIG
+NODE_POOLS = (CHIEF_POOL, WORKER_POOL)  # replicas that train
+TF_ROLES = ("chief", "worker", "ps", "evaluator")  # by pool
 # Set by other jobs on this machine or by the parent process; a container would not see them.
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "AIP_", "CLOUD_ML_", "_KFP_", "VLMPIPE_LOCAL_RETRIES", "VLMPIPE_FAULTS")
 _FOREIGN = {
@@ -83,7 +89,7 @@ def replica_environment(
         for name, value in os.environ.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
-    own = {variable.name: variable.value for variable in replica.spec.container_spec.env}
+    own = {variable.name: variable.value for variable in task_of(replica.spec).env}
     inherited.setdefault("OMP_NUM_THREADS", str(_threads(job)))
     return {
         **inherited,
@@ -96,16 +102,34 @@ def replica_environment(
     }
 
 
+def task_of(spec: api.WorkerPoolSpec) -> api.ContainerSpec | api.PythonPackageSpec:
+    """What a pool runs; both have arguments and variables."""
+    return spec.python_package_spec if spec.python_package_spec.python_module else spec.container_spec
+
+
+def is_started(replica: Replica) -> bool:
+    """Whether it runs on this machine: a Reduction Server needs the GPU nodes' network."""
+    return REDUCTION_SERVER_IMAGE not in replica.spec.container_spec.image_uri
+
+
 def processes_of(spec: api.WorkerPoolSpec) -> int:
     """Processes that the launcher starts on one replica of this pool (its --nproc-per-node)."""
-    args = list(spec.container_spec.args)
+    args = list(task_of(spec).args)
     given = args[args.index("--nproc-per-node") + 1] if "--nproc-per-node" in args[:-1] else "auto"
     return int(given) if given.isdigit() else max(1, spec.machine_spec.accelerator_count)
 
 
+def stop_grace_s(job: api.CustomJobSpec, usual_s: float) -> float:
+    """Seconds from the request to stop to a kill: the spec's, where that is more than usual."""
+    given = {variable.name: variable.value for variable in task_of(job.worker_pool_specs[0]).env}.get(
+        STOP_GRACE_VARIABLE, ""
+    )
+    return max(usual_s, float(given)) if given.isdigit() else usual_s
+
+
 def _threads(job: api.CustomJobSpec) -> int:
     """Threads for each process, so that all processes together use each core once."""
-    processes = sum(processes_of(replica.spec) for replica in replicas(job) if replica.pool in STARTED_POOLS)
+    processes = sum(processes_of(replica.spec) for replica in replicas(job) if is_started(replica))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // processes)
 
@@ -121,22 +145,20 @@ def _cluster(job: api.CustomJobSpec, replica: Replica, addresses: Mapping[str, s
         "task": task,
         "job": json_format.MessageToDict(api.CustomJobSpec.pb(job), preserving_proto_field_name=True),
     }
-    nodes = [address for pool in STARTED_POOLS for address in pools.get(f"workerpool{pool}", [])]
+    nodes = [address for pool in NODE_POOLS for address in pools.get(f"workerpool{pool}", [])]
     host, _, port = nodes[0].rpartition(":")
-    variables = {
-        "CLUSTER_SPEC": json.dumps(cluster_spec),
-        "RANK": str(nodes.index(addresses[replica.name])),
-        "WORLD_SIZE": str(len(nodes)),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-    }
+    variables = {"CLUSTER_SPEC": json.dumps(cluster_spec), "MASTER_ADDR": host, "MASTER_PORT": port}
+    if replica.pool in NODE_POOLS:
+        variables |= {"RANK": str(nodes.index(addresses[replica.name])), "WORLD_SIZE": str(len(nodes))}
     if len(nodes) > 1:  # documented as absent from jobs of one replica
         variables["TF_CONFIG"] = json.dumps(_tf_config(pools, replica))
     return variables
 
 
 def _tf_config(pools: Mapping[str, list[str]], replica: Replica) -> dict[str, Any]:
-    roles = {role: pools[f"workerpool{pool}"] for pool, role in enumerate(TF_ROLES) if f"workerpool{pool}" in pools}
+    """An evaluator is named by its task only, and is no part of the cluster."""
+    named = enumerate(TF_ROLES[:-1])
+    roles = {role: pools[f"workerpool{pool}"] for pool, role in named if f"workerpool{pool}" in pools}
     return {"cluster": roles, "environment": "cloud", "task": {"type": TF_ROLES[replica.pool], "index": replica.index}}
 
 
@@ -146,7 +168,7 @@ def _directories(base_uri: str) -> dict[str, str]:
 
 
 def _wanted_port(spec: api.WorkerPoolSpec) -> int:
-    given = {variable.name: variable.value for variable in spec.container_spec.env}.get(LOCAL_PORT_VARIABLE, "0")
+    given = {variable.name: variable.value for variable in task_of(spec).env}.get(LOCAL_PORT_VARIABLE, "0")
     if not given.isdigit() or int(given) > 65535:
         raise ConfigError(f"{LOCAL_PORT_VARIABLE} is {given!r}", expected="a port from 1 to 65535, or 0 for a free one")
     return int(given)

@@ -79,7 +79,8 @@ def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
 
 def headline(plan: Mapping[str, Any]) -> str:
     """Memory, hours and dollars in one sentence; a plan with a time and no cost is that of a local run."""
-    facts = [_fit(plan["memory"]), _hours(plan["time"])]
+    fit = "memory of an unknown trainer is not planned" if plan.get("trainer") else _fit(plan["memory"])
+    facts = [fit, _hours(plan["time"])]
     if plan["cost"] or not plan["time"]:
         facts.append(_price(plan["cost"]))
     sentence = f"{'; '.join(facts)}."
@@ -117,7 +118,7 @@ def _fit(memory: Mapping[str, Any] | None) -> str:
 
 
 def _hours(time: Mapping[str, Any] | None) -> str:
-    if time is None or time["step_s"] is None:
+    if time is None or (time["step_s"] is None and time["train_hours"] is None):
         return f"time {UNKNOWN}"
     if time["train_hours"] is None:
         return f"{_seconds(time['step_s'])} a step, training hours {UNKNOWN}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
 from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
+from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.validation_errors import Problem
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         state = "is trained" if is_trained else "does not run: features.cache is on"
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
+    yield from external_trainer_problems(config)
     yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
@@ -175,7 +177,7 @@ def _reduction_server_problems(config: RunConfig, flex_start: str) -> Iterator[s
     """`flex_start`: the field that asks for it, if any."""
     if config.cluster.replica_count < 2:
         yield "found with 1 node, expected cluster.replica_count of at least 2, or null"
-    if config.train.strategy not in ALL_REDUCE_STRATEGIES:
+    if config.train.strategy not in ALL_REDUCE_STRATEGIES and not config.train.trainer:
         yield (
             f"found with train.strategy {config.train.strategy}, which sums no gradients by all-reduce, so reducers "
             f"would idle; expected one of {', '.join(ALL_REDUCE_STRATEGIES)}, or null"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.data import OWN_FORMAT
 from trainer.sizing.deepspeed_config import uses_hpz
+from vlmpipe.config.rules.external_trainer import unused_settings
 from vlmpipe.config.validation_errors import Problem
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def setting_warnings(config: RunConfig) -> Iterator[Problem]:
     """Of a run file without stages."""
     cluster, data, train = config.cluster, config.data, config.train
+    yield from unused_settings(config)
     if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:
         yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
     if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
@@ -35,7 +37,8 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
         if cluster.replica_count > 1:
             why = "with one process a node its copy would be whole, which is strategy zero2"
         yield Problem("train.zero_hpz", f"has no effect: {why}")
-    if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart:
+    rejoins = train.trainer is not None and not train.trainer.uses_allreduce  # parameter servers await their workers
+    if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart and not rejoins:
         text = "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs"
         yield Problem("cluster.restart_job_on_worker_restart", text)
     if config.register_.serving and not config.register_.registry.startswith("vertex://"):

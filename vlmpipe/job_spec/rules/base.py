@@ -130,6 +130,12 @@ class Job:
         return next((pool for pool in self.pools[REDUCTION_SERVER_POOL:][:1] if pool.is_reducers), None)
 
     @property
+    def has_parameter_servers(self) -> bool:
+        """Whether pool 2 holds parameter servers: a worker that is restarted alone finds them again."""
+        others = self.pools[REDUCTION_SERVER_POOL:]
+        return bool(others) and bool(others[0].replica_count) and not others[0].is_reducers
+
+    @property
     def num_nodes(self) -> int:
         """Replicas that train together."""
         return sum(pool.replica_count for pool in self.pools if pool.is_node)

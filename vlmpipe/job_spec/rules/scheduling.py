@@ -63,7 +63,7 @@ def _restart(job: Job) -> Iterator[Violation]:
     if restart and job.scheduling("disable_retries"):
         found = "true with disable_retries true, which overrides it"
         yield Violation("VP406", path, found, "one of the two", "leave disable_retries out")
-    if job.num_nodes > 1 and not restart and job.knows(*path):
+    if job.num_nodes > 1 and not restart and job.knows(*path) and not job.has_parameter_servers:
         spot = " on Spot" if job.scheduling("strategy") == SPOT else ""
         yield Violation(
             "VP407",

@@ -101,9 +101,10 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         (by_term[term] for term in config.cluster.strategies),
         key=lambda found: math.inf if found.usd is None else found.usd,
     )
-    storage_bytes = config.train.keep_checkpoints * checkpoint_bytes(
-        shape.trainable_parameters, config.train, case.layout.replicas
-    )
+    storage_bytes = 0
+    if not config.train.trainer:  # what its checkpoints hold is not known
+        saved = checkpoint_bytes(shape.trainable_parameters, config.train, case.layout.replicas)
+        storage_bytes = config.train.keep_checkpoints * saved
     storage_bytes += shape.total_parameters * FP32_BYTES  # the exported model
     storage_bytes += cache.bytes or 0 if cache.state == "on" else 0
     storage = prices.storage(config.gcp.location)
@@ -158,7 +159,7 @@ def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, te
     """Cost on one term."""
     config, cluster, hours = case.config, case.config.cluster, hours_beside_training(case, cache)
     lost = goodput_loss(config, time, preemptible=term == "spot")
-    train_hours = None
+    train_hours = time.train_hours if config.train.trainer else None
     if time.train_hours is not None and lost is not None:
         train_hours = time.train_hours + lost.rework_hours + lost.restarts_hours  # saves are in the step's time
     jobs = {
@@ -201,6 +202,8 @@ def _usd_per_hour(
     if (own := config.plan.machine.usd_per_hour) is not None:
         node = replace(node, usd_per_hour=own, missing=(), old=False)
     missing, old = (*node.missing, *disk.missing), node.old or disk.old
+    others = config.train.trainer.roles if reducers and config.train.trainer else None
+    replicas += others.ps + others.evaluator if others else 0  # on machines like the nodes'
     reducers_usd: float | None = 0.0
     if reducers and (pool := cluster.reduction_server):
         server = prices.machine(pool.machine_type, "", 0, region, term)
@@ -242,7 +245,7 @@ def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | 
             f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "
             "(plan.restart_s), and all of that is taken as billed."
         )
-        if time.train_hours is not None and chosen.lost is None:
+        if time.train_hours is not None and chosen.lost is None and not config.train.trainer:
             yield "At this rate and interval the run loses more than it computes: save more often, or use fewer nodes."
     for step in chosen.steps:
         if step.hours is None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.storage.records import read_record_file
+from vlmpipe.config.stages import STAGES_FOLDER
+from vlmpipe.report.stages import earlier_stages
 
 if TYPE_CHECKING:
     from vlmpipe.runs.local.state import Step
@@ -27,7 +29,6 @@ STEPS = (
     "notify",
 )
 OF_THE_RUN = ("register-model", "notify")  # once, after all stages
-FOLDER = "stages"  # in the run's folder; the last stage is the run itself
 
 
 def stage_folders(folder: Path) -> dict[str, Path]:
@@ -36,17 +37,8 @@ def stage_folders(folder: Path) -> dict[str, Path]:
     with contextlib.suppress(UserError):
         names = [str(one["name"]) for one in read_record_file(folder / RUN_FILE_COPY).get("stages") or ()]
     if not names:  # also of a downloaded folder, which has no copy of the run file: the last one's name is not known
-        names = [
-            *sorted((path.name for path in (folder / FOLDER).glob("*")), key=lambda name: _began_s(folder, name)),
-            "",
-        ]
-    return {name: folder / FOLDER / name for name in names[:-1]} | {names[-1]: folder}
-
-
-def _began_s(folder: Path, stage: str) -> float:
-    with contextlib.suppress(UserError):
-        return float(read_record_file(folder / FOLDER / stage / "steps/resolve-run.json").get("started_s", 0.0))
-    return 0.0
+        names = [*earlier_stages(str(folder)), ""]
+    return {name: folder / STAGES_FOLDER / name for name in names[:-1]} | {names[-1]: folder}
 
 
 def steps_of(stages: Sequence[str]) -> Iterator[tuple[str, str]]:

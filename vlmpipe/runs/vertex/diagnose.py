@@ -17,6 +17,7 @@ from trainer.storage.base import join_uri
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.backends.vertex.client import job_client, translate_errors
 from vlmpipe.backends.vertex.retries import send_request
+from vlmpipe.config.stages import STAGES_FOLDER
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import restart_lines
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
@@ -82,7 +83,7 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
 def _uri_of(status: VertexStatus, step: Step | None) -> str:
     """The folder of the step's stage."""
     stage = step.stage if step else ""
-    return join_uri(status.run_uri, "stages", stage) if stage in status.state.stages[:-1] else status.run_uri
+    return join_uri(status.run_uri, STAGES_FOLDER, stage) if stage in status.state.stages[:-1] else status.run_uri
 
 
 def _step_of_interest(status: VertexStatus, outcome: str) -> Step | None:

@@ -18,6 +18,7 @@ from trainer.storage.base import join_uri
 from trainer.storage.records import unseal
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
+from vlmpipe.config.stages import STAGES_FOLDER
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
@@ -193,7 +194,7 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     created_s = _seconds(job.create_time)
     stages, files_of = stages_of_job(job), dict[str, RunFiles]()
     for stage in stages:
-        own = uri if stage == stages[-1] else join_uri(uri, "stages", stage)
+        own = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
         since_s = created_s - CLOCKS_APART_S
         files_of[stage] = read_files(own, since_s=since_s) if uri else RunFiles(unreadable="it is not of vlmpipe")
     tasks = {task.task_name: task for task in job.job_detail.task_details}

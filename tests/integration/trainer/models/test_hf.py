@@ -182,6 +182,18 @@ def test_features_of_a_projector_inside_of_the_encoder_are_stored_where_it_is_fr
         examine.require_trainable(config_of(published(model_type)), pack=False, cached=True)
 
 
+def test_a_template_without_what_the_processor_puts_before_each_text_is_refused(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Molmo2's does with the token that begins a text."""
+    config = config_of(published("internvl"))
+    images = image_form_of(config).published
+    assert images is not None and images.first_tokens == []
+    monkeypatch.setitem(vars(images), "first_tokens", [images.processor.tokenizer.bos_token_id])
+    with pytest.raises(ConfigError, match="processor begins each text with '<s>'"):
+        make_chat(config, DataConfig(source="x", sequence_length=8), ())
+
+
 @pytest.mark.parametrize("model_type", TYPES)
 def test_tensor_parallelism_splits_all_matrices_or_is_refused(
     model_type: str, published: Callable[[str], Path]
@@ -203,18 +215,6 @@ def test_a_type_with_a_projector_of_unknown_name_is_refused(
     with pytest.raises(ConfigError, match="no name that is known of a projector"):
         examine.require_trainable(config_of(published("internvl")), pack=True, cached=False)
     examine._examine.cache_clear()
-
-
-def test_a_template_without_what_the_processor_puts_before_each_text_is_refused(
-    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Molmo2's does with the token that begins a text."""
-    config = config_of(published("internvl"))
-    images = image_form_of(config).published
-    assert images is not None and images.first_tokens == []
-    monkeypatch.setitem(vars(images), "first_tokens", [images.processor.tokenizer.bos_token_id])
-    with pytest.raises(ConfigError, match="processor begins each text with '<s>'"):
-        make_chat(config, DataConfig(source="x", sequence_length=8), ())
 
 
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:

@@ -366,6 +366,8 @@ def test_a_start_reads_each_byte_once_and_holds_one_file_more_than_the_strategy(
     more = {name: max(rank["peak"] - rank["held"] for rank in ranks) for name, ranks in found.items()}
     assert more.pop("zero2") > stored > 3 * largest
     assert max(more.values()) < largest, more
+    matrix = 4 * sizes["hidden_size"] * sizes["intermediate_size"]
+    assert more["zero3"] <= 2 * matrix, "one in the machine's memory, as plans count, and one on the device"
     nbytes = {name: tensor.nbytes for file in files for name, tensor in load_file(file).items()}
     for name, ranks in found.items():
         times = [(tensor, read / nbytes[tensor]) for rank in ranks for tensor, read in rank["reads"].items()]

@@ -1,8 +1,9 @@
-"""`vlmpipe data inspect`: tokens and labels of samples, as preparation makes them."""
+"""`vlmpipe data inspect` shows samples as preparation makes them; `data export` writes them for other trainers."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.support.data.prepared import conversation, llava_folder, record, write_json
+from tests.support.data.prepared import conversation, llava_folder, record, run_prepare, write_json
 from tests.support.pipelines.run_files import SMALL
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from trainer.errors import ExitCode, UserError
+from trainer.storage.local import LocalStorage
+from trainer.storage.records import write_record
 from vlmpipe.cli.app import app
+from vlmpipe.cli.data import _job
 from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.runs.local.run import MARKER, Marker
 
 
 def run_file(folder: Path, template: str, **changes: Any) -> str:
@@ -69,3 +74,27 @@ def test_a_tokenizer_that_is_not_trained_yet_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this data is not prepared yet") as caught:
         inspect(path)
     assert caught.value.code == ExitCode.NOT_FOUND
+
+
+def export(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["data", "export", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_a_run_and_its_run_file_export_the_same_data(tmp_path: Path) -> None:
+    records = [record(n) | {"split": ("train", "eval")[n % 2]} for n in range(3)]
+    path = run_file(tmp_path, PLAIN.replace("<|image_pad|>", "<image>"))
+    write_json(tmp_path / "data.json", records)
+    with pytest.raises(UserError, match="not prepared yet"):
+        export(path, "--format", "messages", "--output", str(tmp_path / "early"))
+    prepared = run_prepare(_job(Path(path), None, ""))
+    run = LocalStorage(tmp_path / "root" / "runs" / "one")
+    write_record(run, MARKER, asdict(Marker("one", config_digest="", arguments=(path,), started_s=0.0)))
+    write_record(run, "prepared.json", {"prepared_uri": prepared.uri, "features_uri": "", "features": "off"})
+
+    found = json.loads(export(path, "--format", "llava", "--output", str(tmp_path / "a"), "--json"))
+    assert found["samples"] == {"train": 2, "validation": 1} and found["files"]["train"] == ["train.json"]
+    shown = export("one", "--root", str(tmp_path / "root"), "--format", "llava", "--output", str(tmp_path / "b"))
+    assert "2 of train, 1 of validation; 3 images" in shown
+    assert (tmp_path / "a" / "train.json").read_bytes() == (tmp_path / "b" / "train.json").read_bytes()

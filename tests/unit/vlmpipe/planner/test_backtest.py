@@ -32,8 +32,8 @@ from vlmpipe.planner.workload import Workload
 
 RUNS = outcomes()
 TEXT_RUNS = outcomes(published_text_runs())
-OTHER_SOURCES = ("torchtitan", "torchtitan-tp", "trainy", "automodel", "llama-3")
-NEVER_FITTED = [one for one in RUNS if one.run.source in OTHER_SOURCES]
+OTHER_SOURCES = ("torchtitan", "torchtitan-tp", "trainy", "automodel", "llama-3", "qwen")
+NEVER_FITTED = [one for one in RUNS if one.run.source in OTHER_SOURCES and not one.run.id.endswith("-256")]
 
 
 def test_every_published_run_is_predicted_or_says_why_not() -> None:
@@ -81,7 +81,16 @@ def test_ranges_of_text_and_images_are_the_errors_of_the_published_runs() -> Non
     by_kind = {bool(run.sample_images): interval_of(scenario(run)) for run in published_runs() if run.train}
     assert by_kind[False].low == pytest.approx(text[0], abs=0.01)
     assert by_kind[False].high == pytest.approx(text[-1], abs=0.01)
-    assert by_kind[True].low < min(images) and by_kind[True].high == pytest.approx(max(images), abs=0.01)
+    assert by_kind[True].low == pytest.approx(min(images), abs=0.01)
+    assert by_kind[True].high == pytest.approx(max(images), abs=0.01)
+
+
+def test_images_take_as_much_longer_as_in_the_median_published_run_with_images() -> None:
+    assert 0.95 <= statistics.median(one.ratio for one in RUNS if one.run.sample_images) <= 1.1
+    of_sources = [
+        statistics.mean(one.ratio for one in RUNS if one.run.source == source) for source in ("llava", "tinyllava")
+    ]
+    assert of_sources == pytest.approx([1.0, 1.0], abs=0.15)
 
 
 def test_lora_under_tensor_parallelism_computes_at_the_rate_of_its_precision() -> None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -110,8 +110,9 @@ def field_names(model: type[BaseModel], prefix: str = "") -> list[str]:
     names = []
     for name, field in model.model_fields.items():
         names.append(f"{prefix}{name}")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += field_names(field.annotation, f"{prefix}{name}.")
+        for kind in (field.annotation, *get_args(field.annotation)):  # of a section that may be absent, too
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                names += field_names(kind, f"{prefix}{name}.")
     return names
 
 

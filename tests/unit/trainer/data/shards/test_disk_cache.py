@@ -316,7 +316,7 @@ def test_a_local_folder_is_read_in_place(data: Fixture, monkeypatch: pytest.Monk
 
 def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
-    monkeypatch.setattr(shard_cache, "LocalStorage", type("Other", (), {}))  # so that the folder counts as remote
+    monkeypatch.setattr(data.remote, "root_uri", "gs://bucket/prepared")
     free = [10 * data.shard_bytes]
     monkeypatch.setattr(shard_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free[0]))
     (cache,) = open_shards(DataShards(data.remote))
@@ -356,9 +356,8 @@ def test_sets_of_shards_divide_the_room(room: int, sets: list[list[int]]) -> Non
 
 def test_a_set_in_a_folder_takes_no_room_of_one_that_is_remote(data: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(data.remote.cache))
-    folder = type("Folder", (), {})
-    monkeypatch.setattr(shard_cache, "LocalStorage", folder)  # so that the fixture's folder counts as remote
-    here: Any = SimpleNamespace(storage=folder(), kind="features", sizes=lambda: {"one": 1 << 40})
+    monkeypatch.setattr(data.remote, "root_uri", "gs://bucket/prepared")
+    here: Any = SimpleNamespace(storage=LocalStorage(data.remote.root), kind="features", sizes=lambda: {"one": 1 << 40})
     local, cached = open_shards(here, DataShards(data.remote), cache_gib=6 * data.shard_bytes / GIB)
     assert isinstance(local, ShardsInPlace)
     assert isinstance(cached, ShardCache)

@@ -56,8 +56,13 @@ def truncate(path: Path, _: random.Random) -> None:
     path.write_bytes(path.read_bytes()[:-1] or b"\n")
 
 
-def test_whole_data_can_be_used(prepared: tuple[JobConfig, Path]) -> None:
+def test_whole_data_can_be_used(
+    prepared: tuple[JobConfig, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it lies: nothing of a local folder is copied into the cache of remote shards."""
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
     use(prepared[1])
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.timeout(300 + 10 * FLIPS)

@@ -19,8 +19,9 @@ from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import more_context_parallel
+from vlmpipe.planner.plan import plan_basis
 from vlmpipe.planner.search.search import Goal, Suggestion, less_memory
-from vlmpipe.planner.search.space import Cluster, Degrees, candidates, node_counts
+from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters, node_counts
 
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
 GPU = load_catalog().gpus["NVIDIA_A100_80GB"]
@@ -180,3 +181,20 @@ def test_as_many_nodes_are_compared_as_the_run_file_has(nodes: int, most: int) -
     counts = node_counts(run_config(cluster__replica_count=nodes, train__global_batch_size=8 * nodes))
     assert counts[0] == 1 and counts[-1] == most
     assert all(after == 2 * before for before, after in itertools.pairwise(counts))
+
+
+def test_4096_gpus_are_compared_with_few_candidates_more_than_64() -> None:
+    """A candidate takes a third of a millisecond of CPU time: 15,000 are the 5 s that a search may take. The part
+    `search` of `make bench-planner` measures it."""
+
+    def count(nodes: int) -> int:
+        base = load_run_file(ROOT / "configs/llava-7b.yaml").to_dict()
+        changes = {"cluster.replica_count": nodes, "train.global_batch_size": 8192}
+        config = parse_run_config(apply_overrides(base, changes), "test")
+        model, _, prices = plan_basis(config)
+        places = list(clusters(config, load_catalog(), prices))
+        degrees = Degrees.of(model, places, cached=False)
+        return sum(1 for place in places for _ in candidates(config, place, degrees))
+
+    assert count(8) < count(64) < count(512) < 15_000
+    assert count(512) < 2.5 * count(8)

@@ -72,6 +72,15 @@ def test_launches_bind_less_the_more_sequences_a_pass_holds() -> None:
     assert one > 4 * eight
 
 
+def test_launches_of_adapters_bind_short_sequences_and_not_long_ones() -> None:
+    def slower(tokens: int) -> float:
+        sizes: dict[str, Any] = {"data__sequence_length": tokens, "plan__sample_tokens": tokens}
+        adapted = replace(TEXT_8B, adapters={"q_proj": 16 * 8192}, adapter_rank=16)
+        return computed(adapted, **sizes)[1] / computed(**sizes)[1]
+
+    assert slower(128) > 1.5 and slower(4096) < 1.1
+
+
 def test_ranks_that_share_tokens_compute_what_lies_between_layers_once() -> None:
     def seconds(ranks: int, *, shared: bool) -> float:
         config = run_config(**TEXT, train__sequence_parallel=False)

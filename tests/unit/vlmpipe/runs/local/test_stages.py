@@ -132,6 +132,7 @@ def test_logs_of_a_stages_step_are_named_by_both(run: Path) -> None:
 def test_a_failure_is_diagnosed_in_its_stage(run: Path) -> None:
     align = run / "stages/align"
     error = "no space left while writing x"
+    record(align, "resolve-run")
     record(align, "train", state="failed", message=error, detail={"exit_code": 73, "error": error})
     marked(run, 73)
     assert report_of(run).lines()[0] == "error: step align-train failed with exit code 73: run r1"

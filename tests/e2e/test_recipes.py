@@ -1,0 +1,40 @@
+"""Recipes of other trainers, each in its own environment: two processes train, and the model passes its gate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
+from tests.support.wheel import START
+from vlmpipe.config.run_config import load_run_file
+
+RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*/*.yaml")) if (path.parent / "requirements.txt").is_file()]
+RUN_FILES = [path for path in RUN_FILES if path.name != "train.yaml"]
+
+
+@only_whole
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("run_file", RUN_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_recipe_trains_a_model_that_passes_its_gate(run_file: Path, tmp_path: Path) -> None:
+    name = run_file.parent.name
+    if not (ROOT / "build/recipes" / name / ".installed").is_file():
+        pytest.skip(f"make recipe-{name} makes its environment")
+    command = [sys.executable, "-P", "-c", START, "run", str(run_file), "--run-id", "one"]
+    done = subprocess.run(
+        [*command, f"output.root_uri={tmp_path}"], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run = tmp_path / "runs/one"
+    assert json.loads((run / "decision.json").read_text())["accepted"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == load_run_file(run_file).train.max_steps

@@ -1,0 +1,119 @@
+"""The launcher of training programs: what a run's outcome is, whatever the program's exit code says."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.trainer.external_runs import ExternalRun, external_run
+from trainer.errors import ExitCode
+
+
+def wait_for_step(run: ExternalRun, step: int, process: subprocess.Popen[str]) -> None:
+    """Until the program has logged this step."""
+    while process.poll() is None:
+        if Path(run.uri, "metrics.jsonl").is_file() and max(run.steps(), default=0) >= step:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"it ended before step {step}: {process.communicate()[0]}")
+
+
+def test_a_result_is_committed_with_its_metrics_and_no_pickle(tmp_path: Path) -> None:
+    run = external_run(tmp_path)
+    code, text = run.launch()
+    assert code == 0, text
+    assert run.result().keys() == {"config.json", "model.safetensors"}
+    assert run.steps() == list(range(1, 13))
+    summary = run.record("summary.json")
+    assert (summary["steps"], summary["total_steps"], summary["final_loss"]) == (12, 12, pytest.approx(1 / 12))
+    assert summary["versions"]["python"]
+    committed = {path.parent.name.split("-")[1] for path in Path(run.uri, "trainer").rglob("COMMIT")}
+    assert committed and committed <= {"00000005", "00000010"}
+
+    code, text = run.launch()
+    assert (code, run.record("steps/train.json")["state"]) == (0, "reused"), text
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "sentence"),
+    [
+        ("nothing", ExitCode.BAD_RESULT, "ended well and wrote nothing"),
+        ("half", ExitCode.BAD_RESULT, "model.safetensors is cut off or damaged"),
+        ("infinite", ExitCode.BAD_RESULT, "numbers that are not finite: w in model.safetensors"),
+        ("nan-loss", ExitCode.BAD_RESULT, "a loss that is no number at step 12"),
+        ("other-model", ExitCode.BAD_RESULT, "wrote a model of type other"),
+        ("early", ExitCode.BAD_RESULT, "exit code 0 after 6 of 12 steps"),
+        ("fails", ExitCode.UNEXPECTED, "ended with exit code 1"),
+    ],
+)
+def test_what_is_no_finished_model_is_said(tmp_path: Path, mode: str, code: int, sentence: str) -> None:
+    run = external_run(tmp_path, mode)
+    found, text = run.launch()
+    assert found == code, text
+    assert sentence in text
+    assert not run.result()
+    assert run.record("steps/train.json")["state"] == "failed"
+
+
+def test_children_left_behind_are_killed(tmp_path: Path) -> None:
+    code, text = external_run(tmp_path, "children").launch()
+    assert code == 0, text
+    assert "left behind were killed" in text
+
+
+def test_stopped_is_not_done_and_resumes_to_the_same_model_also_past_a_damaged_checkpoint(tmp_path: Path) -> None:
+    straight = external_run(tmp_path, steps=90, run_id="straight")
+    assert straight.launch()[0] == 0
+    run = external_run(tmp_path, "slow", steps=90, run_id="stopped")
+    process = run.popen()
+    wait_for_step(run, 12, process)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.PREEMPTED, text  # though the program wrote a model and ended with 0
+    assert not run.result()
+    newest, *others = sorted(Path(run.uri, "trainer").rglob("number"), reverse=True)
+    assert others, text
+    newest.write_text("1")
+    code, text = external_run(tmp_path, steps=90, run_id="stopped").launch()
+    assert code == 0, text
+    assert "passed over" in text and "continuing after step" in text
+    assert run.steps() == list(range(1, 91))
+    assert run.result() == straight.result()
+
+
+def test_a_program_that_ignores_a_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
+    run = external_run(tmp_path, "deaf", steps=600, stop_grace_s=1)
+    process = run.popen()
+    wait_for_step(run, 6, process)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.PREEMPTED, text
+
+
+def test_killed_at_random_it_ends_with_the_same_model(tmp_path: Path) -> None:
+    straight = external_run(tmp_path, steps=60, run_id="straight")
+    assert straight.launch()[0] == 0
+    run, draw = external_run(tmp_path, "slow", steps=60, run_id="killed"), random.Random(7)
+    for _ in range(3):
+        process = run.popen()
+        time.sleep(draw.uniform(0.5, 2.5))
+        process.send_signal(signal.SIGKILL)  # the launcher, as a machine goes
+        process.communicate()
+        for leftover in Path("/proc").glob("[0-9]*/environ"):  # the rest of the machine
+            try:
+                if (
+                    f"VLMPIPE_RUN_ID={run.job.run.run_id}\0".encode() in leftover.read_bytes()
+                    and str(tmp_path) in Path(leftover.parent, "cmdline").read_text()
+                ):
+                    os.kill(int(leftover.parent.name), signal.SIGKILL)
+            except OSError:
+                continue
+    code, text = external_run(tmp_path, steps=60, run_id="killed").launch()
+    assert code == 0, text
+    assert run.result() == straight.result()

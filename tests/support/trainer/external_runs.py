@@ -1,0 +1,97 @@
+"""Runs of the launcher of training programs, without data, torch or a real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.job import JobConfig, RunPaths
+from trainer.external.states import newest_result
+from trainer.storage import open_storage
+from trainer.storage.records import read_lines, read_record, write_record
+
+PROGRAM = Path(__file__).with_name("external_program.py")
+
+
+@dataclass
+class ExternalRun:
+    """A run's folder, and the launcher on it."""
+
+    root: Path
+    job: JobConfig
+
+    @property
+    def uri(self) -> str:
+        return self.job.run.run_uri
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "trainer.external.launch", "--config", f"{self.uri}/run.json"]
+
+    def popen(self, **variables: str) -> subprocess.Popen[str]:
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(self.command(), env={**os.environ, **variables}, **piped)  # type: ignore[call-overload,no-any-return]
+
+    def launch(self) -> tuple[int, str]:
+        """Exit code and everything printed."""
+        process = self.popen()
+        text, _ = process.communicate(timeout=120)
+        return process.returncode, text
+
+    def record(self, name: str) -> dict[str, Any]:
+        return read_record(open_storage(self.uri), name)
+
+    def steps(self) -> list[int]:
+        return [line["step"] for line in read_lines(open_storage(self.uri), "metrics.jsonl")]
+
+    def result(self) -> dict[str, bytes]:
+        """The files of the newest result that verifies; empty for none."""
+        store, found, _ = newest_result(self.job)
+        if found is None:
+            return {}
+        folder = f"checkpoints/{found.name}"
+        names = {info.name.removeprefix(f"{folder}/"): info.name for info in store.list(folder)}
+        return {short: store.read(name) for short, name in names.items() if short not in ("COMMIT", "node-0.json")}
+
+
+def external_run(
+    root: Path, mode: str = "plain", *, steps: int = 12, run_id: str = "run", **trainer: Any
+) -> ExternalRun:
+    """A run of the program in tests/support/trainer/external_program.py."""
+    base = root / "base-model"
+    base.mkdir(exist_ok=True)
+    (base / "config.json").write_text(json.dumps({"model_type": "tiny"}))
+    settings = {
+        "name": "counter",
+        "command": ["python", str(PROGRAM), mode, "{max_steps}"],
+        "resume_args": ["{resume}"],
+        "launch": "each-node",
+        "data_format": "none",
+        **trainer,
+    }
+    job = JobConfig.model_validate(
+        {
+            "version": 1,
+            "name": "external",
+            "run": RunPaths(run_id=run_id, root_uri=str(root)).model_dump(),
+            "model": {"family": "hf", "pretrained": {"weights": str(base)}, "tokenizer": str(base)},
+            "data": {"source": "builtin:digits", "sequence_length": 256},
+            "features": {},
+            "train": {
+                "trainer": settings,
+                "max_steps": steps,
+                "global_batch_size": 4,
+                "optimizer": {"learning_rate": 1e-3},
+            },
+            "evaluate": {},
+        }
+    )
+    store = open_storage(job.run.run_uri)
+    write_record(store, "run.json", job.model_dump(mode="json"))
+    pointers = {"prepared_uri": f"{root}/prepared/0123", "features_uri": "", "features": "off"}
+    write_record(store, "prepared.json", pointers)
+    return ExternalRun(root, job)

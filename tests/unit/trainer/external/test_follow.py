@@ -1,0 +1,69 @@
+"""Progress is read from what each trainer writes, once, and never from half a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.external.follow import TrainingProgress
+
+LLAMA_FACTORY = {"current_steps": 3, "total_steps": 5, "loss": 2.5, "lr": 1e-4, "epoch": 0.6, "percentage": 60.0}
+SWIFT = {"loss": 2.5, "grad_norm": 1.0, "learning_rate": 1e-4, "global_step/max_steps": "3/5", "train_speed": "1s/it"}
+OWN = {"step": 3, "loss": 2.5, "total_steps": 5, "learning_rate": 1e-4}
+STATE = {
+    "global_step": 3,
+    "max_steps": 5,
+    "log_history": [{"step": 3, "loss": 2.5, "learning_rate": 1e-4}, {"step": 3, "train_runtime": 1.0}],
+}
+
+
+def progress(folder: Path) -> TrainingProgress:
+    return TrainingProgress([folder], folder / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trainer_log.jsonl", LLAMA_FACTORY),
+        ("v0-2026/logging.jsonl", SWIFT),
+        ("metrics.jsonl", OWN),
+        ("checkpoint-3/trainer_state.json", STATE),
+    ],
+)
+def test_every_form_gives_step_total_and_loss(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content) + "\n")
+    found = progress(tmp_path)
+    (line,) = found.read()
+    assert (line["step"], line["loss"], line["learning_rate"]) == (3, 2.5, 1e-4)
+    assert (found.step, found.total_steps, found.loss) == (3, 5, 2.5)
+    assert found.read() == []
+
+
+def test_half_a_line_waits_for_its_rest_and_what_is_no_json_is_passed_over(tmp_path: Path) -> None:
+    path, found = tmp_path / "metrics.jsonl", progress(tmp_path)
+    whole = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2)]
+    path.write_text(f"not json\n{whole[0]}\n{whole[1][:9]}")
+    assert [line["step"] for line in found.read()] == [1]
+    path.write_text(f"not json\n{whole[0]}\n{whole[1]}\n")
+    assert [line["step"] for line in found.read()] == [2]
+
+
+def test_a_step_in_two_files_is_logged_once(tmp_path: Path) -> None:
+    (tmp_path / "trainer_log.jsonl").write_text(json.dumps(LLAMA_FACTORY) + "\n")
+    (tmp_path / "trainer_state.json").write_text(json.dumps(STATE))
+    assert len(progress(tmp_path).read()) == 1
+
+
+def test_the_last_loss_that_is_no_number_is_noted(tmp_path: Path) -> None:
+    path, found = tmp_path / "metrics.jsonl", progress(tmp_path)
+    path.write_text('{"step": 1, "loss": NaN}\n')
+    found.read()
+    assert found.not_finite == 1
+    path.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1.0}\n')
+    found.read()
+    assert found.not_finite == 0

@@ -1,0 +1,55 @@
+"""What a run file with `train.trainer` cannot be combined with, and which of its settings the program never sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.pipelines.run_files import problems_of, small
+from vlmpipe.config.run_config import warnings
+
+PLAIN = {
+    "name": "plain",
+    "command": ["python", "train.py", "--lr", "{learning_rate}", "--batch", "{global_batch_size}"],
+}
+REDUCERS = {"replica_count": 1}
+GPUS = {"cluster__accelerator_type": "NVIDIA_L4", "cluster__accelerator_count": 1, "cluster__replica_count": 2}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "changes", "field"),
+    [
+        ({}, {"features__cache": "on"}, "features.cache"),
+        ({}, {"model__lora": {}, "model__freeze": ["tower"]}, "model.lora"),
+        ({}, {"checkpoint__mirror_uri": "/mirror"}, "checkpoint.mirror_uri"),
+        ({"launch": "horovod"}, {"cluster__replica_count": 2}, "train.trainer.launch"),
+        (
+            {"launch": "tensorflow"},
+            {**GPUS, "cluster__reduction_server": REDUCERS},
+            "cluster.reduction_server",
+        ),
+        ({"launch": "roles", "roles": {"ps": 1}}, {}, "train.trainer.roles.ps"),
+        (
+            {"launch": "roles", "roles": {"evaluator": 1}},
+            {"cluster__replica_count": 2},
+            "train.trainer.roles.evaluator",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(trainer: dict[str, Any], changes: dict[str, Any], field: str) -> None:
+    assert field in problems_of(train__trainer={**PLAIN, **trainer}, **changes)
+
+
+def test_settings_that_no_placeholder_reads_are_named() -> None:
+    config = small(train__trainer=PLAIN, train__epochs=3, train__optimizer__weight_decay=0.1, train__seed=1)
+    fields = {problem.field for problem in warnings(config)}
+    assert {"train.epochs", "train.optimizer.weight_decay", "train.seed"} <= fields
+    assert not {"train.trainer", "train.optimizer.learning_rate", "train.global_batch_size"} & fields
+
+
+@pytest.mark.parametrize(("launch", "advised"), [("torchrun", True), ("tensorflow", False), ("roles", False)])
+def test_only_collectives_need_all_nodes_restarted(launch: str, advised: bool) -> None:
+    config = small(train__trainer={**PLAIN, "launch": launch}, cluster__replica_count=2)
+    fields = {problem.field for problem in warnings(config)}
+    assert ("cluster.restart_job_on_worker_restart" in fields) == advised

@@ -1,0 +1,1 @@
+"""Prepared data as files that other trainers read."""

@@ -1,0 +1,1 @@
+"""Runs a training program of the user's own (`train.trainer`) and judges what it leaves."""

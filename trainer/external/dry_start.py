@@ -1,0 +1,84 @@
+"""Whether a training program could start on this machine: its Python, its program or script, and what that imports."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer.config.external_trainer import ExternalTrainerConfig
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.external.versions import versions_in
+
+_FIND = (
+    "import importlib.util, json, sys; sys.path.insert(0, sys.argv[1]); "
+    "print(json.dumps([name for name in sys.argv[2:] if importlib.util.find_spec(name) is None]))"
+)
+
+
+def require_startable(trainer: ExternalTrainerConfig) -> str:
+    """What would start, in words. Does not start it.
+
+    Raises ConfigError for a missing Python, program or script, UserError (69) for a package that the script imports and
+    its environment lacks.
+    """
+    python = os.path.abspath(trainer.python or sys.executable)
+    if not os.access(python, os.X_OK):
+        raise ConfigError(
+            f"train.trainer.python: there is no {python}",
+            expected="the Python of the program's environment",
+            fix=f"make that environment (make recipe-{trainer.name} for a shipped recipe), or correct the path",
+        )
+    if trainer.kind == "package":
+        return f"packages {', '.join(trainer.package_uris)}, installed when the job starts"
+    bin_folder = os.path.dirname(python)
+    program = trainer.command[0]
+    if shutil.which(program, path=os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])) is None:
+        raise ConfigError(
+            f"train.trainer.command: there is no program {program}",
+            expected=f"one in {bin_folder} or on PATH",
+            fix="install the package that brings it, or name its environment's Python in train.trainer.python",
+        )
+    versions = versions_in(python)
+    script = _script(trainer)
+    if script and not script.is_file():
+        raise ConfigError(
+            f"train.trainer.command: there is no file {script}",
+            expected="the program's script, by a path from the folder in which vlmpipe is started",
+        )
+    if script and (missing := _missing(python, script)):
+        raise UserError(
+            f"{script} imports {', '.join(missing)}, which {python} does not find",
+            expected="all packages that it imports in that environment",
+            fix=f"install them there: {python} -m pip install ...",
+            code=ExitCode.UNAVAILABLE,
+        )
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"{script or program} can start ({found})"
+
+
+def _script(trainer: ExternalTrainerConfig) -> Path | None:
+    """The script of `python script.py ...`; None for modules and other programs."""
+    program, *words = trainer.command
+    first = words[0] if words else ""
+    is_python = os.path.basename(program).startswith("python")
+    return Path(first) if is_python and first.endswith(".py") and "{" not in first else None
+
+
+def _missing(python: str, script: Path) -> list[str]:
+    """Modules that the script imports at its top level, outside of try, and that are not found."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"train.trainer.command: {script} is no Python: {error}") from error
+    names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level}
+    modules = sorted({name.partition(".")[0] for name in names} - {"", "__future__"})
+    command = [python, "-I", "-c", _FIND, str(script.parent), *modules]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    found: list[str] = json.loads(ended.stdout) if ended.returncode == 0 else []
+    return found

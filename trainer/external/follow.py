@@ -1,0 +1,132 @@
+"""Follows a program's progress by the files that it writes, whatever their form.
+
+$VLMPIPE_METRICS        JSON lines of one's own: step, loss, total_steps, learning_rate, ...
+trainer_log.jsonl       LLaMA-Factory
+logging.jsonl           ms-swift
+trainer_state.json      transformers' Trainer, in each checkpoint and at the end
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STATE = "trainer_state.json"
+LOGS = ("trainer_log.jsonl", "logging.jsonl")
+STEP = ("step", "global_step", "current_steps")
+TOTAL = ("total_steps", "max_steps")
+NAMES = {
+    "loss": "loss", "learning_rate": "learning_rate", "lr": "learning_rate", "grad_norm": "grad_norm",
+    "epoch": "epoch", "tokens_per_s": "tokens_per_s", "eval_loss": "validation_loss",
+}  # fmt: skip
+STEP_OF_TOTAL = "global_step/max_steps"  # ms-swift: "3/5"
+
+
+@dataclass
+class TrainingProgress:
+    """What the program has said of its steps so far."""
+
+    folders: Sequence[Path]
+    metrics: Path
+    step: int = 0  # the last one that was named
+    total_steps: int = 0
+    loss: float | None = None
+    first_loss: float | None = None
+    not_finite: int = 0  # step of the last logged loss, if that is no number
+    interval: int = 1  # steps between two logged ones: the last logged one may be so far from the end
+    _read: dict[Path, Any] = field(default_factory=dict)
+    _logged: set[int] = field(default_factory=set)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Lines that came since the last call, each of a new step, by vlmpipe's names and in order."""
+        lines: list[dict[str, Any]] = []
+        for path in [self.metrics, *(path for folder in self.folders for name in LOGS for path in folder.rglob(name))]:
+            lines += self._new_lines(path)
+        for path in (path for folder in self.folders for path in folder.rglob(STATE)):
+            lines += self._new_state(path)
+        found: dict[int, dict[str, Any]] = {}
+        for line in lines:
+            found.setdefault(int(line["step"]), line)
+        new = [found[step] for step in sorted(found) if step not in self._logged]
+        for line in new:
+            self._note(line)
+        return new
+
+    def _note(self, line: dict[str, Any]) -> None:
+        step = int(line["step"])
+        if step > (last := max(self._logged, default=0)):
+            self.interval = max(self.interval, step - last)
+            self.loss = line["loss"]
+            self.not_finite = 0 if math.isfinite(line["loss"]) else step
+        self._logged.add(step)
+        self.first_loss = line["loss"] if self.first_loss is None else self.first_loss
+
+    def _new_lines(self, path: Path) -> list[dict[str, Any]]:
+        """Whole lines behind the place read to last."""
+        try:
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read[path] = self._read.get(path, 0) + len(whole)
+        return [line for text in whole.splitlines() if (line := self._line(_parsed(text)))]
+
+    def _new_state(self, path: Path) -> list[dict[str, Any]]:
+        try:
+            changed = path.stat().st_mtime_ns
+            if self._read.get(path) == changed:
+                return []
+            state = _parsed(path.read_bytes())
+        except OSError:
+            return []
+        if not state:  # half written
+            return []
+        self._read[path] = changed
+        self._line(state)
+        history = state.get("log_history")
+        return [line for entry in history or () if isinstance(entry, dict) and (line := self._line(entry))]
+
+    def _line(self, entry: dict[str, Any]) -> dict[str, Any] | None:
+        """The entry by vlmpipe's names; None for one without a loss. Notes its step and the total."""
+        done, _, total = str(entry.get(STEP_OF_TOTAL, "")).partition("/")
+        step = _first(entry, STEP) or (int(done) if done.isdigit() else None)
+        whole = _first(entry, TOTAL) or (int(total) if total.isdigit() else None)
+        if whole and whole > 0:  # transformers writes -1 for "as many as the epochs have"
+            self.total_steps = int(whole)
+        if step is None:
+            return None
+        self.step = max(self.step, int(step))
+        values = {name: value for key, name in NAMES.items() if _is_number(value := entry.get(key))}
+        return {"step": int(step), **values} if "loss" in values else None
+
+
+def steps_of(folder: Path) -> int:
+    """The steps made according to the state in a checkpoint's folder; 0 where it names none."""
+    try:
+        state = _parsed((folder / STATE).read_bytes())
+    except OSError:
+        return 0
+    return int(_first(state, STEP) or 0)
+
+
+def _first(entry: dict[str, Any], names: Sequence[str]) -> float | None:
+    return next((value for name in names if _is_number(value := entry.get(name))), None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """The JSON object; empty for anything else, such as a line that is still written."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}

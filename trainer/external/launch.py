@@ -1,0 +1,204 @@
+"""Launches a training program of the user's own on one node, and returns a meaningful exit code.
+
+python -m trainer.external.launch --nproc-per-node 2 --config gs://bucket/runs/1/run.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint.commit import Checkpoint, CommitRecord
+from trainer.checkpoint.staging import export_folder
+from trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
+from trainer.config.job import JobConfig
+from trainer.data.export.export import export_data
+from trainer.distributed.cluster_env import Roles, read_cluster, read_roles
+from trainer.distributed.rendezvous import meet, rendezvous_timeout_s
+from trainer.errors import ExitCode, run_main
+from trainer.external.base_model import base_model, model_section_sha256
+from trainer.external.follow import TrainingProgress
+from trainer.external.outcome import judge, steps_wanted
+from trainer.external.process import Node, TrainerProcess, command_line, environment
+from trainer.external.report import TrainerReport, is_done
+from trainer.external.result import model_type_of, require_result
+from trainer.external.states import SavedStates, fetch_state
+from trainer.external.versions import versions_in
+from trainer.launch import one_node, processes_on_node
+from trainer.preflight import announce, check_node
+from trainer.storage import open_storage
+from trainer.storage.records import read_record, write_record
+
+POLL_S = 1.0
+CHOICE = "trainer/RESUME.json"  # the chief's choice of a checkpoint, for the other nodes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="trainer.external.launch", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the run's run.json")
+    parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
+    options = parser.parse_args(arguments)
+    job = JobConfig.load(options.config)
+    assert job.train.trainer
+    node = this_node(job.train.trainer, processes_on_node(options.nproc_per_node))
+    print(f"launcher: {node.name}, train.trainer {job.train.trainer.name}", flush=True)
+    announce(check_node(job.run.run_uri, node.cluster.node_rank))
+    if is_done(job):
+        if node.is_chief:
+            TrainerReport.reuse(job)
+        return ExitCode.OK
+    with export_folder() as scratch:
+        return Session(job, job.train.trainer, node, scratch).run()
+
+
+def this_node(trainer: ExternalTrainerConfig, processes: int) -> Node:
+    """This replica's place in the job, from the platform's variables."""
+    if trainer.launch not in WITH_ROLES:
+        return Node(read_cluster(os.environ) or one_node(), processes)
+    alone = one_node()
+    roles = read_roles(os.environ) or Roles({"chief": alone.hosts, "worker": (), "ps": (), "evaluator": ()}, "chief", 0)
+    return Node(roles.cluster(), 1, roles)
+
+
+class Session:
+    """One start of the program on this node. The chief also keeps its checkpoints, its metrics and its result."""
+
+    def __init__(self, job: JobConfig, trainer: ExternalTrainerConfig, node: Node, scratch: Path) -> None:
+        self._job, self._trainer, self._node, self._scratch = job, trainer, node, scratch
+        self._folders = {name: scratch / name for name in FOLDERS}
+        for name in ("output", "checkpoints", "resume"):
+            self._folders[name].mkdir()
+        self._states: SavedStates | None = None
+
+    def run(self) -> ExitCode:
+        """Prepare the inputs, run the program, judge what it leaves."""
+        job, trainer, pointers = self._job, self._trainer, self._job.pointers()
+        if trainer.data_format != "none":
+            counts = export_data(pointers.prepared_uri, trainer.data_format, self._folders["data"]).samples
+            print(f"launcher: data as {trainer.data_format}: {counts}", flush=True)
+        else:
+            self._folders["data"].mkdir()
+        base = base_model(job, self._folders["model"])
+        record = CommitRecord(
+            attempt=0,
+            epoch=0,
+            step=0,
+            sequences_consumed=0,
+            world_size=self._node.world_size,
+            num_nodes=1,  # the chief's disk holds the checkpoints
+            strategy=trainer.name,
+            checkpoint_format="trainer",
+            plan_sha256=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
+            model_sha256=model_section_sha256(job),
+            tower_sha256="",
+            versions=versions_in(trainer.python or sys.executable),
+        )
+        checkpoint = self._choose(record)
+        resume = str(fetch_state(job, checkpoint, self._folders["resume"])) if checkpoint else ""
+        model = resume if resume and trainer.resume_as_model else base
+        folders = {**{name: str(path) for name, path in self._folders.items()}, "model": model, "resume": resume}
+        process = self._start(folders)
+        if not self._node.is_chief:
+            while process.wait(POLL_S) is None:
+                pass
+            return self._end_of_worker(process)
+        return self._follow(process, base, checkpoint.record.step if checkpoint else 0, record)
+
+    def _choose(self, record: CommitRecord) -> Checkpoint | None:
+        """The checkpoint to resume from; the chief's choice on all nodes, which have met then."""
+        store, mine = open_storage(self._job.run.run_uri), None
+        if self._node.is_chief:
+            folders = [self._folders["checkpoints"], self._folders["output"]]
+            self._states = SavedStates(self._job, record, folders)
+            mine, passed_over = self._states.resume()
+            for reason in passed_over:
+                print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
+            write_record(store, CHOICE, {"attempt": self._states.attempt, "checkpoint": mine.name if mine else ""})
+        if not self._node.trains:
+            return None
+        meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
+        if self._node.is_chief or not (name := read_record(store, CHOICE)["checkpoint"]):
+            return mine
+        from trainer.checkpoint.commit import verify
+        from trainer.checkpoint.manifest import signing_key
+        from trainer.external.states import states_of
+
+        return verify(states_of(self._job.run.run_uri), name, key=signing_key(self._job.checkpoint))
+
+    def _start(self, folders: Mapping[str, str]) -> TrainerProcess:
+        trainer, node = self._trainer, self._node
+        values = {**setting_values(self._job, node.world_size), **folders}
+        words = (*trainer.command, *(trainer.resume_args if folders["resume"] else ()))
+        command = command_line(trainer, fill_in(words, values), node)
+        choice = read_record(open_storage(self._job.run.run_uri), CHOICE) if node.trains else {}
+        variables = {
+            **{f"VLMPIPE_{name.upper()}": folders[name] for name in FOLDERS},
+            "VLMPIPE_METRICS": str(self._scratch / "metrics.jsonl"),
+            "VLMPIPE_RUN_ID": self._job.run.run_id,
+            "VLMPIPE_ATTEMPT": str(choice.get("attempt", "")),
+        }
+        print(f"launcher: starting {' '.join(command)}", flush=True)
+        return TrainerProcess(
+            command,
+            environment(trainer, node, variables),
+            grace_s=trainer.stop_grace_s,
+            to_all=trainer.launch != "torchrun",
+        )
+
+    def _end_of_worker(self, process: TrainerProcess) -> ExitCode:
+        code = process.wait(0)
+        assert code is not None
+        process.clean_up()
+        nothing = TrainingProgress([], self._scratch / "none")
+        return (
+            ExitCode.OK
+            if judge(self._trainer, code, nothing, 0, stopped=process.stopping.is_set())
+            else ExitCode.PREEMPTED
+        )
+
+    def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
+        states, trainer = self._states, self._trainer
+        assert states
+        progress = TrainingProgress(
+            [self._folders["output"], self._folders["checkpoints"]], self._scratch / "metrics.jsonl"
+        )
+        report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
+        while (code := process.wait(POLL_S)) is None:
+            report.log(progress)
+            states.save_newest()
+        if process.clean_up():
+            print(f"launcher: processes that train.trainer {trainer.name} left behind were killed", flush=True)
+        report.log(progress)
+        saved = states.save_newest(ended=True)
+        wanted = steps_wanted(trainer, self._job.train.max_steps, progress)
+        with report.failing():
+            if not judge(trainer, code, progress, wanted, stopped=process.stopping.is_set()):
+                states.ended("preempted")
+                report.stopped(progress, saved)
+                return ExitCode.PREEMPTED
+            folder = require_result(trainer, self._folders["output"], model_type_of(base))
+            name = states.save_result(folder, progress.step or wanted, trainer.result)
+        states.ended("done")
+        report.done(progress, wanted, name)
+        return ExitCode.OK
+
+
+def setting_values(job: JobConfig, world_size: int) -> dict[str, str]:
+    """The values of the placeholders that are settings of the run file."""
+    sections: dict[str, Any] = {"train": job.train.model_dump(mode="json"), "data": job.data.model_dump(mode="json")}
+    values = {}
+    for name, field in SETTINGS.items():
+        value: Any = sections
+        for part in field.split(".") if field else ():
+            value = value[part]
+        values[name] = f"{value:g}" if isinstance(value, float) else str(value)
+    ranks = world_size * job.train.micro_batch_size
+    return values | {"gradient_accumulation_steps": str(max(1, job.train.global_batch_size // ranks))}
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,61 @@
+"""What became of a training program: its exit code alone does not tell.
+
+A program that was asked to stop may save a model and end with 0, and torchrun ends with 1 whatever its workers did.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from trainer.config.external_trainer import ExternalTrainerConfig
+from trainer.errors import CAUSES, ExitCode, UserError
+from trainer.external.follow import TrainingProgress
+from trainer.external.result import bad_result
+
+
+def steps_wanted(trainer: ExternalTrainerConfig, max_steps: int, progress: TrainingProgress) -> int:
+    """Steps after which training is done; 0 where nobody says."""
+    told = max_steps if "train.max_steps" in trainer.used_settings else 0
+    return trainer.total_steps or told or progress.total_steps
+
+
+def judge(trainer: ExternalTrainerConfig, code: int, progress: TrainingProgress, wanted: int, *, stopped: bool) -> bool:
+    """Whether training is done; False when it was stopped and can be resumed. Raises UserError for a failure.
+
+    Args:
+        wanted: as `steps_wanted` says.
+        stopped: the program was sent SIGTERM.
+    """
+    # The last logged step may be up to one interval before the last one made.
+    too_few = bool(wanted and progress.step) and progress.step + progress.interval - 1 < wanted
+    made = f"{progress.step} of {wanted} steps" if wanted else f"{progress.step} steps"
+    if code == 0 and progress.not_finite:
+        raise bad_result(
+            f"train.trainer {trainer.name} ended with a loss that is no number at step {progress.not_finite}",
+            expected="a finite loss",
+            fix="lower train.optimizer.learning_rate, or look at metrics.jsonl for the step at which it was lost",
+        )
+    if code == 0 and not too_few and ((wanted and progress.step) or not stopped):
+        return True
+    if code == ExitCode.PREEMPTED or (stopped and code not in CAUSES):
+        return False
+    if code == 0:
+        raise bad_result(
+            f"train.trainer {trainer.name} ended with exit code 0 after {made}",
+            expected=f"{wanted} steps, or exit code 75 for a stop that may be resumed",
+            fix="read its log for what ended it early; if it is done, correct train.trainer.total_steps",
+        )
+    if code > 128:
+        name = signal.Signals(code - 128).name
+        memory = "if that was for lack of memory, lower the batch; " if name == "SIGKILL" else ""
+        raise UserError(
+            f"train.trainer {trainer.name} was ended by {name} after {made}",
+            fix=f"{memory}start again: the run continues from its last checkpoint",
+            code=code,
+        )
+    raise UserError(
+        f"train.trainer {trainer.name} ended with exit code {code} after {made}",
+        expected="exit code 0",
+        fix="read its own error in the log above; the run continues from its last checkpoint, if there is one",
+        code=code if code in CAUSES else ExitCode.UNEXPECTED,
+    )

@@ -1,0 +1,177 @@
+"""The program's process on one node: its command line, its environment, and how it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.external_trainer import ExternalTrainerConfig
+from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, Roles
+from trainer.distributed.rendezvous import rendezvous_timeout_s
+from trainer.errors import ConfigError
+
+ROLE_VARIABLE = "VLMPIPE_ROLE"  # chief, worker, ps or evaluator
+
+
+@dataclass(frozen=True)
+class Node:
+    """Where the program runs."""
+
+    cluster: Cluster
+    processes: int
+    roles: Roles | None = None  # of launches that know more than nodes
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is the chief or a worker."""
+        return self.roles is None or self.roles.is_node
+
+    @property
+    def is_chief(self) -> bool:
+        return self.trains and self.cluster.node_rank == 0
+
+    @property
+    def name(self) -> str:
+        if self.roles and not self.trains:
+            return f"{self.roles.role} {self.roles.index}"
+        return f"node {self.cluster.node_rank} of {self.cluster.num_nodes}"
+
+    @property
+    def world_size(self) -> int:
+        return self.cluster.num_nodes * self.processes
+
+
+def command_line(trainer: ExternalTrainerConfig, words: Sequence[str], node: Node) -> list[str]:
+    """What is started on this node, with `words` as the filled-in command."""
+    python = trainer.python or sys.executable
+    command = [python, "-m", trainer.python_module, *words] if trainer.kind == "package" else list(words)
+    if trainer.launch == "torchrun" and node.world_size > 1:
+        cluster = node.cluster
+        return [
+            python, "-m", "torch.distributed.run",
+            "--nnodes", str(cluster.num_nodes),
+            "--node-rank", str(cluster.node_rank),
+            "--nproc-per-node", str(node.processes),
+            "--master-addr", cluster.master_host,
+            "--master-port", str(cluster.master_port),
+            "--rdzv-conf", f"timeout={rendezvous_timeout_s()}",
+            "--max-restarts", "0",
+            "--no-python", *command,
+        ]  # fmt: skip
+    if trainer.launch == "horovod":
+        return ["horovodrun", "-np", str(node.processes), *command]
+    return command
+
+
+def environment(trainer: ExternalTrainerConfig, node: Node, variables: Mapping[str, str]) -> dict[str, str]:
+    """The program's variables: the platform's, those of its launch, and `variables`."""
+    inherited = dict(os.environ)
+    if trainer.python:  # an environment of its own, which must not see this one's modules
+        for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
+            inherited.pop(name, None)
+    bin_folder = os.path.dirname(os.path.abspath(trainer.python or sys.executable))
+    inherited["PATH"] = os.pathsep.join([bin_folder, inherited.get("PATH", os.defpath)])
+    cluster = node.cluster
+    place = {"MASTER_ADDR": cluster.master_host, "MASTER_PORT": str(cluster.master_port)}
+    if trainer.launch != "each-node":
+        for name in NODE_LEVEL_VARIABLES:
+            inherited.pop(name, None)
+    if trainer.launch == "self":
+        counts = {"NNODES": cluster.num_nodes, "NODE_RANK": cluster.node_rank, "NPROC_PER_NODE": node.processes}
+        inherited |= {name: str(value) for name, value in counts.items()} | place
+    elif trainer.launch == "torchrun" and node.world_size == 1:
+        ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 0}
+        inherited |= {name: str(value) for name, value in ranks.items()} | place
+    elif trainer.launch == "tensorflow" and node.roles:
+        inherited["TF_CONFIG"] = node.roles.tf_config()
+    elif trainer.launch == "roles" and node.roles:
+        ranks = {"RANK": node.roles.rank, "WORLD_SIZE": node.roles.world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        inherited |= {name: str(value) for name, value in ranks.items()} | place | {ROLE_VARIABLE: node.roles.role}
+    if node.processes > 1:  # torchrun would give each one thread
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        inherited.setdefault("OMP_NUM_THREADS", str(max(1, cores // node.processes)))
+    return {**inherited, **variables}
+
+
+class TrainerProcess:
+    """The running program. SIGTERM and SIGINT are passed on to it; what is left of it is killed after the grace.
+
+    All its processes are in a session of their own, so that children it leaves behind are found.
+    """
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *, grace_s: float, to_all: bool) -> None:
+        self._grace_s, self._to_all = grace_s, to_all
+        self.stopping = threading.Event()
+        self._timer: threading.Timer | None = None
+        asked: list[int] = []  # signals before it started
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: asked.append(number))
+        try:
+            self._process = subprocess.Popen(command, env=dict(variables), start_new_session=True)
+        except OSError as error:
+            raise ConfigError(
+                f"train.trainer.command: {command[0]} cannot be started: {error.strerror}",
+                expected="a program of the image, on this machine one in the folder of train.trainer.python or on PATH",
+            ) from error
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: self.ask_to_stop())
+        if asked:
+            self.ask_to_stop()
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended; 128 + number for a signal."""
+        code = self._process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The same, after at most `timeout_s`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self.poll()
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, once; SIGKILL after the grace."""
+        if self.stopping.is_set():
+            return
+        self.stopping.set()
+        # torchrun passes it on itself; a second one would end workers that are saving.
+        self._send(signal.SIGTERM, to_all=self._to_all)
+        self._timer = threading.Timer(self._grace_s, self.kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def kill(self) -> None:
+        """Kill the program and every process that it left in its session."""
+        self._send(signal.SIGKILL, to_all=True)
+
+    def clean_up(self) -> bool:
+        """After its end: kill what it has left behind. Returns whether there was anything."""
+        if self._timer:
+            self._timer.cancel()
+        left = _group_is_alive(self._process.pid)
+        self.kill()
+        return left
+
+    def _send(self, number: signal.Signals, *, to_all: bool) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if to_all:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+
+def _group_is_alive(group: int) -> bool:
+    """Whether a process of the group runs; a zombie that nobody has waited for does not count."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state != "Z":
+                return True
+    return False

@@ -1,0 +1,125 @@
+"""Metrics, progress and summary of a training program, in the files that a run of our own trainer has."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from trainer.config.job import JobConfig
+from trainer.errors import UserError
+from trainer.external.base_model import model_section_sha256
+from trainer.external.follow import TrainingProgress
+from trainer.external.process import Node
+from trainer.external.states import newest_result
+from trainer.monitoring.metrics_writer import MetricsLog
+from trainer.progress import Progress
+from trainer.storage import open_storage
+from trainer.storage.records import read_record, seal
+
+SUMMARY, STEP = "summary.json", "train"
+
+
+def settings_sha256(job: JobConfig) -> str:
+    """Digest of all that decides the result: a finished run is trained again when it changes."""
+    without = {"resume", "keep_checkpoints", "log_every_steps", "checkpoint_every_steps"}
+    train = job.train.model_dump(mode="json", exclude=without)
+    content = [train, job.data.model_dump(mode="json"), model_section_sha256(job), job.pointers().prepared_uri]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def is_done(job: JobConfig) -> bool:
+    """Whether an earlier start of this very training has left a result that verifies."""
+    store = open_storage(job.run.run_uri)
+    if job.train.resume == "never" or store.stat(SUMMARY) is None:
+        return False
+    summary = read_record(store, SUMMARY)
+    if summary.get("settings_sha256") != settings_sha256(job) or not summary.get("result"):
+        return False
+    with contextlib.suppress(UserError):  # none verifies: train again
+        _, found, _ = newest_result(job)
+        return found is not None and found.name == summary["result"]
+    return False
+
+
+class TrainerReport:
+    """Writes metrics.jsonl, the step's record and summary.json. On the chief only."""
+
+    def __init__(self, job: JobConfig, node: Node, *, first_step: int, versions: dict[str, str]) -> None:
+        self._job, self._node, self._first_step, self._versions = job, node, first_step, versions
+        # The program writes TensorBoard's files itself; ours would cost the launcher an import of torch.
+        self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, tensorboard=False)
+        self._progress = Progress(job.run.run_uri, STEP)
+        self._started = self._last_s = time.perf_counter()
+        self._last_step = first_step
+        if first_step:
+            print(f"train: continuing after step {first_step}", flush=True)
+
+    @classmethod
+    def reuse(cls, job: JobConfig) -> None:
+        """Close the step of a training that is done."""
+        steps = read_record(open_storage(job.run.run_uri), SUMMARY)["steps"]
+        Progress(job.run.run_uri, STEP).finish("reused", f"all {steps} steps were made before")
+
+    def log(self, progress: TrainingProgress) -> None:
+        """Log what the program has written since the last call."""
+        now = time.perf_counter()
+        lines = [line for line in progress.read() if line["step"] > self._last_step]
+        for line in lines:
+            step_s = (now - self._last_s) / (lines[-1]["step"] - self._last_step)  # they came together
+            values = {name: value for name, value in line.items() if name != "step"}
+            self._log.write(line["step"], {**values, "step_s": step_s, "time_s": time.time()})
+        if lines:
+            self._last_step, self._last_s = lines[-1]["step"], now
+            loss = lines[-1]["loss"]
+            self._progress.update(
+                progress.step, progress.total_steps, unit="steps", message=f"loss {loss:.4f}", loss=loss
+            )
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Close the step's record when the block raises."""
+        try:
+            yield
+        except UserError as error:
+            self._log.flush()
+            self._progress.finish("failed", error.found.splitlines()[0][:300])
+            raise
+
+    def stopped(self, progress: TrainingProgress, checkpoint: str) -> None:
+        self._log.close()
+        what = f"its checkpoint is {checkpoint}" if checkpoint else "it left no newer checkpoint"
+        self._progress.finish("stopped", f"stopped on request after step {progress.step}; resumable, {what}")
+
+    def done(self, progress: TrainingProgress, wanted: int, result: str) -> None:
+        job, trainer = self._job, self._job.train.trainer
+        assert trainer
+        summary: dict[str, Any] = {
+            "steps": progress.step or wanted,
+            "total_steps": wanted or progress.step,
+            "first_loss": self._first_loss(progress),
+            "final_loss": progress.loss,
+            "wall_s": time.perf_counter() - self._started,
+            "world_size": self._node.world_size,
+            "nodes": self._node.cluster.num_nodes,
+            "strategy": f"{trainer.name} ({trainer.launch})",
+            "resumed_from_step": self._first_step or None,
+            "initial_weights": job.model.origins(),
+            "trainer": trainer.name,
+            "result": result,
+            "checkpoint": result,
+            "settings_sha256": settings_sha256(job),
+            "versions": self._versions,
+        }
+        self._log.flush()
+        open_storage(job.run.run_uri).write(SUMMARY, seal(summary))
+        self._log.close()
+        at_loss = "" if progress.loss is None else f"loss {progress.loss:.4f} "
+        self._progress.finish(message=f"{at_loss}after {summary['steps']} steps of {trainer.name}")
+
+    def _first_loss(self, progress: TrainingProgress) -> float | None:
+        lines = self._log.lines()
+        return lines[0]["loss"] if lines else progress.first_loss

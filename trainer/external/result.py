@@ -1,0 +1,149 @@
+"""Whether a program's result is a whole model: its files are checked without building it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config.external_trainer import ExternalTrainerConfig
+from trainer.errors import ExitCode, UserError
+
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
+SAVED_MODEL = "saved_model.pb"
+CHUNK_NUMBERS = 1 << 24
+MAX_HEADER_BYTES = 100 << 20
+# A float is infinite or no number where all bits of its exponent are set.
+EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
+    "F64": (np.uint64, 0x7FF0000000000000), "F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}  # fmt: skip
+
+
+def bad_result(found: str, *, expected: str = "", fix: str = "") -> UserError:
+    """The error of a program that ended well without leaving a finished model (exit 68)."""
+    return UserError(found, expected=expected, fix=fix, code=ExitCode.BAD_RESULT)
+
+
+def require_result(trainer: ExternalTrainerConfig, output: Path, model_type: str) -> Path:
+    """The folder of the result, `output` or the only one below it that holds one. Raises UserError (68).
+
+    Args:
+        model_type: of the base model; empty where it is not known.
+    """
+    marker = {"hf-model": CONFIG, "hf-adapter": ADAPTER_CONFIG, "saved-model": SAVED_MODEL}.get(trainer.result)
+    expected = f"{marker} in {{output}}" if marker else "files in {output}"
+    if not any(path.is_file() for path in output.rglob("*")):
+        raise bad_result(
+            f"train.trainer {trainer.name} ended well and wrote nothing",
+            expected=f"{expected}, as train.trainer.result is {trainer.result}",
+            fix="pass {output} to the program, or have it write to the folder in VLMPIPE_OUTPUT",
+        )
+    if marker is None:
+        return output
+    folder = _folder_of(output, marker, trainer)
+    if trainer.result == "saved-model":
+        return folder
+    if trainer.result == "hf-model":
+        found = str(_json(folder / CONFIG).get("model_type", ""))
+        if model_type and found != model_type:
+            raise bad_result(
+                f"train.trainer {trainer.name} wrote a model of type {found or 'unknown'}",
+                expected=f"{model_type}, the type of the model that it was given",
+                fix="train the model in {model}, and save that model",
+            )
+    _require_whole_weights(folder, trainer.name)
+    return folder
+
+
+def _folder_of(output: Path, marker: str, trainer: ExternalTrainerConfig) -> Path:
+    """Not a checkpoint's: those are folders of intermediate states."""
+    if (output / marker).is_file():
+        return output
+    found = sorted({path.parent for path in output.rglob(marker) if not path.parent.name.startswith("checkpoint-")})
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} folders with {marker}" if found else f"no {marker}"
+    raise bad_result(
+        f"train.trainer {trainer.name} left {what} in {{output}}",
+        expected=f"one result, as train.trainer.result is {trainer.result}",
+        fix="have the program save the trained model to {output} at the end, and checkpoints to {checkpoints}",
+    )
+
+
+def _require_whole_weights(folder: Path, name: str) -> None:
+    files = sorted(folder.glob(f"*{WEIGHTS}"))
+    for index in folder.glob(f"*{INDEX}"):
+        listed = {folder / str(file) for file in dict(_json(index).get("weight_map", {})).values()}
+        if missing := sorted(listed - set(files)):
+            raise bad_result(
+                f"train.trainer {name} left half a model: {index.name} lists {missing[0].name}, which is not there",
+                expected="all files of the model",
+            )
+    if not files:
+        raise bad_result(
+            f"train.trainer {name} left no weights",
+            expected=f"files that end in {WEIGHTS}",
+            fix="save with safetensors, as save_pretrained does",
+        )
+    for file in files:
+        if bad := next(_not_finite(file, name), ""):
+            raise bad_result(
+                f"train.trainer {name} left numbers that are not finite: {bad} in {file.name}",
+                expected="weights without NaN and infinity",
+                fix="lower the learning rate, or find the step at which the loss was lost in metrics.jsonl",
+            )
+
+
+def _not_finite(file: Path, name: str) -> Iterator[str]:
+    """Names of the weights with NaN or infinity. Raises UserError (68) for a file that is cut off."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
+        header = _parsed(stream.read(length)) if length < MAX_HEADER_BYTES else {}
+        tensors = {key: entry for key, entry in header.items() if key != "__metadata__"}
+        ends = [entry["data_offsets"][1] for entry in tensors.values()]
+        if not tensors or size != 8 + length + max(ends):
+            raise bad_result(
+                f"train.trainer {name} left half a model: {file.name} is cut off or damaged",
+                expected="whole safetensors files",
+            )
+        for key, entry in tensors.items():
+            if entry["dtype"] not in EXPONENTS:
+                continue
+            kind, exponent = EXPONENTS[entry["dtype"]]
+            begin, end = entry["data_offsets"]
+            stream.seek(8 + length + begin)
+            left = (end - begin) // np.dtype(kind).itemsize
+            while left:
+                numbers = np.fromfile(stream, kind, min(left, CHUNK_NUMBERS))
+                left -= len(numbers)
+                if ((numbers & kind(exponent)) == exponent).any():
+                    yield key
+                    break
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return _parsed(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def model_type_of(folder: str) -> str:
+    """The type of the model in a folder; empty for a hub id."""
+    return str(_json(Path(folder, CONFIG)).get("model_type", ""))

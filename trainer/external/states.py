@@ -1,0 +1,192 @@
+"""Checkpoints of a training program, copied under the commit protocol, and its result, which is kept alike.
+
+The program writes `checkpoint-N` folders on the chief's disk, trainer_state.json in them last, as transformers'
+Trainer does. A copy of the newest one lies in `<run>/trainer/checkpoints/`, apart from those of our own trainer, and
+the result in `<run>/result/checkpoints/`. Neither exists before its COMMIT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, require_beginning
+from trainer.checkpoint.commit import (
+    Checkpoint,
+    CommitRecord,
+    checkpoint_name,
+    commit,
+    fetch_folder,
+    upload_node_files,
+)
+from trainer.checkpoint.manifest import signing_key
+from trainer.checkpoint.mirror import newest_good_of
+from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from trainer.config.external_trainer import HF_RESULTS
+from trainer.config.job import JobConfig
+from trainer.errors import ConfigError
+from trainer.external.follow import STATE, steps_of
+from trainer.storage import open_storage
+from trainer.storage.base import Storage, join_uri
+from trainer.storage.file_sums import files_below
+
+STATES, RESULT = "trainer", "result"  # folders of a run
+INCOMPLETE = "checkpoint-is-incomplete.txt"  # transformers', while it saves after SIGTERM
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def states_of(run_uri: str) -> Storage:
+    return open_storage(join_uri(run_uri, STATES))
+
+
+def results_of(run_uri: str) -> Storage:
+    return open_storage(join_uri(run_uri, RESULT))
+
+
+class SavedStates:
+    """The program's checkpoints of one start of the job. On the chief only."""
+
+    def __init__(self, job: JobConfig, record: CommitRecord, folders: Sequence[Path]) -> None:
+        self._job, self._folders, self._key = job, folders, signing_key(job.checkpoint)
+        self._store, self._results = states_of(job.run.run_uri), results_of(job.run.run_uri)
+        fresh, most = job.train.resume == "never", job.checkpoint.max_starts_without_progress
+        self._mine: Attempts = claim_attempt(self._store, fresh=fresh)
+        claim_attempt(self._results, fresh=fresh, above=self._mine.attempt - 1)
+        require_beginning(self._mine, most=most)
+        self._record = dataclasses.replace(record, attempt=self._mine.attempt)
+        self._seen: dict[Path, tuple[tuple[str, int, int], ...]] = {}  # files, when it was looked at last
+        self._newest = 0  # step
+        for store in (self._store, self._results):
+            sweep_leftovers(store, self._mine.attempt)
+
+    @property
+    def attempt(self) -> int:
+        return self._mine.attempt
+
+    def resume(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest good checkpoint, and why newer ones were passed over."""
+        _, checkpoint, passed_over = newest_good_of([self._store], key=self._key)
+        if checkpoint:
+            require_same_model(checkpoint, self._record)
+        self._newest = checkpoint.record.step if checkpoint else 0
+        begin_at(self._store, self._mine, self._newest, most=self._job.checkpoint.max_starts_without_progress)
+        return checkpoint, passed_over
+
+    def save_newest(self, *, ended: bool = False) -> str:
+        """Copy the newest finished checkpoint, unless that was done before. Returns its name, or "".
+
+        Finished: with its state, and unchanged since the last look; or the program has `ended`.
+        """
+        found = sorted(
+            ((step, path) for folder in self._folders for step, path in _finished(folder) if step > self._newest),
+            reverse=True,
+        )
+        whole = []
+        for step, path in found:
+            files = _files(path)
+            unchanged, self._seen[path] = self._seen.get(path) == files, files
+            if files and (unchanged or ended):
+                whole.append((path, step))
+        return self._save(*whole[0]) if whole else ""
+
+    def _save(self, path: Path, step: int) -> str:
+        name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
+        record = dataclasses.replace(self._record, step=step)
+        try:
+            upload_node_files(self._store, name, 0, path, key=self._key)
+        except OSError:
+            if path.exists():
+                raise
+            return ""  # the program keeps only so many, and has deleted it
+        commit(self._store, name, record, key=self._key)
+        self._newest = step
+        delete_old(self._store, Retention(self._job.train.keep_checkpoints), newest=name, key=self._key)
+        print(f"train: checkpoint of step {step} committed as {name}", flush=True)
+        return name
+
+    def save_result(self, folder: Path, step: int, kind: str) -> str:
+        """Keep the finished model. Returns its name."""
+        name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
+        record = dataclasses.replace(self._record, step=step, checkpoint_format=kind)
+        with _result_files(folder, kind) as kept:
+            upload_node_files(self._results, name, 0, kept, key=self._key)
+        commit(self._results, name, record, key=self._key)
+        delete_old(self._results, Retention(1), newest=name, key=self._key)
+        return name
+
+    def ended(self, how: str) -> None:
+        for store in (self._store, self._results):
+            note_end(store, self._mine, how)
+
+
+def fetch_state(job: JobConfig, checkpoint: Checkpoint, folder: Path) -> Path:
+    """A copy of the checkpoint's verified files that the program may change, in a folder named as it had named it."""
+    verified = fetch_folder(states_of(job.run.run_uri), checkpoint, folder / "verified")
+    copy = folder / f"checkpoint-{checkpoint.record.step}"
+    shutil.copytree(verified, copy)  # follows the links to the store's own files
+    return copy
+
+
+def newest_result(job: JobConfig) -> tuple[Storage, Checkpoint | None, list[str]]:
+    """The newest result that verifies, and its store. Raises UserError (74) when none does."""
+    return newest_good_of([results_of(job.run.run_uri)], key=signing_key(job.checkpoint))
+
+
+def require_same_model(checkpoint: Checkpoint, expected: CommitRecord) -> None:
+    """Raise ConfigError where the run file names another model or other data than those the checkpoint has seen."""
+    found = checkpoint.record
+    for what, was, now in (
+        ("the data", found.plan_sha256, expected.plan_sha256),
+        ("the model section of the run file", found.model_sha256, expected.model_sha256),
+        ("train.trainer.name", found.strategy, expected.strategy),
+    ):
+        if was != now:
+            raise ConfigError(
+                f"checkpoint {checkpoint.name} cannot be continued: {what} changed from {was} to {now}",
+                expected="the run file that this run was started with",
+                fix="restore it, or start a new run (train.resume=never, or another run id)",
+            )
+
+
+def _finished(folder: Path) -> list[tuple[int, Path]]:
+    """Step and path of the folders that the program has finished writing, as far as names tell."""
+    found = []
+    for state in folder.rglob(f"checkpoint-*/{STATE}"):
+        match = _NAME.fullmatch(state.parent.name)
+        if match and not (state.parent / INCOMPLETE).exists() and steps_of(state.parent) == int(match[1]):
+            found.append((int(match[1]), state.parent))
+    return found
+
+
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    try:
+        return tuple(
+            (str(path), status.st_size, status.st_mtime_ns)
+            for path in sorted(folder.rglob("*"))
+            if (status := path.stat())
+        )
+    except OSError:  # it is being deleted
+        return ()
+
+
+@contextlib.contextmanager
+def _result_files(folder: Path, kind: str) -> Iterator[Path]:
+    """What belongs to the result, in a folder beside it: no checkpoints, and of a model no pickles and no code."""
+    links = folder.parent / f"{folder.name}-{uuid.uuid4().hex[:8]}"
+    for name, path in files_below(folder).items():
+        of_model = path.suffix in MODEL_SUFFIXES and path.name != STATE
+        if any(_NAME.fullmatch(part) for part in name.split("/")[:-1]) or (kind in HF_RESULTS and not of_model):
+            continue
+        (links / name).parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, links / name)
+    try:
+        yield links
+    finally:
+        shutil.rmtree(links)

@@ -1,0 +1,69 @@
+"""What a training program of the user's own (`train.trainer`) cannot be combined with, and what it leaves unused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from trainer.config.external_trainer import WITH_ROLES
+from vlmpipe.config.validation_errors import Problem
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+# Of train, what the launcher and the evaluation heed.
+_OF_THE_LAUNCHER = {"trainer", "resume", "keep_checkpoints", "objective", "precision"}
+
+
+def external_trainer_problems(config: RunConfig) -> Iterator[Problem]:
+    """Of a run file with train.trainer."""
+    trainer, cluster = config.train.trainer, config.cluster
+    if trainer is None:
+        return
+    if config.features.cache == "on":
+        yield Problem(
+            "features.cache", "found on with train.trainer, whose program encodes images itself; expected off"
+        )
+    if config.model.lora:
+        text = "found with train.trainer, whose program has adapters of its own; expected null and train.trainer.result"
+        yield Problem("model.lora", f"{text} hf-adapter")
+    if config.tune:
+        yield Problem("tune", "found with train.trainer, whose program reports no trials to Vertex AI; expected null")
+    if config.checkpoint.mirror_uri:
+        yield Problem(
+            "checkpoint.mirror_uri", "found with train.trainer, whose checkpoints have one copy; expected none"
+        )
+    if cluster.reduction_server and not trainer.uses_allreduce:
+        text = f"found with train.trainer.launch {trainer.launch}, which sums no gradients by NCCL's all-reduce, so "
+        yield Problem("cluster.reduction_server", f"{text}reducers would idle; expected null")
+    if trainer.launch == "horovod" and cluster.replica_count > 1:
+        text = f"found horovod with {cluster.replica_count} nodes, which horovodrun reaches by ssh only; expected "
+        yield Problem("train.trainer.launch", f"{text}cluster.replica_count 1, or launch torchrun")
+    yield from _role_problems(config)
+
+
+def _role_problems(config: RunConfig) -> Iterator[Problem]:
+    """Roles by position: no worker pool may be empty."""
+    trainer, cluster = config.train.trainer, config.cluster
+    assert trainer
+    if trainer.launch not in WITH_ROLES:
+        return
+    roles = trainer.roles
+    if roles.ps and cluster.replica_count < 2:
+        text = f"found {roles.ps} with cluster.replica_count 1: parameter servers are worker pool 2, and pool 1, the "
+        yield Problem("train.trainer.roles.ps", f"{text}workers, would be empty; expected 2 nodes or more")
+    if roles.evaluator and not roles.ps:
+        text = f"found {roles.evaluator} with no ps: evaluators are worker pool 3, and pool 2 would be empty; expected "
+        yield Problem("train.trainer.roles.evaluator", f"{text}ps of at least 1, or evaluator 0")
+
+
+def unused_settings(config: RunConfig) -> Iterator[Problem]:
+    """Settings of the run file that the program is not told."""
+    trainer, train = config.train.trainer, config.train
+    if trainer is None:
+        return
+    given = {f"train.{name}" for name in train.model_fields_set - _OF_THE_LAUNCHER - {"optimizer"}}
+    given |= {f"train.optimizer.{name}" for name in train.optimizer.model_fields_set}
+    given |= {f"model.{name}" for name in config.model.model_fields_set if name.startswith(("freeze", "train_"))}
+    for field in sorted(given - trainer.used_settings):
+        yield Problem(field, "has no effect: no placeholder in train.trainer.command reads it")
