@@ -25,7 +25,7 @@ from trainer.models.hf_native.pretrained import part_config
 from trainer.models.layers.deferred_weights import parameters_on_meta
 from trainer.models.layers.freeze import part_of
 from trainer.sizing.trace_results import Compute, Held
-from trainer.tracing import step
+from trainer.tracing.memory_tracker import MemoryTracker, cast_weights
 
 MEASURED = (448, 448)  # pixels
 
@@ -71,14 +71,14 @@ def _measured(config: ModelConfig, whole: object, compute: Compute) -> tuple[Hel
         model = family.freeze(family.kind(family.type_of(config))(whole).float(), config, is_whole=False)
     _give_zeros(model)
     module = HfVLM(config, model, images).train()
-    step.cast_weights(module, compute)
+    cast_weights(module, compute)
     takes = module.features_of
     inputs = {name: one for name, one in images.tensors([Image.new("RGB", MEASURED)]).items() if name in takes}
     held = [*module.parameters(), *module.buffers(), *inputs.values()]
     trained = [one for one in module.parameters() if one.requires_grad and not one.is_meta]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
-    with step.MemoryTracker([*held, *(one.grad for one in trained)], module.parameters()) as tracker:
+    with MemoryTracker([*held, *(one.grad for one in trained)], module.parameters()) as tracker:
         with torch.autocast("cpu", torch.bfloat16, enabled=compute == "autocast"):
             features = module.features(inputs)
         forward, between = tracker.take_peak(next_category="backward"), tracker.held
