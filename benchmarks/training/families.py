@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ WIDER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 PIXELS = 128 * 128
 SIZE = {"shortest_edge": PIXELS, "longest_edge": PIXELS}
-PAIRS = ("train.objective=dpo", "train.loss_chunk_tokens=0")
+PAIRS = ("train.objective=dpo", "train.loss_chunk_tokens=0", "data.sequence_length=512")
 
 
 def families(bench: Bench) -> None:
@@ -59,7 +60,7 @@ def _preferences(bench: Bench, model: dict[str, Any]) -> None:
     )
     steps = packed_steps(load, _steps(bench), cached=False)
     cached = SteadySteps(load.online, bench.worker, steps)
-    sides = {"cached": cached, "computed": partial(_with_references, cached)}
+    sides: dict[str, Callable[[], Measured]] = {"cached": cached, "computed": partial(_with_references, cached)}
     found = bench.take_turns("pairs", sides, warm_up=False)
     pair = ("references from the cache", found["cached"]), ("references computed in the step", found["computed"])
     bench.report.compare_rates("preference step: cached references", MODEL_TYPE, "useful tokens", *pair)

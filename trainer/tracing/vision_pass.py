@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from trainer.config.model import ModelConfig
@@ -63,7 +64,7 @@ def _by_depth(config: ModelConfig, compute: Compute) -> Iterator[tuple[int, tupl
         yield depth, _measured(config, each, compute)
 
 
-def _measured(config: ModelConfig, whole: object, compute: Compute) -> tuple[Held, Held, Held]:
+def _measured(config: ModelConfig, whole: PreTrainedConfig, compute: Compute) -> tuple[Held, Held, Held]:
     family = HfFamily()
     images = family.images(config)
     fewer_layers(whole.get_text_config(), 1)
