@@ -170,6 +170,7 @@ class Session:
         while (code := process.wait(POLL_S)) is None:
             report.log(progress)
             states.save_newest()
+        print(f"launcher: train.trainer {trainer.name} ended with exit code {code}", flush=True)
         if process.clean_up():
             print(f"launcher: processes that train.trainer {trainer.name} left behind were killed", flush=True)
         report.log(progress)
