@@ -86,10 +86,10 @@ def prepare_job(job: JobConfig) -> str:
 def workload(bench: Bench, run_file: str, overrides: tuple[str, ...] = (), *, name: str = "") -> Workload:
     """Prepared data and cached features of a shipped run file, made once in a run of the benchmark."""
     bench.at(f"data and features of {name or run_file}")
-    cached = _job_with_data(run_file, bench.scratch, "reuse", overrides)
+    cached = job_with_data(run_file, bench.scratch, "reuse", overrides)
     with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
         build(cached, bench.worker)
-    return Workload(name or run_file, run_file, cached, _job_with_data(run_file, bench.scratch, "off", overrides))
+    return Workload(name or run_file, run_file, cached, job_with_data(run_file, bench.scratch, "off", overrides))
 
 
 def data_workloads(bench: Bench) -> list[Workload]:
@@ -98,7 +98,7 @@ def data_workloads(bench: Bench) -> list[Workload]:
     return [workload(bench, name, (f"data.max_samples={count}",)) for name, count in samples.items()]
 
 
-def _job_with_data(run_file: str, root: Path, features: str, overrides: tuple[str, ...]) -> JobConfig:
+def job_with_data(run_file: str, root: Path, features: str, overrides: tuple[str, ...]) -> JobConfig:
     job = job_of(run_file, root, f"{run_file}-{features}", overrides)
     pointers = {
         "prepared_uri": prepare_job(job),

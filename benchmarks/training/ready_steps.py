@@ -38,8 +38,8 @@ class SteadySteps:
     """A strategy that has made its first WARM_UP steps; each call makes the steps after them once more."""
 
     def __init__(self, job: JobConfig, worker: ProcessContext, ready: Sequence[ReadyStep]) -> None:
-        self._strategy = build_training(job, worker).strategy
-        self._ready = ready[WARM_UP:]
+        self.strategy = build_training(job, worker).strategy
+        self.ready = ready[WARM_UP:]
         self.losses: list[float] = []
         clock = Clock()
         self._train(ready[:WARM_UP])
@@ -48,14 +48,14 @@ class SteadySteps:
     def __call__(self) -> Measured:
         """Units: useful tokens."""
         clock = Clock()
-        self._train(self._ready)
-        return clock.stop(sum(step.useful_tokens for step in self._ready))
+        self._train(self.ready)
+        return clock.stop(sum(step.useful_tokens for step in self.ready))
 
     def _train(self, steps: Sequence[ReadyStep]) -> None:
         for step in steps:
             label_tokens = sum(len(batch.label_ids) for batch in step.batches)
-            self.losses.append(self._strategy.forward_backward(step.batches, label_tokens).item())
-            self._strategy.step(1.0)
+            self.losses.append(self.strategy.forward_backward(step.batches, label_tokens).item())
+            self.strategy.step(1.0)
 
 
 def packed_steps(load: Workload, steps: int, *, cached: bool = True) -> list[ReadyStep]:

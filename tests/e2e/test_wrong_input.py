@@ -1,6 +1,7 @@
 """What a person gets for a mistake or a fault: a sentence, an exit code, and a second run that goes on from there.
 
-Each command is a real one in a terminal of its own. The training is tiny but real: two nodes, a process each.
+Each command is a real one in a terminal of its own. The training is tiny but real: in the long form two nodes, a
+process each.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CHANGES = {
     "train.epochs": 1000,
     "train.checkpoint_every_steps": EVERY_STEPS,
     "evaluate.controls": [],
-    "cluster": {"replica_count": 2},
+    "cluster": {"replica_count": 2 if WHOLE else 1},  # what more replicas add is in test_local_retries.py
 }
 
 

@@ -54,6 +54,7 @@ from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 4
+GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def encoded_inputs(
 def published_inputs(
     job: JobConfig, subject: Subject, samples: Sequence[int], control: str, worker: ProcessContext
 ) -> GenerationInputs:
-    """The same for family hf, whose models encode images themselves. Without an image all pixels are 0, a mean grey."""
+    """The same for family hf, whose models encode images themselves. Without an image all pixels are a mean grey."""
     published = subject.chat.form.published
     assert published is not None
     of_each = [subject.shards.images(subject.split.sample_location(sample)) for sample in samples]
@@ -234,7 +235,7 @@ def published_inputs(
     given = images.to(worker.device).values
     assert isinstance(given, dict)
     if control == "no_image" and given:
-        given["pixel_values"] = torch.zeros_like(given["pixel_values"])
+        given["pixel_values"] = torch.full_like(given["pixel_values"], GREY)
     if job.train.precision == "bf16":  # as its weights
         given = {name: one.bfloat16() if one.is_floating_point() else one for name, one in given.items()}
     return lambda input_ids: {"input_ids": input_ids, **published.types(input_ids), **given}

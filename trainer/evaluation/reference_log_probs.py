@@ -6,6 +6,7 @@ checksum. The key covers model section, frozen weights, files of the others, pre
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -40,6 +41,8 @@ from trainer.storage.records import read_record, write_record
 from trainer.strategies.base import Strategy
 
 POINTER = "references.json"  # in a run: where its references are
+PART, PARTS = ".part", 20  # behind a split's name: those that are known so far; of a whole pass
+ENDS = (".json", ".npy")  # of a split's files, in the order of deletion
 
 
 class ReferenceLogProbs:
@@ -73,7 +76,7 @@ class ReferenceLogProbs:
         uri, found = on_first(worker, partial(uri_of, self._job, self._key)), dict[Split, Float32Array]()
         for split in SPLITS:
             stored = on_first(worker, partial(read_references, uri, split))
-            found[split] = self._compute(index.split(split), worker) if stored is None else stored
+            found[split] = self._compute(uri, index.split(split), worker) if stored is None else stored
             if worker.is_first and stored is None:
                 _write(uri, split, found[split])
                 print(f"train: references of {len(found[split])} pairs ({split}) computed: {uri}", flush=True)
@@ -81,27 +84,32 @@ class ReferenceLogProbs:
             write_record(open_storage(self._job.run.run_uri), POINTER, {"uri": uri})
         return found["train"]
 
-    def _compute(self, split: SplitIndex, worker: ProcessContext) -> Float32Array:
+    def _compute(self, uri: str, split: SplitIndex, worker: ProcessContext) -> Float32Array:
+        """Goes on where an earlier attempt was interrupted, also one of another number of ranks."""
         progress = Progress(self._job.run.run_uri, "train") if worker.is_first else None
-        mine = dict[int, list[float]]()
-        for number, values in self._of_rank(split):
-            mine[number] = values
+        part = f"{split.name}{PART}"
+        begun = on_first(worker, partial(_read_part, uri, part))
+        references = np.full((len(split), 2), np.nan, np.float32) if begun is None else begun
+        for is_last, mine in self._of_rank(split, references.copy()):
+            everyone: list[dict[int, list[float]]] = [{}] * worker.world_size
+            dist.all_gather_object(everyone, mine)
+            for number, values in (pair for of_rank in everyone for pair in of_rank.items()):
+                references[number] = values
             if progress:
-                done = min(len(mine) * self._replica.count, len(split))
+                done = len(split) - int(np.isnan(references[:, 0]).sum())
                 progress.update(done, len(split), unit="pairs", message=f"references ({split.name})")
+                if not is_last:
+                    _write(uri, part, references)
         if progress:
             progress.flush()
-        everyone: list[dict[int, list[float]]] = [{}] * worker.world_size
-        dist.all_gather_object(everyone, mine)
-        references = np.full((len(split), 2), np.nan, np.float32)
-        for part in everyone:
-            for number, values in part.items():
-                references[number] = values
+            for end in ENDS:
+                open_storage(uri).delete(f"{part}{end}")
         assert not np.isnan(references).any(), "a pair that no rank has packed"
         return references
 
-    def _of_rank(self, split: SplitIndex) -> Iterator[tuple[int, list[float]]]:
-        """Number and log probabilities of each pair in this rank's packed sequences."""
+    def _of_rank(self, split: SplitIndex, known: Float32Array) -> Iterator[tuple[bool, dict[int, list[float]]]]:
+        """Log probabilities of pairs in this rank's packed sequences, by number and in parts of the whole; and whether
+        a part is the last. Steps in which all ranks' pairs are known are passed over."""
         size = self._job.train.micro_batch_size
         sampler = PackedBatchSampler(
             split,
@@ -113,12 +121,16 @@ class ReferenceLogProbs:
         )
         loader = PackedLoader(split, sampler, self._chat, self._reader, images=self._replica.takes_images)
         numbers = {identity: number for number, identity in enumerate(split.ids)}
-        for step in range(sampler.num_steps(1) if len(split) else 0):
-            rows = loader.sequences_for_step(step, self._replica.index, self._replica.count)
-            log_probs = self._strategy.forward_loss(collate(rows, self._image_source)).view(-1, 2).tolist()
-            ids = [identity for row in rows for identity in row.sample_ids]
-            for identity, values in zip(ids, log_probs, strict=True):
-                yield numbers[identity], values
+        steps, found = sampler.num_steps(1) if len(split) else 0, dict[int, list[float]]()
+        for step in range(steps):
+            if np.isnan(known[sampler.members(sampler.batch(step))]).any():
+                rows = loader.sequences_for_step(step, self._replica.index, self._replica.count)
+                log_probs = self._strategy.forward_loss(collate(rows, self._image_source)).view(-1, 2).tolist()
+                ids = [numbers[identity] for row in rows for identity in row.sample_ids]
+                found |= dict(zip(ids, log_probs, strict=True))
+            if (step + 1) % max(1, steps // PARTS) == 0 or step + 1 == steps:
+                yield step + 1 == steps, found
+                found = {}
 
 
 def uri_of(job: JobConfig, key: Mapping[str, Any]) -> str:
@@ -146,8 +158,8 @@ def references_of_run(run_uri: str, split: Split) -> Float32Array:
     return found
 
 
-def read_references(uri: str, split: Split) -> Float32Array | None:
-    """None where they are not complete. Raises DataError for damage."""
+def read_references(uri: str, split: str) -> Float32Array | None:
+    """None where they are not complete. Raises DataError for damage. split: with PART those that are known so far."""
     store = open_storage(uri)
     if store.stat(f"{split}.json") is None:
         return None
@@ -161,7 +173,14 @@ def read_references(uri: str, split: Split) -> Float32Array | None:
     return references
 
 
-def _write(uri: str, split: Split, references: Float32Array) -> None:
+def _read_part(uri: str, part: str) -> Float32Array | None:
+    """None also where writing it was interrupted."""
+    with contextlib.suppress(DataError):
+        return read_references(uri, part)
+    return None
+
+
+def _write(uri: str, split: str, references: Float32Array) -> None:
     buffer, store = io.BytesIO(), open_storage(uri)
     np.save(buffer, references, allow_pickle=False)
     store.write(f"{split}.npy", buffer.getvalue())

@@ -17,7 +17,8 @@ from trainer.sizing.pipeline_partition import Stage
 from trainer.sizing.trace_results import Compute, StageTrace
 from trainer.strategies.tensor_parallel.plan import shard_first_rank
 from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
-from trainer.tracing.step import cast_weights, has_equal_tower_layers, pass_through, tracker_of, without_numbers
+from trainer.tracing.memory_tracker import cast_weights
+from trainer.tracing.step import has_equal_tower_layers, pass_through, tracker_of, without_numbers
 
 
 def trace_stage(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from trainer.config.external_trainer import WITH_ROLES
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ NOT_ON_KUBEFLOW = {
 
 def require_vertex(config: RunConfig) -> None:
     """Raise RunFileError unless the run file has what Vertex AI needs to compile a pipeline."""
-    _raise(config, "Vertex AI", _violated(config, VERTEX))
+    _raise(config, "Vertex AI", [*_violated(config, VERTEX), *_packages_elsewhere(config)])
 
 
 def require_kubeflow(config: RunConfig) -> None:
@@ -64,7 +65,22 @@ def require_kubeflow(config: RunConfig) -> None:
     if not config.root_uri("kubeflow").startswith("gs://"):
         expected = "gs://bucket/folder, here or in gcp.pipeline_root: pods share no folder"
         problems.append(Problem("output.root_uri", f"found {show(config.output.root_uri)}, expected {expected}"))
+    if trainer := config.train.trainer:
+        if trainer.kind == "package":
+            text = "found package, expected command: a TrainJob runs an image and installs no packages"
+            problems.append(Problem("train.trainer.kind", text))
+        if trainer.launch in WITH_ROLES:
+            text = f"found {trainer.launch}, expected another launch: a TrainJob has one kind of node and no roles"
+            problems.append(Problem("train.trainer.launch", text))
     _raise(config, "Kubeflow", problems)
+
+
+def _packages_elsewhere(config: RunConfig) -> list[Problem]:
+    """Packages that Vertex AI could not read."""
+    trainer = config.train.trainer
+    here = [uri for uri in trainer.package_uris if not uri.startswith("gs://")] if trainer else []
+    text = f"found {show(here[0])}, expected gs:// paths: Vertex AI installs them" if here else ""
+    return [Problem("train.trainer.package_uris", text)] if here else []
 
 
 def require_data_in_cloud(config: RunConfig, place: str = "Vertex AI") -> None:

@@ -11,7 +11,7 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
-from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL
+from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api
@@ -183,12 +183,14 @@ def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
     env = dict(cluster.env)
     if job == "train" and config.train.wandb.project:
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
+    if (trainer := config.train.trainer) and job == "train":  # to stop the program, and then to save what it left
+        env[STOP_GRACE_VARIABLE] = str(2 * trainer.stop_grace_s)
     if cluster.local_port:
         env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
     image_uri, command, args = _task(config, job, join_uri(run_uri, "run.json"))
     variables = [{"name": name, "value": value} for name, value in env.items()]
     task: dict[str, Any] = {"container_spec": {"image_uri": image_uri, "command": command, "args": args}}
-    if (trainer := config.train.trainer) and job == "train" and trainer.kind == "package":
+    if trainer and job == "train" and trainer.kind == "package":
         package = {"executor_image_uri": trainer.executor_image_uri, "package_uris": list(trainer.package_uris)}
         task = {"python_package_spec": {**package, "python_module": command[-1], "args": args}}
     if variables:

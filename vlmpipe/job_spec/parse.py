@@ -28,7 +28,7 @@ def parse_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:
     """
     reading = read_message(spec, whole_floats=True)
     pools = [Pool(index, pool) for index, pool in enumerate(reading.fields.get(POOLS, []))]
-    violations = [*reading.violations, *role_violations(pools, containers_only=True)]
+    violations = [*reading.violations, *role_violations(pools)]
     if violations:
         first = violations[0]
         raise ConfigError(f"{path_text(first.field)}: found {first.found}", expected=first.expected, fix=first.fix)

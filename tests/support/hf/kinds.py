@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 WIDTH, LAYERS, VOCABULARY = 32, 2, 320
@@ -49,6 +50,8 @@ class Kind:
     image_token: str = ""  # what features replace; empty: the placeholder
     images_of: str = ""  # the type whose image processor it has, where transformers maps none to it
     around: tuple[str, str] = ("", "")  # written by the template before and behind each placeholder
+    needs_torchvision: bool = False  # for its processor
+    begins: str = ""  # what the template writes first
 
 
 KINDS: dict[str, Kind] = {
@@ -236,6 +239,66 @@ KINDS: dict[str, Kind] = {
         processor={"num_image_tokens": 16},
         named={"image_token": "<image_placeholder>"},
     ),
+    "mistral3": Kind(
+        "[IMG]",
+        text={"model_type": "mistral", "sliding_window": None},
+        vision={"model_type": "pixtral", "head_dim": 8, "image_size": 32},
+        config={"spatial_merge_size": 2, "vision_feature_layer": -1},
+        images={"size": {"longest_edge": 32}, "patch_size": {"height": 8, "width": 8}},
+        processor={"patch_size": 4, "spatial_merge_size": 2},
+        tokens=("[IMG_BREAK]", "[IMG_END]"),
+        needs_torchvision=True,
+    ),
+    "lfm2_vl": Kind(
+        "<image>",
+        text={"model_type": "lfm2", "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        vision={"model_type": "siglip2_vision_model", "num_patches": 16, "vision_use_head": False},
+        config={"downsample_factor": 2, "projector_hidden_size": 24},
+        images={
+            "tile_size": 16, "encoder_patch_size": 4, "min_image_tokens": 2, "max_image_tokens": 4, "max_tiles": 2,
+            "min_tiles": 2, "size": SQUARE,
+        },
+        tokens=("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+            *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 3) for column in range(1, 3)),
+        ),
+        needs_torchvision=True,
+    ),
+    "molmo2": Kind(
+        "<|image|>",
+        text={"additional_vocab_size": 16},
+        vision={
+            "image_size": [16, 16], "num_position_embeddings": 16, "head_dim": 8, "num_key_value_heads": 2,
+            "num_hidden_layers": LAYERS,
+        },
+        config={
+            "adapter_config": {
+                "vision_feature_layer": [-1, -2], "hidden_size": 16, "num_attention_heads": 2,
+                "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "text_hidden_size": WIDTH,
+            },
+        },
+        images={"size": SQUARE, "patch_size": 4, "max_crops": 2, "overlap_margins": [1, 1]},
+        tokens=(
+            "<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>", "<frame_start>", "<im_end>", "<frame_end>",
+            "<im_low>", "<|video|>",
+        ),
+        image_token="<im_patch>",
+        begins="<s>",
+        needs_torchvision=True,
+    ),
+    "kimi_k25": Kind(
+        "<|media_pad|>",
+        text={
+            "model_type": "deepseek_v3", "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8, "qk_head_dim": 16, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "moe_intermediate_size": 16,
+            "num_key_value_heads": 4,
+        },
+        vision={"pos_emb_height": 4, "pos_emb_width": 4},
+        config={"projection_hidden_size": 16},
+        images={"size": {"max_height": 32, "max_width": 32}, "patch_size": 4, "max_patches": 64},
+        tokens=("<|media_begin|>", "<|media_content|>", "<|media_end|>", "<|kimi_k25_video_placeholder|>"),
+        needs_torchvision=True,
+    ),
     "paligemma": Kind(
         "<image>",
         text={"model_type": "gemma"},
@@ -244,3 +307,4 @@ KINDS: dict[str, Kind] = {
         images={"size": SQUARE, "image_seq_length": 16},
     ),
 }  # fmt: skip
+INSTALLED = {name: kind for name, kind in KINDS.items() if not kind.needs_torchvision or find_spec("torchvision")}

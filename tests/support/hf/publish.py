@@ -57,7 +57,7 @@ def settings_of(processor: Any) -> str:
 
 def image_processor_class(model_type: str) -> Any:
     classes = IMAGE_PROCESSOR_MAPPING[CONFIG_MAPPING[model_type]]
-    return classes["pil"]
+    return classes["pil"] if "pil" in classes else classes["torchvision"]
 
 
 def config_of(model_type: str, tokenizer: Any) -> Any:
@@ -87,7 +87,8 @@ def tokenizer_of(model_type: str) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(["user what is this assistant it is seven" * 3], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
-        extra_special_tokens=kind.named, chat_template=template(kind.placeholder.join(kind.around)),
+        extra_special_tokens=kind.named,
+        chat_template=kind.begins + template(kind.placeholder.join(kind.around)),
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
 

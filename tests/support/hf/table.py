@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.support.hf.kinds import KINDS
+from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.publish import model_section, publish
 from tests.support.paths import ROOT
 from trainer.config.model import ModelConfig
@@ -33,17 +33,18 @@ What was found on a tiny random model of each type. `model.family: hf` takes oth
 examines them in the same way ([Train any image-text model](../how-to/any-model.md)).
 
 - **packed samples**: whether samples in one sequence give the loss and gradients of each alone in plain transformers.
-- **tokens of an image**: whether they depend on its size.
+- **image tokens**: whether their number depends on the size of an image.
 - **tensor parallel**: whether `train.strategy: tp` can split each matrix of the language model.
 - **projector**: where it lies; inside of the vision encoder it is trained or frozen with `projector` all the same.
-- **cached features**: whether the encoder's output is stored by image, and the loss and gradients of training on it are
+- **cached**: whether the encoder's output is stored by image, and the loss and gradients of training on it are
   those of training on images; with a projector inside of the encoder only where that is frozen.
+- **torchvision**: whether its processor needs it; it must be installed, here and in the trainer image.
 - **inputs**: what the model takes of an image.
 
 This page is generated: `python -m tests.support.hf.table`. A test compares it with the code.
 
-| type | class | packed samples | tensor parallel | tokens of an image | projector | cached features | inputs |
-|---|---|---|---|---|---|---|---|
+| type | class | packed samples | tensor parallel | image tokens | projector | cached | torchvision | inputs |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -63,6 +64,7 @@ def row(model_type: str, folder: Path) -> str:
         "by size" if len(counts) > 1 else "all the same",
         "in the encoder" if has_merger(encoder_of(model)) else "behind the encoder",
         yes_if(family.stored_output, frozen),
+        "needed" if KINDS[model_type].needs_torchvision else "",
         ", ".join(sorted(images.tensors([Image.new("RGB", SIZES[0])]))),
     )
     return f"| {' | '.join(cells)} |"
@@ -87,11 +89,12 @@ def packing(config: ModelConfig) -> str:
 
 
 def page() -> str:
-    rows = []
-    for model_type in sorted(KINDS):
+    """Rows of types whose processor needs what is not installed stay as they are."""
+    rows = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    for model_type in INSTALLED:
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(row(model_type, publish(model_type, Path(folder))))
-    return HEADER + "\n".join(rows) + "\n"
+            rows[model_type] = row(model_type, publish(model_type, Path(folder)))
+    return HEADER + "\n".join(line for _, line in sorted(rows.items())) + "\n"
 
 
 if __name__ == "__main__":

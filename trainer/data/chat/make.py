@@ -9,6 +9,7 @@ from trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.chat.proof import require_answers
+from trainer.data.sample import Turn
 from trainer.data.tokenize import (
     PAD,
     TRAINED_PREFIX,
@@ -63,11 +64,19 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
         )
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model.pretrained or model.language_model))
     ends = [token for token in dict.fromkeys((tokenizer.eos_token, *stops)) if token]
-    return require_answers(
+    chat = require_answers(
         lambda as_text: Chat(tokenizer, form, end_tokens=ends, added_end=data.answer_end, as_text=as_text),
         f"{name} ({model.tokenizer})" if name == NATIVE else name,
         forms=_forms(model, tokenizer, form),
     )
+    first = form.published.first_tokens if form.published else []
+    if chat.encode([Turn("question", "answer")], [], []).input_ids[: len(first)] != first:
+        raise ConfigError(
+            f"the model's processor begins each text with {''.join(tokenizer.convert_ids_to_tokens(first))!r}, and its "
+            "chat template does not",
+            fix="write the template to a file with that at its beginning, and name the file in data.chat_template",
+        )
+    return chat
 
 
 def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> tuple[bool, ...]:

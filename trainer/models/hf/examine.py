@@ -10,6 +10,7 @@ import copy
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from PIL import Image
@@ -24,6 +25,7 @@ from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, has_
 from trainer.models.hf.processor import PublishedImages, join, kind_of, published_images
 from trainer.models.hf.stored import StoredOutput, find_stored_output
 from trainer.models.hf_native.pretrained import part_config
+from trainer.models.layers.freeze import part_of
 
 SIZES = ((96, 64), (64, 80))  # of the two samples' images, in pixels
 TEXTS = ("one two three", "four five")
@@ -109,6 +111,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     for weight in model.parameters():  # so large that attention tells tokens apart
         weight.copy_(torch.randn_like(weight) * (2 / weight.shape[-1] ** 0.5) if weight.ndim > 1 else weight)
     head = model.get_output_embeddings()
+    _require_known_parts(model)
     module = HfVLM(config, model, images).eval()
     pictures = [Image.effect_noise(size, 64).convert("RGB") for size in SIZES]
     made = [images.tensors([picture]) for picture in pictures]
@@ -138,6 +141,21 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
         is_causal=_equal(behind[:-3], alone[0][:-3]),
         has_plain_head=_equal(head(alone[0]), logits),
     )
+
+
+def _require_known_parts(model: Any) -> None:
+    """Parts are told apart by parameters' names, here and in files."""
+    modules = {module: f"{name}." for name, module in model.named_modules()}
+    language = tuple(modules[part] for part in (model.get_decoder(), model.get_output_embeddings()))
+    wrong = [
+        name for name, _ in model.named_parameters() if name.startswith(language) != (part_of(name) == "language_model")
+    ]
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]} of a {model.config.model_type} model lies beside its vision encoder and language model, and "
+            "has no name that is known of a projector",
+            expected="one of the model types that are tested (docs/reference/model-types.md)",
+        )
 
 
 def _stored(images: PublishedImages, model: nn.Module, pictures: Sequence[Image.Image]) -> StoredOutput | None:
@@ -173,7 +191,7 @@ def _small(whole: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
         small = copy.deepcopy(whole)
         text, vision = small.get_text_config(), small.vision_config
         _fewer_layers(text)
-        _fewer_tower_layers(small, vision)
+        fewer_tower_layers(small, vision)
         if narrow:
             _narrow(small, text, vision)
         yield small
@@ -189,7 +207,7 @@ def _fewer_layers(text: PreTrainedConfig) -> None:
         text.layer_types = (kinds * few)[:few]
 
 
-def _fewer_tower_layers(small: PreTrainedConfig, vision: PreTrainedConfig) -> None:
+def fewer_tower_layers(small: PreTrainedConfig, vision: PreTrainedConfig) -> None:
     """Keep as many as there are between the layer whose output is used, or the first level of several, and the end."""
     used = [getattr(small, name, -1) for name in ("vision_feature_layer", "vision_feature_layers")]
     used = [layer for one in used for layer in (one if isinstance(one, list | tuple) else [one])]

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,16 @@ BLANK = (64, 64)  # pixels
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
 
 
+@dataclass(frozen=True)
+class VisionBytes:
+    """What images hold on their way through encoder and projector: at the peak of the forward pass, from there to the
+    backward pass, and at the peak of that."""
+
+    forward: int = 0
+    kept: int = 0
+    backward: int = 0
+
+
 class HfVLM(nn.Module):
     """What strategies wrap. model: the library's, which keeps its own forward pass.
 
@@ -42,7 +53,8 @@ class HfVLM(nn.Module):
         super().__init__()
         self.config, self.model, self.token_loss = config, model, TokenLoss()
         self._images = images
-        self._of_features = inspect.signature(model.base_model.get_image_features).parameters
+        self.features_of = inspect.signature(model.base_model.get_image_features).parameters
+        self.vision_bytes = VisionBytes()  # in traces
         self._packed: tuple[Tensor, CuSeqlens | None] | None = None
         use_varlen_attention(self.language_model)
         self.language_model.register_forward_pre_hook(_separate_samples(self), with_kwargs=True)
@@ -128,7 +140,8 @@ class HfVLM(nn.Module):
         trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
         first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
         places = places_of(input_ids == self.model.config.image_token_id, len(projected))
-        hidden = put(self.model.get_input_embeddings()(input_ids), places, projected + first)
+        projected = _Encoded.apply(projected + first, self.vision_bytes)
+        hidden = put(self.model.get_input_embeddings()(input_ids), places, projected)
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
             positions = position_ids.repeat(4, 1, 1)
@@ -154,10 +167,13 @@ class HfVLM(nn.Module):
     def _nothing(self, device: torch.device) -> Tensor:
         """0, from the features of a blank image: every rank takes part in the collectives of tower and projector."""
         inputs = self._replayed(self._blank)
-        given = {name: value.to(device) for name, value in inputs.items() if name in self._of_features}
-        features = self.model.base_model.get_image_features(**given, return_dict=True)
-        behind = (features.get(name) for name in PROJECTED_OUTPUTS)
-        return 0.0 * torch.stack([tensor.float().sum() for tensor in tensors_in(behind)]).sum()
+        given = {name: value.to(device) for name, value in inputs.items() if name in self.features_of}
+        return 0.0 * torch.stack([tensor.float().sum() for tensor in self.features(given)]).sum()
+
+    def features(self, inputs: Tensors) -> list[Tensor]:
+        """Of images, behind the projector. inputs: those named in `features_of`."""
+        features = self.model.base_model.get_image_features(**inputs, return_dict=True)
+        return tensors_in(features.get(name) for name in PROJECTED_OUTPUTS)
 
     def _rope_positions(
         self, input_ids: Tensor, position_ids: Tensor, inputs: Tensors, samples: CuSeqlens | None
@@ -214,6 +230,23 @@ def same_sample(position_ids: Tensor) -> Tensor:
     """(sequences, 1, tokens, tokens), true where two tokens are of one sample."""
     sample = (position_ids.diff(prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
     return (sample[:, :, None] == sample[:, None, :]).unsqueeze(1)
+
+
+class _Encoded(torch.autograd.Function):
+    """Projected images of a trace, which allocate what encoder and projector would."""
+
+    @staticmethod
+    def forward(ctx: Any, projected: Tensor, size: VisionBytes) -> Tensor:
+        ctx.kept, ctx.size = projected.new_empty(size.kept, dtype=torch.uint8), size
+        projected.new_empty(max(0, size.forward - size.kept - projected.nbytes), dtype=torch.uint8)
+        return projected.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        gradient.new_empty(max(0, ctx.size.backward - ctx.size.kept - gradient.nbytes), dtype=torch.uint8)
+        del ctx.kept
+        return gradient, None
 
 
 def _separate_samples(module: HfVLM) -> Any:

@@ -9,7 +9,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ KEPT_TEXTS = 1 << 16  # of samples' image sizes
 KEPT_LAYOUTS = 1 << 8  # of images' sizes; some hold a mask of all pixels
 FEATURES, PIXEL_SHAPE = "features", "pixel_shape"  # in place of pixel values that were encoded before
 TYPES = ("mm_token_type_ids", "token_type_ids")  # names under which models take what each token is
+POOLING = "image_token_pooling"  # input of Molmo2
 LARGE = ((640, 480), (1024, 1024), (2048, 2048), (2048, 1024), (1024, 2048))
 SAMPLE_AXES = 5  # of pixel values whose first axis is the sample: (samples, images, channels, height, width)
 
@@ -62,9 +63,9 @@ class PublishedImages:
         self.image_token = str(tokenizer.convert_ids_to_tokens(self.image_token_id))
         self.placeholder = str(self.processor.image_token)
         self.typed_token_ids = [int(one) for one in self.processor.image_token_ids if one is not None]
-        self._images_kwargs = self.processor._merge_kwargs(
-            tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt"
-        )["images_kwargs"]
+        settings = self.processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt")
+        own = inspect.getfullargspec(self.processor._process_images).args
+        self._images_kwargs = settings["images_kwargs"] | {name: settings[name] for name in own if name in settings}
         self.texts = functools.lru_cache(KEPT_TEXTS)(self._texts)
         self.layout = functools.lru_cache(KEPT_LAYOUTS)(self._layout)
 
@@ -93,6 +94,13 @@ class PublishedImages:
         side = self._patch_size if isinstance(self._patch_size, int) else self._patch_size[0]
         in_patch = int(pixels.shape[-1]) if pixels.ndim < 4 else 3 * side**2
         return pixels.numel() // in_patch, in_patch
+
+    @functools.cached_property
+    def first_tokens(self) -> list[int]:
+        """What the processor puts before each text, whatever the chat template begins with."""
+        text = {"text": ["text"], "add_special_tokens": False}
+        made, plain = (list(one(**text)["input_ids"][0]) for one in (self.processor, self.processor.tokenizer))
+        return made[: len(made) - len(plain)]
 
     def types(self, input_ids: Tensor) -> Tensors:
         """What each token is, for models that ask: 1 of an image, 0 of a text."""
@@ -178,10 +186,21 @@ def join(samples: Sequence[Tensors]) -> Tensors:
     """Inputs of several samples as one: joined along the axis of images, and padded with zeros along the others."""
     if not samples:
         return {}
+    if POOLING in samples[0]:
+        samples = list(_behind_each_other(samples))
     names = dict.fromkeys(name for sample in samples for name in sample)
     pixels = samples[0].get("pixel_values")
     by_sample = "pixel_attention_mask" in names and pixels is not None and pixels.ndim == SAMPLE_AXES
     return {name: _joined([one[name] for one in samples if name in one], axis=int(by_sample)) for name in names}
+
+
+def _behind_each_other(samples: Sequence[Tensors]) -> Iterator[Tensors]:
+    """Places among the patches of one sample as places among those of all; -1 is none."""
+    before = 0
+    for sample in samples:
+        places = sample[POOLING]
+        yield sample | {POOLING: torch.where(places >= 0, places + before, places)}
+        before += sample["pixel_values"].shape[:2].numel()
 
 
 def without_video(kind: type) -> Any:

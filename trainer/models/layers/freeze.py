@@ -23,7 +23,9 @@ PROJECTOR_NAMES = ("projector", "merger", "connector.")  # transformers' names
 TOWER_LAYERS = ("EncoderLayer", "VisionBlock", "Dinov2Layer")  # how their classes' names end
 TOWER_NAMES = ("vision_tower.", "visual.", "vision_model.", "vision_encoder.", "image_tower.")
 # What else lies beside tower and language model in some models: rows and tables that join images to texts.
-BESIDE = ("image_newline", "view_seperator", "embed_vision.", "visual_embeddings_table.")
+BESIDE = (
+    "image_newline", "view_seperator", "embed_vision.", "visual_embeddings_table.", "vision_projection.", "aligner.",
+)  # fmt: skip
 BASE = ".base_layer."  # in peft's name of an adapted layer's own weight
 MIN_SHARED_LETTERS = 3  # consecutive, between a name and a pattern, to count as similar
 NUM_SUGGESTIONS = 3  # names in the error for a pattern that matches none

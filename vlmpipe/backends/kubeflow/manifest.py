@@ -14,7 +14,7 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 
 from trainer.errors import ConfigError
-from vlmpipe.backends.local.environment import NODE_POOLS, processes_of
+from vlmpipe.backends.local.environment import NODE_POOLS, processes_of, stop_grace_s
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, REDUCTION_SERVER_POOL
 
@@ -74,7 +74,7 @@ def train_job(
     spec = {
         "runtimeRef": {"apiGroup": GROUP, "kind": "ClusterTrainingRuntime", "name": placement.runtime},
         "trainer": {key: value for key, value in trainer.items() if value},
-        "runtimePatches": [_patch(gpus, placement, labels)],
+        "runtimePatches": [_patch(gpus, placement, labels, grace_s=int(stop_grace_s(job, STOP_GRACE_S)))],
         **({"activeDeadlineSeconds": timeout_s} if timeout_s else {}),
     }
     return {
@@ -136,7 +136,7 @@ def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, Any]:
     return {key: value for key, value in (("requests", {**requests, **limits}), ("limits", limits)) if value}
 
 
-def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str]) -> dict[str, Any]:
+def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, grace_s: int) -> dict[str, Any]:
     """What the pods need beyond the runtime's. NCCL and data loaders use /dev/shm, of which a pod has 64 MiB."""
     tolerations = [{"key": GPU, "operator": "Exists"}] if gpus else []
     for one in placement.tolerations:
@@ -149,7 +149,7 @@ def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str]) -> d
         "tolerations": tolerations,
         "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
         "containers": [{"name": NODE, "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}]}],
-        "terminationGracePeriodSeconds": STOP_GRACE_S,
+        "terminationGracePeriodSeconds": grace_s,
     }
     template = {"metadata": {"labels": dict(labels)}, "spec": {key: value for key, value in pod.items() if value}}
     job = {"name": NODE, "template": {"spec": {"template": template}}}

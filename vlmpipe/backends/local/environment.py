@@ -21,7 +21,13 @@ from google.protobuf import json_format
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import join_uri
-from vlmpipe.job_spec.worker_pools import CHIEF_POOL, LOCAL_PORT_VARIABLE, REDUCTION_SERVER_IMAGE, WORKER_POOL
+from vlmpipe.job_spec.worker_pools import (
+    CHIEF_POOL,
+    LOCAL_PORT_VARIABLE,
+    REDUCTION_SERVER_IMAGE,
+    STOP_GRACE_VARIABLE,
+    WORKER_POOL,
+)
 
 HOST = "localhost"
 NODE_POOLS = (CHIEF_POOL, WORKER_POOL)  # replicas that train
@@ -83,7 +89,7 @@ def replica_environment(
         for name, value in os.environ.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
-    own = {variable.name: variable.value for variable in replica.spec.container_spec.env}
+    own = {variable.name: variable.value for variable in task_of(replica.spec).env}
     inherited.setdefault("OMP_NUM_THREADS", str(_threads(job)))
     return {
         **inherited,
@@ -96,6 +102,11 @@ def replica_environment(
     }
 
 
+def task_of(spec: api.WorkerPoolSpec) -> api.ContainerSpec | api.PythonPackageSpec:
+    """What a pool runs; both have arguments and variables."""
+    return spec.python_package_spec if spec.python_package_spec.python_module else spec.container_spec
+
+
 def is_started(replica: Replica) -> bool:
     """Whether it runs on this machine: a Reduction Server needs the GPU nodes' network."""
     return REDUCTION_SERVER_IMAGE not in replica.spec.container_spec.image_uri
@@ -103,9 +114,17 @@ def is_started(replica: Replica) -> bool:
 
 def processes_of(spec: api.WorkerPoolSpec) -> int:
     """Processes that the launcher starts on one replica of this pool (its --nproc-per-node)."""
-    args = list(spec.container_spec.args)
+    args = list(task_of(spec).args)
     given = args[args.index("--nproc-per-node") + 1] if "--nproc-per-node" in args[:-1] else "auto"
     return int(given) if given.isdigit() else max(1, spec.machine_spec.accelerator_count)
+
+
+def stop_grace_s(job: api.CustomJobSpec, usual_s: float) -> float:
+    """Seconds from the request to stop to a kill: the spec's, where that is more than usual."""
+    given = {variable.name: variable.value for variable in task_of(job.worker_pool_specs[0]).env}.get(
+        STOP_GRACE_VARIABLE, ""
+    )
+    return max(usual_s, float(given)) if given.isdigit() else usual_s
 
 
 def _threads(job: api.CustomJobSpec) -> int:
@@ -149,7 +168,7 @@ def _directories(base_uri: str) -> dict[str, str]:
 
 
 def _wanted_port(spec: api.WorkerPoolSpec) -> int:
-    given = {variable.name: variable.value for variable in spec.container_spec.env}.get(LOCAL_PORT_VARIABLE, "0")
+    given = {variable.name: variable.value for variable in task_of(spec).env}.get(LOCAL_PORT_VARIABLE, "0")
     if not given.isdigit() or int(given) > 65535:
         raise ConfigError(f"{LOCAL_PORT_VARIABLE} is {given!r}", expected="a port from 1 to 65535, or 0 for a free one")
     return int(given)

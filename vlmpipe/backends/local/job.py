@@ -29,14 +29,16 @@ from vlmpipe.backends.local.environment import (
     processes_of,
     replica_environment,
     replicas,
+    stop_grace_s,
     take_addresses,
 )
 from vlmpipe.backends.local.fault_injector import FaultInjector, FaultLog
 from vlmpipe.backends.local.fault_spec import parse_faults
+from vlmpipe.backends.local.package_environment import package_python
 from vlmpipe.backends.local.replica import Process
 from vlmpipe.backends.local.restart_history import RestartHistory, steps_done
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, restart_policy
-from vlmpipe.backends.local.supervisor import Supervisor
+from vlmpipe.backends.local.supervisor import STOP_GRACE_S, Supervisor
 from vlmpipe.backends.step_record import recorded_job
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
@@ -77,6 +79,7 @@ def run_job(
             verdict = Supervisor(
                 processes,
                 timeout_s=job.scheduling.timeout.total_seconds(),
+                stop_grace_s=stop_grace_s(job, STOP_GRACE_S),
                 policy=restart_policy(job.scheduling),
                 restarting=history.add,
                 stopping=injector.stop if injector else lambda: None,
@@ -112,9 +115,18 @@ def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[P
         if not is_started(replica):
             print(f"[{replica.name}] Reduction Server: named in CLUSTER_SPEC, not started on this machine", flush=True)
             continue
-        container = replica.spec.container_spec
-        command = [sys.executable if word == "python" else word for word in container.command] + list(container.args)
-        environment = replica_environment(job, replica, addresses, job_id=job_id, project=project)
         log = log_folder / f"{replica.name}.log"
+        command = _command(replica.spec, log_folder)
+        environment = replica_environment(job, replica, addresses, job_id=job_id, project=project)
         processes.append(Process(replica.name, command, environment, log, is_chief=replica.is_chief))
     return processes
+
+
+def _command(spec: api.WorkerPoolSpec, log_folder: Path) -> list[str]:
+    """What a replica runs: its container's command, or its package's module in an environment of its own."""
+    package = spec.python_package_spec
+    if package.python_module:
+        python = package_python(list(package.package_uris), log_folder / "pip.log")
+        return [python, "-m", package.python_module, *package.args]
+    container = spec.container_spec
+    return [sys.executable if word == "python" else word for word in container.command] + list(container.args)

@@ -44,6 +44,7 @@ class Supervisor:
         processes: Sequence[Process],
         *,
         timeout_s: float = 0.0,
+        stop_grace_s: float = STOP_GRACE_S,
         policy: RestartPolicy | None = None,
         restarting: Callable[[Restart, Verdict], None] = lambda restart, cause: None,
         stopping: Callable[[], None] = lambda: None,
@@ -60,6 +61,7 @@ class Supervisor:
         self._again: tuple[Restart, Verdict] | None = None  # a restart of all, once all have ended, and its cause
         self._next: tuple[float, Callable[[], None]] | None = None
         self._timeout_s, self._deadline = timeout_s, 0.0
+        self._stop_grace_s = stop_grace_s
 
     def run(self) -> Verdict:
         """Start all, wait until all have ended, and return the job's verdict. Handles SIGINT and SIGTERM meanwhile."""
@@ -152,7 +154,7 @@ class Supervisor:
         self._fallen.clear()
         if restart.whole_job and self._running:
             self._again = restart, fallen[0]
-            self._end(STOP_GRACE_S if lost else FAILED_GRACE_S)
+            self._end(self._stop_grace_s if lost else FAILED_GRACE_S)
         else:
             self._start_again(restart, fallen[0])
 
@@ -170,7 +172,7 @@ class Supervisor:
         if not self._budget.policy.restarts:
             self._failures += self._fallen
         self._fallen.clear()
-        self._end(STOP_GRACE_S)
+        self._end(self._stop_grace_s)
 
     def _time_out(self) -> None:
         reason = f"the job ran longer than its timeout of {self._timeout_s:g} s"

@@ -26,13 +26,10 @@ def check(job: Job) -> Iterator[Violation]:
             yield from _tpus(job, pool)
 
 
-def role_violations(pools: Sequence[Pool], *, containers_only: bool = False) -> Iterator[Violation]:
+def role_violations(pools: Sequence[Pool]) -> Iterator[Violation]:
     """Check the pools' roles: 0 is the chief alone, 1 the workers, 2 the Reduction Server, 3 the evaluators.
 
     No pool may be empty: the pipeline component's launcher drops empty pools, and those behind them change roles.
-
-    Args:
-        containers_only: refuse Python packages, as for jobs on this machine.
     """
     if not pools:
         yield Violation("VP201", (POOLS,), "no pool", "at least pool 0, the chief")
@@ -43,7 +40,7 @@ def role_violations(pools: Sequence[Pool], *, containers_only: bool = False) -> 
         if pool.knows():
             yield from _replicas(pool, has_reducers)
             if pool.spec:
-                yield from _content(pool, containers_only)
+                yield from _content(pool)
 
 
 def _replicas(pool: Pool, has_reducers: bool) -> Iterator[Violation]:
@@ -61,14 +58,14 @@ def _replicas(pool: Pool, has_reducers: bool) -> Iterator[Violation]:
         yield Violation(code, pool.at(), "no replica", expected, fix)
 
 
-def _content(pool: Pool, containers_only: bool) -> Iterator[Violation]:
+def _content(pool: Pool) -> Iterator[Violation]:
     """A machine type, and exactly one of a container and a Python package."""
     if not pool.machine_type and pool.knows("machine_spec", "machine_type"):
         path = pool.at("machine_spec", "machine_type")
         yield Violation("VP206", path, "nothing", "a machine type such as g2-standard-8")
     image = pool.at("container_spec", "image_uri")
     has_container = "container_spec" in pool.spec
-    has_package = "python_package_spec" in pool.spec and not containers_only
+    has_package = "python_package_spec" in pool.spec
     if has_container and has_package:
         found = "both container_spec and python_package_spec"
         yield Violation("VP205", pool.at(), found, "one of container_spec and python_package_spec")

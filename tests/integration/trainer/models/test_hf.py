@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from tests.support.hf import table
-from tests.support.hf.kinds import KINDS
+from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.native_models import SIZES, picture, write_data
@@ -41,15 +41,16 @@ SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])
 RELATIVE = 1e-5
 # One of each way to keep samples apart, to count and to join images, and to place tokens.
 SHORT = ("gemma3", "glm46v", "idefics3", "llava_onevision", "ovis2", "gemma4")
-TYPES = chosen(KINDS, lambda name: name in SHORT)
-MIXING, PREFIX = ("qwen3_5",), ("paligemma",)  # layers that are no attention; answers that are seen before they come
+TYPES = chosen(INSTALLED, lambda name: name in SHORT)
+MIXING = {"qwen3_5": "linear_attention", "lfm2_vl": "conv"}  # layers that are no attention
+PREFIX = ("paligemma",)  # answers that are seen before they come
 IN_ENCODER = dict.fromkeys(  # the projector, which cached features leave as it is
     ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"), ("projector",)
 )
 UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
-    "qwen3_5", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"
+    "qwen3_5", "lfm2_vl", "kimi_k25", "gemma4", "glm4v", "glm46v", "qwen3_vl_moe", "glm4v_moe"
 )  # fmt: skip
-REGROUPED = ("glm4v_moe", "qianfan_ocr")  # files hold weights in other pieces than the model
+REGROUPED = ("glm4v_moe", "qianfan_ocr", "molmo2", "kimi_k25")  # files hold weights in other pieces than the model
 STOP_STEP = 2
 CACHED = {"features.cache": "on"}
 ADAPTERS = {"model.lora": {"rank": 4}}
@@ -205,6 +206,17 @@ def test_tensor_parallelism_splits_all_matrices_or_is_refused(
         require_shardable(config, 2, cached=False)
 
 
+def test_a_type_with_a_projector_of_unknown_name_is_refused(
+    published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would train as part of the language model."""
+    monkeypatch.setattr("trainer.models.layers.freeze.PROJECTOR_NAMES", ())
+    examine._examine.cache_clear()
+    with pytest.raises(ConfigError, match="no name that is known of a projector"):
+        examine.require_trainable(config_of(published("internvl")), pack=True, cached=False)
+    examine._examine.cache_clear()
+
+
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
     """Of a sequence of these samples, in which the last token of each predicts nothing."""
     lengths = [len(sample) for sample in samples]
@@ -260,7 +272,7 @@ def test_the_docs_list_these_types() -> None:
     assert listed == sorted(KINDS)
 
 
-@pytest.mark.parametrize("model_type", [*MIXING, *PREFIX])
+@pytest.mark.parametrize("model_type", [name for name in (*MIXING, *PREFIX) if name in INSTALLED])
 def test_a_type_that_mixes_samples_or_shows_answers_is_refused(
     model_type: str, published: Callable[[str], Path]
 ) -> None:
@@ -268,7 +280,7 @@ def test_a_type_that_mixes_samples_or_shows_answers_is_refused(
     with pytest.raises(ConfigError) as raised:
         examine.require_trainable(config, pack=True, cached=False)
     if model_type in MIXING:
-        assert "linear_attention" in str(raised.value) and "data.pack" in str(raised.value)
+        assert MIXING[model_type] in str(raised.value) and "data.pack" in str(raised.value)
         examine.require_trainable(config, pack=False, cached=False)
     else:
         assert "answers would be visible" in str(raised.value)

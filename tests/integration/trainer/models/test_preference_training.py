@@ -7,19 +7,22 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.config.strategies import PREFERRING
 from trainer.errors import DataError
-from trainer.evaluation.reference_log_probs import POINTER, read_references, references_of_run
+from trainer.evaluation import reference_log_probs
+from trainer.evaluation.reference_log_probs import PART, POINTER, read_references, references_of_run
 from trainer.storage import open_storage
 
 STRATEGIES = chosen(dict.fromkeys(PREFERRING), lambda name: name in ("fsdp", "zero2"))
 RELATIVE, STOP_STEP = 1e-5, 2
+ADAPTERS = {"model.lora": {"rank": 4}}
 PAIRS = {"train.objective": "dpo", "train.max_steps": 4, "train.dpo_beta": 0.5, "data.max_samples": 120}
 
 
@@ -32,12 +35,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
         return make_run(root, name, {"features.cache": "off", **PAIRS, **changes}, features="off")
 
     reference = run("reference", {"train.micro_batch_size": 8})
-    train_runs([reference], processes=1)
+    adapted = [run("adapted", {"train.micro_batch_size": 8, **ADAPTERS})] if WHOLE else []
+    train_runs([reference, *adapted], processes=1)
     made = {name: run(name, {"train.strategy": name}) for name in STRATEGIES}
+    if WHOLE:
+        made |= {
+            f"lora {name}": run(f"lora-{name}", {"train.strategy": name, **ADAPTERS}) for name in ("fsdp", "zero2")
+        }
     train_runs([*made.values(), run("resumed", {"train.strategy": "fsdp", "train.max_steps": STOP_STEP})], processes=2)
     made["resumed"] = run("resumed", {"train.strategy": "fsdp"})
     train_runs([made["resumed"]], processes=2)
-    return {"reference": reference, **made}
+    return {"reference": reference, **made, **{job.run.run_id: job for job in adapted}}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -48,26 +56,59 @@ def test_pairs_train_under_each_strategy_as_on_one_process(name: str, runs: dict
     assert summary(runs[name])["world_size"] == 2
 
 
+@only_whole
+def test_adapters_are_trained_against_the_base_without_them(runs: dict[str, JobConfig]) -> None:
+    expected = losses(runs["adapted"])
+    assert expected[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert expected[1:] != pytest.approx(losses(runs["reference"])[1:], rel=RELATIVE)
+    for name in ("lora fsdp", "lora zero2"):
+        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+    base, adapted = (references_of_run(runs[name].run.run_uri, "eval") for name in ("reference", "adapted"))
+    assert adapted == pytest.approx(base, rel=RELATIVE)
+
+
 def test_a_resumed_run_prefers_against_the_first_weights(runs: dict[str, JobConfig]) -> None:
     assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
     assert losses(runs["resumed"]) == losses(runs["fsdp"])
 
 
 def test_references_are_computed_once_for_model_and_data_and_checked(runs: dict[str, JobConfig]) -> None:
-    uris = {json.loads(open_storage(job.run.run_uri).read(POINTER))["uri"] for job in runs.values()}
+    plain = [job for job in runs.values() if not job.model.lora]
+    uris = {json.loads(open_storage(job.run.run_uri).read(POINTER))["uri"] for job in plain}
     assert len(uris) == 1, "the same model and data, whatever the strategy"
     (uri,) = uris
     file = Path(uri, "train.npy")
     content = file.read_bytes()
-    first = min(
-        path.stat().st_mtime_ns for job in runs.values() for path in Path(job.run.run_uri).glob("metrics.jsonl")
-    )
+    first = min(path.stat().st_mtime_ns for job in plain for path in Path(job.run.run_uri).glob("metrics.jsonl"))
     assert file.stat().st_mtime_ns < first, "later runs have not written them again"
     assert (references_of_run(runs["fsdp"].run.run_uri, "eval") < 0).all()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match="damaged"):
         read_references(uri, "train")
     file.write_bytes(content)
+
+
+def test_an_interrupted_pass_goes_on_where_it_was(runs: dict[str, JobConfig]) -> None:
+    """On another number of ranks. What was known is not computed again, as values that no model gives show."""
+    uri = json.loads(open_storage(runs["reference"].run.run_uri).read(POINTER))["uri"]
+    whole = read_references(uri, "train")
+    assert whole is not None
+    known = np.arange(len(whole)) % len(whole) < len(whole) // 2
+    begun = np.full_like(whole, np.nan)
+    begun[known] = -1
+    for name in ("train.json", "train.npy"):
+        Path(uri, name).unlink()
+    reference_log_probs._write(uri, f"train{PART}", begun)
+    one = {"train.max_steps": 1, "train.micro_batch_size": 1, "train.global_batch_size": 1}
+    changes = {"features.cache": "off", **PAIRS, **one}
+    job = make_run(Path(runs["reference"].run.root_uri), "interrupted", changes, features="off")
+    train_runs([job], processes=1)
+    found = read_references(uri, "train")
+    assert found is not None and not Path(uri, f"train{PART}.npy").exists()
+    assert found[~known] == pytest.approx(whole[~known], rel=RELATIVE)
+    is_packed_with_others = (found[known] != -1).all(axis=1)
+    assert is_packed_with_others.mean() < 0.5
+    reference_log_probs._write(uri, "train", whole)
 
 
 def test_the_evaluation_says_what_is_preferred(runs: dict[str, JobConfig]) -> None:

@@ -35,17 +35,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
         "8 bits": run("8-bits", IN_8_BITS),
         "resumed": run("resumed", IN_8_BITS | stopped),
     }
-    again = {"resumed": run("resumed", IN_8_BITS)}
-    one = {"one process": run("one-process", IN_8_BITS)}
     if WHOLE:
         two |= {
             "elastic": run("elastic", IN_8_BITS | stopped),
             "to fp32": run("to-fp32", IN_8_BITS | stopped),
             "from fp32": run("from-fp32", stopped),
         }
+    train_runs(list(two.values()), processes=2)
+    again = {"resumed": run("resumed", IN_8_BITS)}
+    one = {"one process": run("one-process", IN_8_BITS)}
+    if WHOLE:
         again |= {"to fp32": run("to-fp32", {}), "from fp32": run("from-fp32", IN_8_BITS)}
         one["elastic"] = run("elastic", IN_8_BITS)
-    train_runs(list(two.values()), processes=2)
     train_runs(list(again.values()), processes=2)
     train_runs(list(one.values()), processes=1)
     return {**two, **again, **one}

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from trainer.strategies.base import StepResult
 from trainer.strategies.mixed_precision import LossScale
 from trainer.strategies.torch_base import TorchStrategy, share_of
-from trainer.tracing.step import MemoryTracker
+from trainer.tracing.memory_tracker import MemoryTracker
 
 SIZES = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 1 << 30), max_size=30)
 

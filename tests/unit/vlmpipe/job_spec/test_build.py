@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.run_files import small
 from trainer.errors import ConfigError
+from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, job_violations, worker_pools
 from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.planner.cost.quotas import quotas
 
 REDUCERS = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
@@ -162,3 +165,42 @@ def test_a_runs_quotas_are_those_of_its_largest_job_for_each_capacity_option(
 ) -> None:
     found = quotas(load_run_file(ROOT / f"{run_file}.yaml", overrides))
     assert found == {f"custom_model_training_{name}": count for name, count in expected.items()}
+
+
+PROGRAM = {"name": "mine", "command": ["python", "train.py", "{data}", "{output}"], "image_uri": "mine:1"}
+
+
+def trainer_pools(job: str = "train", **trainer: Any) -> list[dict[str, Any]]:
+    nodes = {"cluster__replica_count": 3, "cluster__image_uri": "ours:1"}
+    config = small(train__trainer={**PROGRAM, **trainer}, train__global_batch_size=12, **nodes)
+    return worker_pools(config, job, "gs://b/run")  # type: ignore[arg-type]
+
+
+def test_a_training_program_has_its_image_in_training_only() -> None:
+    images = {job: {pool["container_spec"]["image_uri"] for pool in trainer_pools(job)} for job in JOBS}
+    assert images == {"cache_features": {"ours:1"}, "train": {"mine:1"}, "evaluate": {"ours:1"}}
+    container = trainer_pools()[0]["container_spec"]
+    assert container["command"] == ["python", "-m", "trainer.external.launch"]
+    assert container["args"][-2:] == ["--config", "gs://b/run/run.json"]
+
+
+def test_parameter_servers_and_evaluators_are_pools_2_and_3() -> None:
+    pools = trainer_pools(launch="tensorflow", roles={"ps": 2, "evaluator": 1})
+    assert [pool["replica_count"] for pool in pools] == [1, 2, 2, 1]
+    assert parse_job_spec({"worker_pool_specs": pools})
+    codes = {one.code for one in check_spec({"worker_pool_specs": pools}, region="", catalog=load_catalog())}
+    assert "VP407" not in codes, "advice about NCCL is not for parameter servers"
+
+
+def test_a_package_is_a_python_package_spec_that_starts_the_launcher() -> None:
+    package = {"executor_image_uri": "executor:1", "package_uris": ["gs://b/mine.tar.gz"], "python_module": "mine.task"}
+    (chief, _) = trainer_pools(kind="package", **package, image_uri="")
+    spec = chief["python_package_spec"]
+    assert (spec["python_module"], spec["package_uris"]) == ("trainer.external.launch", ["gs://b/mine.tar.gz"])
+    assert parse_job_spec({"worker_pool_specs": [chief]})
+
+
+def test_an_evaluation_of_ones_own_runs_in_the_programs_image() -> None:
+    (chief,) = trainer_pools("evaluate", result="opaque", evaluate_command=["python", "judge.py", "{model}"])
+    assert chief["container_spec"]["image_uri"] == "mine:1"
+    assert chief["container_spec"]["command"][-1] == "trainer.external.evaluate"

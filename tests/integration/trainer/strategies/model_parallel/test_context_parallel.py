@@ -22,6 +22,7 @@ from trainer.config.job import JobConfig
 FAMILIES = chosen(dict.fromkeys(("llava", *CONFIGS)), lambda name: name in ("llava", "qwen3_vl"))
 TWO, FOUR = ({"train.context_parallel": degree} for degree in (2, 4))
 ADAPTED: Content = {"model.lora": {"rank": 4, "alpha": 8.0}}
+QUANTIZED: Content = {"model.lora": {"rank": 4, "alpha": 8.0, "quantize_base": "nf4"}}
 UNPACKED: Content = {"data.pack": False, "train.global_batch_size": 4}
 FULL, SELECTIVE = ({"train.activation_checkpointing": kind} for kind in ("full", "selective"))
 COMPILED: Content = {"train.compile": "on", "train.compile_backend": "aot_eager"}
@@ -31,6 +32,7 @@ REFERENCES: dict[str, Content] = {
     "trained tower": TOWER_TRAINED | VALIDATED,
     "frozen tower": {},
     "adapters": ADAPTED,
+    "nf4": QUANTIZED,
     "unpacked": TOWER_TRAINED | UNPACKED,
     "bf16": TOWER_TRAINED | {"train.precision": "bf16"},
 }
@@ -46,6 +48,8 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "zero2 compiled": (2, "zero2", TWO | COMPILED, "trained tower"),
         "fsdp selective": (2, "fsdp", TWO | SELECTIVE, "trained tower"),
         "fsdp adapters": (2, "fsdp", TWO, "adapters"),
+        "fsdp nf4": (2, "fsdp", TWO, "nf4"),
+        "ddp nf4": (2, "ddp", TWO, "nf4"),
         "fsdp unpacked": (2, "fsdp", TWO | {"train.micro_batch_size": 4}, "unpacked"),
         "fsdp cached": (2, "fsdp", TWO | {"features.cache": "on"}, "frozen tower"),
         "ddp overlapped": (2, "ddp", TWO | {"train.overlap_vision_encoder": True}, "frozen tower"),
@@ -53,6 +57,7 @@ CASES: dict[str, tuple[int, str, Content, str]] = chosen(
         "fsdp two groups": (4, "fsdp", TWO, "trained tower"),
         "fsdp two groups unpacked": (4, "fsdp", TWO, "unpacked"),
         "hsdp": (4, "hsdp", TWO, "trained tower"),
+        "hsdp offloaded": (4, "hsdp", TWO | FULL | {"train.activation_offloading": True}, "trained tower"),
         "zero1": (2, "zero1", TWO, "trained tower"),
         "zero2": (4, "zero2", TWO, "trained tower"),
         "zero3": (2, "zero3", TWO | FULL, "trained tower"),

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from trainer.models.layers.chunked_loss import TokenLoss, chunked_losses, compute_in_chunks
-from trainer.tracing.step import MemoryTracker
+from trainer.tracing.memory_tracker import MemoryTracker
 
 WIDTH, VOCABULARY = 12, 37
 RELATIVE = 1e-6

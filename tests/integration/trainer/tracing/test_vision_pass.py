@@ -1,0 +1,51 @@
+"""What a plan says of images on their way through encoder and projector, against what a real step holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.support.hf.kinds import INSTALLED
+from tests.support.hf.publish import model_section, publish
+from tests.support.short_form import chosen
+from trainer.config.model import ModelConfig
+from trainer.models.hf.family import HfFamily
+from trainer.models.layers.recompute_policy import Recompute
+from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from trainer.tracing.step import trace_module, trace_step
+
+TYPES = chosen(INSTALLED, lambda name: name in ("internvl", "glm46v"))
+# Not trained; experts, which are traced in bf16 only; a constructor that reads numbers, so that no plan can be made.
+NOT_TRACED = ("paligemma", "qwen3_vl_moe", "glm4v_moe", "kimi_k25", "qianfan_ocr")
+NEAR = 0.1  # of the real peak
+TOKENS = 640
+
+
+@pytest.mark.parametrize("freeze", [(), ("tower",)], ids=["trained", "frozen"])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in NOT_TRACED])
+def test_a_traced_step_holds_what_a_real_one_does(model_type: str, freeze: tuple[str, ...], tmp_path: Path) -> None:
+    """With images of the largest size in it."""
+    config = ModelConfig.model_validate(model_section(publish(model_type, tmp_path / "model"), freeze=freeze))
+    family = HfFamily()
+    images = family.images(config)
+    shape = SequenceShape(1, TOKENS, 4, TOKENS // 4)
+    tokens, layers = len(images.processor.tokenizer), family.shape(config).language.layers
+    planned = trace_step(
+        config, shape, vocabulary=tokens, cached=False, compute="fp32", recompute=Recompute(), language_layers=layers
+    )
+    model = family.build(config, images.processor.tokenizer)
+    module = family.training_module(config, model, cached=False).train()
+    inputs = inputs_of(config, shape, tokens, cached=False)
+    inputs["input_ids"].zero_()
+    for number in range(shape.images):  # with a text token before each: some models tell images apart by that
+        start = number * (images.most_tokens + 1) + 1
+        inputs["input_ids"][0, start : start + images.most_tokens] = images.image_token_id
+    shown = images.tensors([Image.new("RGB", images.largest)] * shape.images)
+    real = trace_module(module, inputs | {"images": shown}, "fp32")
+    for moment in ("forward", "turn", "backward"):
+        expected, found = (getattr(each, moment).total_bytes for each in (real, planned))
+        assert found == pytest.approx(expected, rel=NEAR), moment
+    assert planned.input_bytes >= sum(tensor.nbytes for tensor in shown.values() if torch.is_floating_point(tensor))
