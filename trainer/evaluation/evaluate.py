@@ -300,7 +300,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     dist.all_gather_object(everyone, pairs)
     of_all = {identity: values for part in everyone for identity, values in part.items()}
     ordered = torch.tensor([of_all[identity] for identity in subject.split.ids])
-    references = torch.from_numpy(references_of_run(job.run.run_uri, "eval"))
+    references = None if job.train.trainer else torch.from_numpy(references_of_run(job.run.run_uri, "eval"))
     return loss, preference_scores(ordered, references, job.train.dpo_beta)
 
 

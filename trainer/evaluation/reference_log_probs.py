@@ -187,13 +187,16 @@ def _write(uri: str, split: str, references: Float32Array) -> None:
     write_record(store, f"{split}.json", {"pairs": len(references), "crc32c": crc32c_of(buffer.getvalue())})
 
 
-def preference_scores(log_probs: torch.Tensor, references: torch.Tensor, beta: float) -> dict[str, float]:
+def preference_scores(log_probs: torch.Tensor, references: torch.Tensor | None, beta: float) -> dict[str, float]:
     """Of held-out pairs, (pairs, 2): chosen, rejected. An answer's reward is its log probability beyond the
-    reference's."""
+    reference's. references: None where the training program left none."""
+    scores = {"preference_accuracy": _share(log_probs[:, 0] > log_probs[:, 1])}
+    if references is None:
+        return scores
     rewards = log_probs - references
     margins = rewards[:, 0] - rewards[:, 1]
     return {
-        "preference_accuracy": _share(log_probs[:, 0] > log_probs[:, 1]),
+        **scores,
         "reference_preference_accuracy": _share(references[:, 0] > references[:, 1]),
         "reward_accuracy": _share(margins > 0),
         "dpo_loss": float(-torch.nn.functional.logsigmoid(beta * margins).mean()),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.trainer.runs import make_run
 from trainer.config.job import JobConfig
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError
-from trainer.evaluation.reference_log_probs import POINTER, uri_of
+from trainer.evaluation.reference_log_probs import POINTER, preference_scores, uri_of
 from trainer.storage import open_storage
 from trainer.storage.records import write_record
 
@@ -48,3 +49,10 @@ def test_a_run_does_not_go_on_against_other_references(job: JobConfig, folder: P
         uri_of(job, KEY)
     anew = job.model_copy(update={"train": job.train.model_copy(update={"resume": "never"})})
     assert uri_of(anew, KEY)
+
+
+def test_without_references_only_the_model_itself_is_scored() -> None:
+    log_probs = torch.tensor([[-1.0, -2.0], [-3.0, -2.5], [-0.1, -9.0]])
+    alone = preference_scores(log_probs, None, beta=0.1)
+    assert alone == {"preference_accuracy": pytest.approx(2 / 3)}
+    assert alone.items() <= preference_scores(log_probs, torch.zeros(3, 2), beta=0.1).items()
