@@ -55,9 +55,7 @@ def families(bench: Bench) -> None:
 
 
 def _preferences(bench: Bench, model: dict[str, Any]) -> None:
-    load = _load(
-        bench, "pairs", (f"model={json.dumps(model)}", "data.max_samples=200", "data.sequence_length=512", *PAIRS)
-    )
+    load = _load(bench, "pairs", (f"model={json.dumps(model)}", "data.max_samples=200", *PAIRS))
     steps = packed_steps(load, _steps(bench), cached=False)
     cached = SteadySteps(load.online, bench.worker, steps)
     sides: dict[str, Callable[[], Measured]] = {"cached": cached, "computed": partial(_with_references, cached)}
