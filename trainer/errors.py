@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
     CANNOT_WRITE = 73  # disk full or output not creatable
     CHECKPOINT_CORRUPT = 74
     PREEMPTED = 75  # stopped on request, resumable
-    REJECTED = 76  # the gate rejected the model, and --fail-on-reject was given
+    REJECTED = 76  # the gate rejected the model, and --fail-on-reject was given; or a law does not hold
     NO_PERMISSION = 77
     INTERRUPTED = 130  # Ctrl-C at the command line
 

@@ -170,15 +170,16 @@ class Session:
         while (code := process.wait(POLL_S)) is None:
             report.log(progress)
             states.save_newest()
+        print(f"launcher: train.trainer {trainer.name} ended with exit code {code}", flush=True)
         if process.clean_up():
             print(f"launcher: processes that train.trainer {trainer.name} left behind were killed", flush=True)
         report.log(progress)
-        saved = states.save_newest(ended=True)
+        states.save_newest(ended=True)
         wanted = steps_wanted(trainer, self._job.train.max_steps, progress)
         with report.failing():
             if not judge(trainer, code, progress, wanted, stopped=process.stopping.is_set()):
                 states.ended("preempted")
-                report.stopped(progress, saved)
+                report.stopped(progress, states.newest_step)
                 return ExitCode.PREEMPTED
             folder = require_result(trainer, self._folders["output"], model_type_of(base))
             name = states.save_result(folder, progress.step or wanted, trainer.result)

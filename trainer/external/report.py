@@ -89,10 +89,10 @@ class TrainerReport:
             self._progress.finish("failed", error.found.splitlines()[0][:300])
             raise
 
-    def stopped(self, progress: TrainingProgress, checkpoint: str) -> None:
+    def stopped(self, progress: TrainingProgress, newest_step: int) -> None:
         self._log.close()
-        what = f"its checkpoint is {checkpoint}" if checkpoint else "it left no newer checkpoint"
-        self._progress.finish("stopped", f"stopped on request after step {progress.step}; resumable, {what}")
+        what = f"a checkpoint of step {newest_step} is saved" if newest_step else "it left no checkpoint"
+        self._progress.finish("stopped", f"stopped on request after step {progress.step}; {what}")
 
     def done(self, progress: TrainingProgress, wanted: int, result: str) -> None:
         job, trainer = self._job, self._job.train.trainer

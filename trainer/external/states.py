@@ -62,7 +62,7 @@ class SavedStates:
         require_beginning(self._mine, most=most)
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._seen: dict[Path, tuple[tuple[str, int, int], ...]] = {}  # files, when it was looked at last
-        self._newest = 0  # step
+        self.newest_step = 0  # of the checkpoints, 0 without any
         for store in (self._store, self._results):
             sweep_leftovers(store, self._mine.attempt)
 
@@ -75,17 +75,17 @@ class SavedStates:
         _, checkpoint, passed_over = newest_good_of([self._store], key=self._key)
         if checkpoint:
             require_same_model(checkpoint, self._record)
-        self._newest = checkpoint.record.step if checkpoint else 0
-        begin_at(self._store, self._mine, self._newest, most=self._job.checkpoint.max_starts_without_progress)
+        self.newest_step = checkpoint.record.step if checkpoint else 0
+        begin_at(self._store, self._mine, self.newest_step, most=self._job.checkpoint.max_starts_without_progress)
         return checkpoint, passed_over
 
-    def save_newest(self, *, ended: bool = False) -> str:
-        """Copy the newest finished checkpoint, unless that was done before. Returns its name, or "".
+    def save_newest(self, *, ended: bool = False) -> None:
+        """Copy the newest finished checkpoint, unless that was done before.
 
         Finished: with its state, and unchanged since the last look; or the program has `ended`.
         """
         found = sorted(
-            ((step, path) for folder in self._folders for step, path in _finished(folder) if step > self._newest),
+            ((step, path) for folder in self._folders for step, path in _finished(folder) if step > self.newest_step),
             reverse=True,
         )
         whole = []
@@ -94,9 +94,10 @@ class SavedStates:
             unchanged, self._seen[path] = self._seen.get(path) == files, files
             if files and (unchanged or ended):
                 whole.append((path, step))
-        return self._save(*whole[0]) if whole else ""
+        if whole:
+            self._save(*whole[0])
 
-    def _save(self, path: Path, step: int) -> str:
+    def _save(self, path: Path, step: int) -> None:
         name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
         record = dataclasses.replace(self._record, step=step)
         try:
@@ -104,12 +105,11 @@ class SavedStates:
         except OSError:
             if path.exists():
                 raise
-            return ""  # the program keeps only so many, and has deleted it
+            return  # the program keeps only so many, and has deleted it
         commit(self._store, name, record, key=self._key)
-        self._newest = step
+        self.newest_step = step
         delete_old(self._store, Retention(self._job.train.keep_checkpoints), newest=name, key=self._key)
         print(f"train: checkpoint of step {step} committed as {name}", flush=True)
-        return name
 
     def save_result(self, folder: Path, step: int, kind: str) -> str:
         """Keep the finished model. Returns its name."""

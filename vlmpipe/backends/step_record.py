@@ -9,10 +9,13 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import PurePosixPath
 from typing import Any
 
 from trainer.checkpoint.attempts import order_of
+from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from trainer.errors import ExitCode, UserError
+from trainer.external.states import STATES
 from trainer.progress import StepRecord
 from trainer.redaction import redact_all
 from trainer.storage.base import Storage
@@ -67,6 +70,12 @@ def recorded_job(store: Storage, step: str) -> Iterator[JobRecord]:
 
 def newest_checkpoint_step(store: Storage) -> int | None:
     """Optimizer steps in the newest committed checkpoint of a run; None without any."""
-    names = [info.name.split("/")[1] for info in store.list("checkpoints") if info.name.endswith("/COMMIT")]
+    folders = (CHECKPOINTS, f"{STATES}/{CHECKPOINTS}")  # our trainer's, and those of a program of the user's own
+    names = [
+        PurePosixPath(info.name).parent.name
+        for folder in folders
+        for info in store.list(folder)
+        if info.name.endswith("/COMMIT")
+    ]
     newest = max(map(order_of, names), default=(-1, -1, ""))
     return newest[1] if newest[0] >= 0 else None

@@ -19,6 +19,7 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import completion, init
 from vlmpipe.cli import data as data_commands
+from vlmpipe.cli import prove as prove_command
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
@@ -46,7 +47,13 @@ app.add_typer(data_commands.app, name="data")
 app.add_typer(schedule_commands.app, name="schedule")
 app.command()(init.init)
 app.command(name="compile")(compile_commands.compile_)
-for command in (compile_commands.publish, *start_commands.ALL, *run_commands.ALL, tune_command.tune):
+for command in (
+    compile_commands.publish,
+    *start_commands.ALL,
+    *run_commands.ALL,
+    tune_command.tune,
+    prove_command.prove,
+):
     app.command()(command)
 
 

@@ -209,7 +209,10 @@ def test_unfinished_steps_of_an_ended_run_are_stopped_or_skipped() -> None:
 
 
 def test_only_committed_checkpoints_count(tmp_path: Path) -> None:
-    assert newest_checkpoint_step(LocalStorage(lay_out(tmp_path, RUN_FILES))) == 120
+    store = LocalStorage(lay_out(tmp_path, RUN_FILES))
+    assert newest_checkpoint_step(store) == 120
+    store.write("trainer/checkpoints/0001-00000300-b63507eb/COMMIT", b"{}")  # of a training program of the user's own
+    assert newest_checkpoint_step(store) == 300
 
 
 def test_of_several_errors_the_first_is_the_cause(tmp_path: Path) -> None:

@@ -1,0 +1,17 @@
+"""The table of `vlmpipe prove`."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from vlmpipe.cli.views.tables import ruled_table, standard_output
+from vlmpipe.prove.prove import Proven
+
+LOOKS = {"holds": "green", "does not hold": "bold red", "not run": "bold red", "not asked": "dim"}
+
+
+def print_laws(proven: Proven) -> None:
+    table = ruled_table("law", "", "by how much", "known cause", "cure")
+    for one in proven.verdicts:
+        table.add_row(one.title, Text(one.state, LOOKS[one.state]), one.found, one.cause, one.cure)
+    standard_output().print(table)

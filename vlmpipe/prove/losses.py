@@ -1,0 +1,57 @@
+"""Losses of samples by what is labelled, their means, and when two losses are the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# What a trainer may label, the right one first.
+SPANS = "the answers with their end marks"
+LABELLINGS = (
+    SPANS,
+    "the answers, their end marks and the line end behind each",
+    "the answers without their end marks",
+    "the last answer only",
+    "all tokens but those of images",
+)
+RELATIVE = 2e-5  # fp32 sums in another order, and a few steps with them
+
+
+@dataclass(frozen=True)
+class SampleLoss:
+    """Summed loss of a sample's labelled tokens, and their number."""
+
+    total: float
+    tokens: int
+
+
+def token_mean(losses: Sequence[SampleLoss]) -> float:
+    """Mean over all labelled tokens."""
+    return sum(one.total for one in losses) / sum(one.tokens for one in losses)
+
+
+def sample_mean(losses: Sequence[SampleLoss]) -> float:
+    """Mean of the samples' means."""
+    return sum(one.total / one.tokens for one in losses) / len(losses)
+
+
+def is_close(found: Mapping[int, float], expected: Mapping[int, float]) -> bool:
+    """Whether both have the same steps and losses, as exactly as `found` was logged."""
+    return found.keys() == expected.keys() and all(
+        abs(loss - expected[step])
+        <= max(RELATIVE * abs(expected[step]), _resolution(loss), _resolution(expected[step]))
+        for step, loss in found.items()
+    )
+
+
+def difference(found: Mapping[int, float], expected: Mapping[int, float]) -> float:
+    """The largest one, infinite where steps are missing."""
+    if found.keys() != expected.keys():
+        return math.inf
+    return max(abs(loss - expected[step]) for step, loss in found.items())
+
+
+def _resolution(loss: float) -> float:
+    """transformers' Trainer logs four digits behind the point."""
+    return 1e-4 if round(loss, 4) == loss else 0.0
