@@ -1,18 +1,15 @@
-"""Part `families`: any model of transformers through its own forward pass (`hf`) beside the family by hand, and a
-preference step beside what it would be without cached references."""
+"""Part `families`: any model of transformers through its own forward pass (`hf`) beside the family by hand."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from benchmarks.support.suite import Bench
-from benchmarks.support.timing import Clock, Measured, close
+from benchmarks.support.timing import close
 from benchmarks.support.workloads import Workload, job_with_data
 from benchmarks.training.ready_steps import WARM_UP, SteadySteps, packed_steps
 from benchmarks.training.workloads import TOLERANCE
@@ -33,7 +30,6 @@ WIDER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 PIXELS = 128 * 128
 SIZE = {"shortest_edge": PIXELS, "longest_edge": PIXELS}
-PAIRS = ("train.objective=dpo", "train.loss_chunk_tokens=0", "data.sequence_length=512")
 
 
 def families(bench: Bench) -> None:
@@ -42,7 +38,6 @@ def families(bench: Bench) -> None:
     section = {"pretrained": {"weights": str(folder)}, "tokenizer": str(folder), "freeze": []}
     by_hand = section | {"family": MODEL_TYPE, "min_pixels": PIXELS, "max_pixels": PIXELS}
     models = {"hf": section | {"family": "hf", "image_processor": {"size": SIZE}}, "by hand": by_hand}
-    bench.expect(2)
     sides = {}
     for name, model in models.items():
         load = _load(bench, name, (f"model={json.dumps(model)}", "data.max_samples=200"))
@@ -51,29 +46,6 @@ def families(bench: Bench) -> None:
     law = f"family hf gives the loss of every step of the family by hand (relative {TOLERANCE:g})"
     bench.report.require(close(sides["hf"].losses, sides["by hand"].losses, TOLERANCE), law, found=MODEL_TYPE)
     bench.report.compare_rates("step: any model or by hand", MODEL_TYPE, "useful tokens", *found.items())
-    _preferences(bench, by_hand)
-
-
-def _preferences(bench: Bench, model: dict[str, Any]) -> None:
-    load = _load(
-        bench, "pairs", (f"model={json.dumps(model)}", "data.max_samples=200", "data.sequence_length=512", *PAIRS)
-    )
-    steps = packed_steps(load, _steps(bench), cached=False)
-    cached = SteadySteps(load.online, bench.worker, steps)
-    sides: dict[str, Callable[[], Measured]] = {"cached": cached, "computed": partial(_with_references, cached)}
-    found = bench.take_turns("pairs", sides, warm_up=False)
-    pair = ("references from the cache", found["cached"]), ("references computed in the step", found["computed"])
-    bench.report.compare_rates("preference step: cached references", MODEL_TYPE, "useful tokens", *pair)
-
-
-def _with_references(steps: SteadySteps) -> Measured:
-    """Two forward passes and one backward pass of each pair."""
-    clock = Clock()
-    for step in steps.ready:
-        for batch in step.batches:
-            steps.strategy.forward_loss(dataclasses.replace(batch, pairs=None))
-    units = steps().units
-    return clock.stop(units)
 
 
 def _load(bench: Bench, name: str, overrides: tuple[str, ...]) -> Workload:

@@ -97,9 +97,13 @@ class PublishedImages:
 
     @functools.cached_property
     def first_tokens(self) -> list[int]:
-        """What the processor puts before each text, whatever the chat template begins with."""
+        """What the processor puts before each text, whatever the chat template begins with. Empty for a processor that
+        takes no text without an image."""
         text = {"text": ["text"], "add_special_tokens": False}
-        made, plain = (list(one(**text)["input_ids"][0]) for one in (self.processor, self.processor.tokenizer))
+        try:
+            made, plain = (list(one(**text)["input_ids"][0]) for one in (self.processor, self.processor.tokenizer))
+        except (ValueError, TypeError):
+            return []
         return made[: len(made) - len(plain)]
 
     def types(self, input_ids: Tensor) -> Tensors:

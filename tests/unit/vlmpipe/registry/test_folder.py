@@ -49,6 +49,18 @@ def test_a_version_survives_the_deletion_of_its_run(tmp_path: Path) -> None:
     assert {file.name for file in entry.files} == {"model.safetensors", "nested/tokenizer.json"}
 
 
+def test_adapters_of_one_base_are_versions_that_name_it(tmp_path: Path) -> None:
+    """Beside a version that is a model; each holds its own files."""
+    registry, base = FolderRegistry(str(tmp_path / "registry")), "org/model@0123abc"
+    for run_id in "ab":
+        registry.register("model", candidate(tmp_path, run_id).model_copy(update={"base": base}), "# card")
+    register(str(tmp_path), "c")
+    versions = registry.versions("model")
+    assert [entry.base for entry in versions] == [base, base, ""]
+    contents = [Path(entry.model_uri, "model.safetensors").read_bytes() for entry in versions]
+    assert contents == [run_id.encode() * 100 for run_id in "abc"]
+
+
 def test_versions_count_up_from_one(tmp_path: Path) -> None:
     assert [register(str(tmp_path), run_id) for run_id in "abc"] == [1, 2, 3]
     assert [entry.run_id for entry in FolderRegistry(f"{tmp_path}/registry").versions("model")] == ["a", "b", "c"]
