@@ -118,9 +118,9 @@ def close_run(run_uri: str, pipeline_state: str) -> str:
     """Write the final report, if the run came far enough to have one, and keep what it measured for the next plan.
     Returns a sentence about the run's end."""
     outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
+    from vlmpipe.config.stages import earlier_stages
     from vlmpipe.planner.time.calibration import keep_calibration
     from vlmpipe.report.build import write_report
-    from vlmpipe.report.stages import earlier_stages
 
     folders = [run_uri, *earlier_stages(run_uri).values()]
     if not any(open_storage(folder).stat("run.json") for folder in folders):

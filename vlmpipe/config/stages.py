@@ -13,6 +13,9 @@ from trainer.config.base import Section
 from trainer.config.job import RUN_ID, run_uri_of
 from trainer.config.model import ModelPart
 from trainer.errors import ConfigError, UserError
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
+from trainer.storage.records import read_record
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 from vlmpipe.config.yaml_loader import apply_overrides
 
@@ -64,6 +67,20 @@ class StageConfig(Section):
 def stage_run_id(run_id: str, stage: str, stages: Sequence[str]) -> str:
     """The id of a stage's run, whose folder is inside that of the whole run. The last stage is the run itself."""
     return run_id if stage == stages[-1] else f"{run_id}/{STAGES_FOLDER}/{stage}"
+
+
+def earlier_stages(run_uri: str) -> dict[str, str]:
+    """The folders of the stages before the last one that have begun, by name, in order; none without stages."""
+    store = open_storage(run_uri)
+    names = [info.name for info in store.list(STAGES_FOLDER) if info.name.endswith("/steps/resolve-run.json")]
+    began_s = {name.split("/")[1]: _began_s(store, name) for name in names}
+    return {stage: store.uri(f"{STAGES_FOLDER}/{stage}") for stage in sorted(began_s, key=began_s.__getitem__)}
+
+
+def _began_s(store: Storage, record: str) -> float:
+    with contextlib.suppress(UserError, TypeError, ValueError):
+        return float(read_record(store, record).get("started_s", 0.0))
+    return 0.0
 
 
 def run_uri(compiled: str, run_id: str, job_name: str) -> str:

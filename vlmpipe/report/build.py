@@ -23,12 +23,13 @@ from markupsafe import Markup
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
+from vlmpipe.config.stages import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.load import RunFiles, column, count, duration, flatten, number, percent, read_run
 from vlmpipe.report.plan_section import plan_view
 from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
-from vlmpipe.report.stages import earlier_stages, stage_view, stages_outcome
+from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
 
 SHOWN_SAMPLES = 16

@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.errors import UserError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import read_record
 from vlmpipe.config.stages import STAGES_FOLDER
 from vlmpipe.report.load import RunFiles, count, duration, mapping, number, percent
 from vlmpipe.report.tables import outcome
 
 UNKNOWN = "unknown"
-
-
-def earlier_stages(run_uri: str) -> dict[str, str]:
-    """The folders of the stages before the last one that have begun, by name, in order; none without stages."""
-    store = open_storage(run_uri)
-    records = [
-        info.name.split("/") for info in store.list(STAGES_FOLDER) if info.name.endswith("/steps/resolve-run.json")
-    ]
-    stages = [stage for _, stage, *_ in records]
-    return {
-        stage: store.uri(f"{STAGES_FOLDER}/{stage}")
-        for stage in sorted(stages, key=lambda stage: _began_s(store, stage))
-    }
-
-
-def _began_s(store: Storage, stage: str) -> float:
-    with contextlib.suppress(UserError):
-        return number(read_record(store, f"{STAGES_FOLDER}/{stage}/steps/resolve-run.json").get("started_s")) or 0.0
-    return 0.0
 
 
 def stage_view(name: str, files: RunFiles, charts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.storage.records import read_record_file
-from vlmpipe.config.stages import STAGES_FOLDER
-from vlmpipe.report.stages import earlier_stages
+from vlmpipe.config.stages import STAGES_FOLDER, earlier_stages
 
 if TYPE_CHECKING:
     from vlmpipe.runs.local.state import Step
