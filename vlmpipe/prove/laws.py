@@ -20,6 +20,7 @@ Losses = Mapping[str, Sequence[SampleLoss]]  # by labelling, of each sample
 STEPS, LONGER, EXPORTED = 3, 6, 2
 # Four steps an epoch: training is continued in the middle of one.
 QUARTER = Start(micro_batch_size=8, global_batch_size=8, steps=LONGER)
+HALF = replace(QUARTER, steps=STEPS, checkpoint_every_steps=STEPS)
 MISSING_KEYS = "missing keys in the checkpoint model loaded"
 
 
@@ -127,6 +128,8 @@ class Proof:
         )
 
     def accumulation(self) -> str | Breach:
+        if not self._trainer.accumulates:
+            raise NotAskedError("train.trainer.command takes no size of micro-batches")
         one = self._ended("one", Start(steps=STEPS))
         eight = self._ended("accumulated", Start(micro_batch_size=4, steps=STEPS))
         text = f"1 micro-batch and 8: {_compared(one.losses, eight.losses)}"
@@ -141,10 +144,8 @@ class Proof:
     def resume(self) -> str | Breach:
         if not self._trainer.resumes:
             raise NotAskedError("train.trainer has no resume_args: it starts anew after an interruption")
-        whole = self._ended("whole", QUARTER)
-        half = replace(QUARTER, steps=STEPS, checkpoint_every_steps=STEPS)
-        _require_same_beginning(self._ended("continued", half), whole)
-        second = self._ended("continued", replace(half, steps=LONGER))
+        self._require_constant_rate()
+        whole, second = self._ended("whole", QUARTER), self._ended("continued", replace(HALF, steps=LONGER))
         if second.resumed_from_step != STEPS:
             return Breach(f"no checkpoint of step {STEPS} was continued", cause="none was saved, or none is complete")
         later, expected = ({step: one.losses[step] for step in range(STEPS + 1, LONGER + 1)} for one in (second, whole))
@@ -187,7 +188,6 @@ class Proof:
 
     def export(self) -> str | Breach:
         one, ended = self._ended("one", Start(steps=STEPS)), self._ended("exported", Start(steps=EXPORTED))
-        _require_same_beginning(ended, one)
         expected = one.losses[EXPORTED + 1]
         labelling, averaging = self._explained
         losses = self._reference(self._trainer.export(ended))[labelling or SPANS]
@@ -195,7 +195,8 @@ class Proof:
         text = f"the export has loss {_shown(found)}, training went on with {_shown(expected)}"
         if is_close({0: found}, {0: expected}):
             return text
-        return Breach(text, cause="what is exported is not what was trained, or the learning rate depends on max_steps")
+        self._require_constant_rate()
+        return Breach(text, cause="what is exported is not what was trained, or not all of it")
 
     def stopped(self) -> str | Breach:
         start = replace(QUARTER, steps=LONG_STEPS, stop_after_step=2)
@@ -211,6 +212,15 @@ class Proof:
                 cure=f"end with code {int(ExitCode.PREEMPTED)} when fewer steps are made than asked for",
             )
         return f"{made}: exit code {ended.own_exit_code}"
+
+    def _require_constant_rate(self) -> None:
+        """Raise NotRunError where the first steps depend on how many will follow."""
+        whole, half = self._ended("whole", QUARTER).losses, self._ended("continued", HALF).losses
+        if not is_close(half, {step: whole[step] for step in half}):
+            raise NotRunError(
+                f"the first steps depend on max_steps ({_compared(whole, half)}): the command must take "
+                "{lr_schedule} or keep a constant rate"
+            )
 
     @property
     def _first_loss(self) -> float:
@@ -261,15 +271,6 @@ LAWS: dict[str, tuple[str, Callable[[Proof], str | Breach]]] = {
     "export": ("The export is what was trained", Proof.export),
     "stopped": ("Stopped is not done", Proof.stopped),
 }
-
-
-def _require_same_beginning(shorter: Ended, longer: Ended) -> None:
-    """Raise NotRunError where training depends on how long it will be."""
-    if not is_close(shorter.losses, {step: longer.losses[step] for step in shorter.losses}):
-        raise NotRunError(
-            f"the first steps depend on max_steps ({_compared(longer.losses, shorter.losses)}): the command must take "
-            "{lr_schedule} or keep a constant rate"
-        )
 
 
 def _shown(loss: float) -> str:

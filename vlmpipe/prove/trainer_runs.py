@@ -80,6 +80,7 @@ class Trainer(Protocol):
 
     packs: bool
     resumes: bool
+    accumulates: bool
 
     def start(self, run_id: str, start: Start) -> Ended:
         """Train. The same `run_id` again continues. Raises UserError for a setting that the trainer lacks."""
@@ -101,10 +102,12 @@ class LocalTrainer:
     limit_s: float
     packs: bool = field(init=False)
     resumes: bool = field(init=False)
+    accumulates: bool = field(init=False)
 
     def __post_init__(self) -> None:
         own = self.config.train.trainer
         self.packs, self.resumes = own is None, own is None or bool(own.resume_args)
+        self.accumulates = own is None or "train.micro_batch_size" in own.used_settings
 
     def start(self, run_id: str, start: Start) -> Ended:
         run = self._run_file(start)
@@ -115,9 +118,9 @@ class LocalTrainer:
         return self._train(run, paths.run_uri, start.stop_after_step)
 
     def export(self, ended: Ended) -> Path:
-        from trainer.checkpoint.sync import sync_run
+        from components.runtime.step_logic import sync_model
 
-        sync_run(JobConfig.load(f"{ended.run_uri}/run.json"))
+        sync_model(JobConfig.load(f"{ended.run_uri}/run.json"))
         return Path(ended.run_uri, "export")
 
     def told_versions(self) -> dict[str, str]:

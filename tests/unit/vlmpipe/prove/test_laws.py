@@ -30,6 +30,7 @@ class SoundTrainer:
 
     packs: bool = True
     resumes: bool = True
+    accumulates: bool = True
 
     def start(self, run_id: str, start: Start) -> Ended:
         resumed = 3 if start == replace(start, steps=6, checkpoint_every_steps=3) else None
@@ -177,8 +178,8 @@ def test_a_schedule_that_depends_on_the_steps_is_no_verdict() -> None:
 
 
 def test_what_a_trainer_lacks_is_not_asked() -> None:
-    verdicts = judged(SoundTrainer(packs=False, resumes=False))
-    assert [name for name, one in verdicts.items() if one.state == "not asked"] == ["packing", "resume"]
+    verdicts = judged(SoundTrainer(packs=False, resumes=False, accumulates=False))
+    assert [name for name, one in verdicts.items() if one.state == "not asked"] == ["accumulation", "packing", "resume"]
 
 
 def test_starts_are_shared_between_laws() -> None:

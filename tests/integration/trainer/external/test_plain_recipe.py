@@ -1,0 +1,76 @@
+"""recipes/plain: a train.py with DDP under torchrun, from prepared data to an export that transformers loads."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from components.runtime.resolve import open_run_folder
+from components.runtime.step_logic import prepare_run, sync_model
+from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
+from tests.support.trainer.external_runs import ExternalRun
+from trainer.config.job import JobConfig
+from trainer.errors import ExitCode
+from trainer.progress import Progress
+from vlmpipe.config.run_config import load_run_file
+
+
+def plain_run(root: Path, run_id: str, *, steps: int) -> ExternalRun:
+    """A run of the recipe with little data, prepared."""
+    changes = [f"train.max_steps={steps}", "train.checkpoint_every_steps=2", "train.global_batch_size=4"]
+    config = load_run_file(ROOT / "recipes/plain/run.yaml", [*changes, "data.max_samples=60"])
+    run_uri = open_run_folder(json.dumps(config.to_dict()), str(root), run_id=run_id)
+    job = JobConfig.load(f"{run_uri}/run.json")
+    prepare_run(job, Progress(run_uri, "prepare-data", quiet=True))
+    return ExternalRun(root, job)
+
+
+def start(run: ExternalRun) -> subprocess.Popen[str]:
+    command = [*run.command(), "--nproc-per-node", "2"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finished(run: ExternalRun) -> str:
+    process = start(run)
+    text, _ = process.communicate()
+    assert process.returncode == 0, text[-3000:]
+    return text
+
+
+def test_two_processes_train_and_the_export_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    run = plain_run(tmp_path, "plain", steps=4)
+    text = finished(run)
+    assert "--nproc-per-node 2" in text
+    summary = run.record("summary.json")
+    assert (summary["steps"], summary["world_size"], summary["trainer"]) == (4, 2, "plain")
+    exported = sync_model(run.job)
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= exported["files"].keys()
+    assert not [name for name in exported["files"] if name.endswith((".pt", ".bin"))]
+    folder = Path(run.uri, "export")
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    assert len(AutoProcessor.from_pretrained(folder).tokenizer) == model.config.text_config.vocab_size
+    assert sync_model(run.job)["reused"]
+
+
+@only_whole
+def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    straight = plain_run(tmp_path, "straight", steps=40)
+    finished(straight)
+    run = plain_run(tmp_path, "stopped", steps=40)
+    process = start(run)
+    while process.poll() is None and not (Path(run.uri, "metrics.jsonl").is_file() and run.steps()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate()
+    assert process.returncode == ExitCode.PREEMPTED, text[-3000:]
+    finished(run)
+    assert run.result() == straight.result()
