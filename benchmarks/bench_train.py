@@ -16,6 +16,7 @@ SUITE = Suite(
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask"),
         Part("compiled", "training.compiled_steps", 75, "train.compile beside eager layers"),
         Part("families", "training.families", 40, "family hf beside the family by hand"),
+        Part("preferences", "training.preferences", 40, "a DPO step beside its passes, and beside cross-entropy"),
         Part("strategies", "training.strategies", 120, "every strategy beside ddp, on two and four processes"),
         Part("features", "training.strategies", 130, "EMA, checkpointing, compression and others beside none"),
         Part("precision", "training.strategies", 60, "bf16 state, 8-bit moments, nf4 beside the settings before them"),

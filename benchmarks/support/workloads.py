@@ -61,7 +61,11 @@ class Workload:
         """The packed sequences that training reads."""
         job = self.online
         return PackedBatchSampler(
-            self.split(), job.data, seed=job.train.seed, global_batch_size=job.train.global_batch_size
+            self.split(),
+            job.data,
+            seed=job.train.seed,
+            global_batch_size=job.train.global_batch_size,
+            in_pairs=job.train.in_pairs,
         )
 
     def loader(self, *, images: bool = True) -> PackedLoader:

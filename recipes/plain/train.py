@@ -17,6 +17,7 @@ for name in ("data", "model", "output", "checkpoints", "resume"):
     parser.add_argument(f"--{name}", type=Path)
 for name, kind in (("steps", int), ("batch", int), ("save-every", int), ("seed", int), ("learning-rate", float)):
     parser.add_argument(f"--{name}", type=kind)
+parser.add_argument("--schedule", choices=("cosine", "constant"))
 args = parser.parse_args()
 
 asked_to_stop = torch.zeros(1)
@@ -30,9 +31,8 @@ model.model.vision_tower.requires_grad_(False)
 ddp = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], args.learning_rate, weight_decay=0.01)
 warmup = max(1, args.steps // 30)
-schedule = torch.optim.lr_scheduler.LambdaLR(
-    optimizer, lambda n: min((n + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * n / args.steps))
-)
+falling = {"cosine": lambda n: 0.5 + 0.5 * math.cos(math.pi * n / args.steps), "constant": lambda n: 1.0}[args.schedule]
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / warmup, falling(n)))
 samples = [json.loads(line) for line in (args.data / "train.jsonl").open()]
 done, log = 0, []
 if args.resume:
@@ -43,19 +43,19 @@ if args.resume:
     done, log = told["global_step"], told["log_history"]
 
 
-def tokens(messages, images, **options):
-    text = processor.apply_chat_template(messages, **options)
+def tokens(text, images):
     return processor(text=text, images=images, return_tensors="pt")
 
 
 def encode(sample):
-    """A conversation's inputs, with labels on its answers only."""
+    """A conversation's inputs, with labels on its answers and their end marks only."""
     images, messages = [Image.open(args.data / path) for path in sample["images"]], sample["messages"]
-    inputs = tokens(messages, images)
+    template = processor.apply_chat_template
+    inputs = tokens(template(messages), images)
     labels = torch.full_like(inputs["input_ids"][0], -100)
     for turn in (number for number, message in enumerate(messages) if message["role"] == "assistant"):
-        start = tokens(messages[:turn], images, add_generation_prompt=True)["input_ids"].shape[1]
-        end = tokens(messages[: turn + 1], images)["input_ids"].shape[1]
+        start = tokens(template(messages[:turn], add_generation_prompt=True), images)["input_ids"].shape[1]
+        end = tokens(template(messages[: turn + 1]).rstrip("\n"), images)["input_ids"].shape[1]
         labels[start:end] = inputs["input_ids"][0, start:end]
     return inputs["input_ids"][0], labels, inputs["pixel_values"]
 

@@ -22,6 +22,7 @@ from vlmpipe.config.run_config import load_run_file
 PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs/results").rglob("*.md")))]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines(page)]
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MAKE_TARGETS |= {f"recipe-{path.parent.name}" for path in ROOT.glob("recipes/*/requirements.txt")}
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 CLOUD_TOOLS = ("gcloud", "terraform", "kfp", "printf")  # their services are out of a test's reach
 INLINE = re.compile(r"`(?:\.venv/bin/)?(vlmpipe|make) ([a-z][a-z-]*)[^`]*`")

@@ -42,8 +42,9 @@ def prove(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check on a tiny model whether a trainer trains alike on 1, 2 and 4 processes, resumes, and more.
+    """Check the laws of training on any trainer.
 
+    Whether it trains alike on 1, 2 and 4 processes and under accumulation, resumes, stops, and exports what it trained.
     Model and data of the run file are replaced, its train section is not. Ends with exit code 76 where a law does not
     hold or could not be checked.
     """

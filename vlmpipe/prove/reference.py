@@ -16,10 +16,13 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import PROCESSOR_NAME
+from transformers.utils import logging as transformers_logging
 
 from trainer.models.hf.processor import without_video
 from vlmpipe.prove.losses import LABELLINGS, SPANS, SampleLoss
 from vlmpipe.prove.sample_set import Sample
+
+transformers_logging.disable_progress_bar()
 
 
 class Reference:
@@ -27,14 +30,15 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         self.model, loading = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True
+            folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
         self.missing = sorted(loading["missing_keys"])
         self.model.eval()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        config = AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = without_video(PROCESSOR_MAPPING[type(config)])
-        own = {"image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil"), "tokenizer": tokenizer}
+        image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+        own = {"image_processor": image_processor, "tokenizer": tokenizer}
         settings = folder / PROCESSOR_NAME
         self._processor = kind.from_args_and_dict(
             [own.get(name) for name in kind.get_attributes()],

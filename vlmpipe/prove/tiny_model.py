@@ -118,7 +118,7 @@ def write_tiny_model(model_type: str, folder: Path) -> None:
         **kind.config,
     )
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(config).float()
+    model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False).float()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(WEIGHT_SCALE if weight.ndim > 1 else 1)
@@ -156,7 +156,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 def _save_llava_processor(model_type: str, folder: Path) -> None:
     images = SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE})
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     options = {"patch_size": PATCH, "vision_feature_select_strategy": "full"}
     processor = LlavaProcessor(images, tokenizer, chat_template=tokenizer.chat_template, **options)
     processor.save_pretrained(folder)

@@ -70,7 +70,7 @@ class Nf4Linear(nn.Module):
             state2=of_scales,
         )
         weight: Tensor = dequantize_4bit(self.packed, state)
-        return weight
+        return weight.reshape(self.out_features, self.in_features)  # of two numbers it returns the transposed matrix
 
     def forward(self, hidden: Tensor) -> Tensor:
         if torch.is_autocast_enabled(hidden.device.type):

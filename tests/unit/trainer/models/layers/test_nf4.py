@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -22,6 +22,7 @@ def layer(inputs: int = 96, outputs: int = 130, *, bias: bool = True) -> nn.Line
     return nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
 
 
+@example(inputs=1, outputs=2, bias=False, dtype=torch.float32)
 @given(
     inputs=st.integers(1, 70),
     outputs=st.integers(1, 70),
