@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.short_form import WHOLE
 from tests.support.trainer.external_runs import ExternalRun, external_run
 from trainer.errors import ExitCode
 
@@ -100,7 +101,7 @@ def test_killed_at_random_it_ends_with_the_same_model(tmp_path: Path) -> None:
     straight = external_run(tmp_path, steps=60, run_id="straight")
     assert straight.launch()[0] == 0
     run, draw = external_run(tmp_path, "slow", steps=60, run_id="killed"), random.Random(7)
-    for _ in range(3):
+    for _ in range(3 if WHOLE else 1):
         process = run.popen()
         time.sleep(draw.uniform(0.5, 2.5))
         process.send_signal(signal.SIGKILL)  # the launcher, as a machine goes

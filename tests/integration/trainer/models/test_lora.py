@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
@@ -33,7 +33,7 @@ STRATEGIES = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "tp")), lambda name: 
 FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name == "tp")
 # One that draws and one that measures the weights it adapts while they are sharded; all of them in the long form.
 EVERYWHERE = chosen(dict.fromkeys((*DECOMPOSING, "zero3")), lambda name: name in ("fsdp", "zero3"))
-COMPUTING = chosen(dict.fromkeys(STRATEGIES), lambda name: name == "fsdp")
+COMPUTING = STRATEGIES if WHOLE else ()  # of whole weights: test_equalities.py
 RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
 WEIGHT = 1e-4  # a two-hundredth of one update at this rate: AdamW makes a whole one of a gradient of rounding errors
 STOP_STEP = 2

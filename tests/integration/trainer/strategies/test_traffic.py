@@ -30,8 +30,8 @@ WORK = Work(
     sequence_label_tokens=LABELS / MICRO_ROWS,
 )
 SENT_AS = {"reduce_scatter": "all_reduce"}  # on CPUs it is carried out so
-STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "zero2", "tp", "pp"))
-MORE = chosen(OTHERS, lambda name: name in ("ddp context parallel", "fsdp gathered twice"))
+STRATEGIES = chosen(dict.fromkeys(strategy_names()), lambda name: name in ("ddp", "fsdp", "tp", "pp"))
+MORE = chosen(OTHERS, lambda name: name == "ddp context parallel")
 SPLIT = {*TENSOR_PARALLEL, *PIPELINE_PARALLEL}  # two ranks for each copy of the model; of tp+pp+dp four, and one copy
 NODES = {"zero3 node weights": 2, "zero3 after them": 2}  # the others are on one
 

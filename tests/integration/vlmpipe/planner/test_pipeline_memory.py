@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.support.planner.memory_bounds import COUNTED, PEAK
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.pipeline_memory import CASES, COPIED_CASES, SPLIT_CASES, STAGES, predicted
 from tests.support.trainer.runs import run_ranks
 
 pytestmark = pytest.mark.slow
 WEIGHED = chosen(CASES, lambda name: name == "pp bf16 checkpointing")
 WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp adapters")
-WEIGHED_COPIED = chosen(COPIED_CASES, lambda name: name == "tp+pp+dp, two copies")
+WEIGHED_COPIED = COPIED_CASES if WHOLE else {}  # in the short form copies are weighed in test_tensor_parallel.py
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found: dict[str, Any] = {}
     module = "tests.support.trainer.pipeline_memory"
     for cases, ranks in ((WEIGHED, STAGES), (WEIGHED_SPLIT, 4), (WEIGHED_COPIED, 8)):
+        if not cases:
+            continue
         run_ranks(module, ["--output", str(output), "--cases", *cases], processes=ranks)
         found |= json.loads(output.read_text())
     return found
