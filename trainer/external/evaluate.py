@@ -15,7 +15,7 @@ from trainer.checkpoint.staging import export_folder
 from trainer.config.external_trainer import fill_in
 from trainer.config.job import JobConfig
 from trainer.data.export.export import export_data
-from trainer.errors import ExitCode, UserError, run_main
+from trainer.errors import ConfigError, ExitCode, UserError, run_main
 from trainer.external.launch import setting_values
 from trainer.external.process import Node, environment
 from trainer.external.result import bad_result
@@ -48,7 +48,13 @@ def evaluate(job: JobConfig) -> None:
         command = fill_in(trainer.evaluate_command, setting_values(job, 1) | paths)
         variables = {f"VLMPIPE_{name.upper()}": path for name, path in paths.items()}
         node = Node(one_node(), 1)
-        ended = subprocess.run(command, env=environment(trainer, node, variables), check=False)
+        try:
+            ended = subprocess.run(command, env=environment(trainer, node, variables), check=False)
+        except OSError as error:
+            raise ConfigError(
+                f"train.trainer.evaluate_command: {command[0]} cannot be started: {error.strerror}",
+                expected="a program of the image, on this machine one in the folder of train.trainer.python or on PATH",
+            ) from error
         if ended.returncode:
             raise UserError(
                 f"train.trainer.evaluate_command ended with exit code {ended.returncode}",

@@ -75,14 +75,14 @@ class TrainingProgress:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._read[path] = self._read.get(path, 0) + len(whole)
-        return [line for text in whole.splitlines() if (line := self._line(_parsed(text)))]
+        return [line for text in whole.splitlines() if (line := self._line(json_object(text)))]
 
     def _new_state(self, path: Path) -> list[dict[str, Any]]:
         try:
             changed = path.stat().st_mtime_ns
             if self._read.get(path) == changed:
                 return []
-            state = _parsed(path.read_bytes())
+            state = json_object(path.read_bytes())
         except OSError:
             return []
         if not state:  # half written
@@ -109,7 +109,7 @@ class TrainingProgress:
 def steps_of(folder: Path) -> int:
     """The steps made according to the state in a checkpoint's folder; 0 where it names none."""
     try:
-        state = _parsed((folder / STATE).read_bytes())
+        state = json_object((folder / STATE).read_bytes())
     except OSError:
         return 0
     return int(_first(state, STEP) or 0)
@@ -123,7 +123,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def json_object(text: bytes) -> dict[str, Any]:
     """The JSON object; empty for anything else, such as a line that is still written."""
     try:
         content = json.loads(text)

@@ -45,7 +45,7 @@ def judge(trainer: ExternalTrainerConfig, code: int, progress: TrainingProgress,
             expected=f"{wanted} steps, or exit code 75 for a stop that may be resumed",
             fix="read its log for what ended it early; if it is done, correct train.trainer.total_steps",
         )
-    if code > 128:
+    if code - 128 in set(signal.Signals):  # others are the program's own: sys.exit(-1) gives 255
         name = signal.Signals(code - 128).name
         memory = "if that was for lack of memory, lower the batch; " if name == "SIGKILL" else ""
         raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from trainer.config.external_trainer import ExternalTrainerConfig
 from trainer.errors import ExitCode, UserError
+from trainer.external.follow import json_object
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
@@ -106,7 +106,7 @@ def _not_finite(file: Path, name: str) -> Iterator[str]:
     with file.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
-        header = _parsed(stream.read(length)) if length < MAX_HEADER_BYTES else {}
+        header = json_object(stream.read(length)) if length < MAX_HEADER_BYTES else {}
         tensors = {key: entry for key, entry in header.items() if key != "__metadata__"}
         ends = [entry["data_offsets"][1] for entry in tensors.values()]
         if not tensors or size != 8 + length + max(ends):
@@ -131,17 +131,9 @@ def _not_finite(file: Path, name: str) -> Iterator[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return _parsed(path.read_bytes())
+        return json_object(path.read_bytes())
     except OSError:
         return {}
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def model_type_of(folder: str) -> str:

@@ -68,7 +68,7 @@ def prove(
         from vlmpipe.cli.views.laws import print_laws
 
         print_laws(proven)
-        print_lines(["", f"page         {folder / 'prove.html'}", f"logs         {folder}/root/runs/*/prove.log"])
+        print_lines(["", f"page         {folder / 'prove.html'}", f"logs         {folder}/outputs/runs/*/prove.log"])
     if proven.broken:
         raise UserError(
             f"{len(proven.broken)} of {len(proven.verdicts)} laws do not hold or could not be checked: "

@@ -201,6 +201,8 @@ class Proof:
     def stopped(self) -> str | Breach:
         start = replace(QUARTER, steps=LONG_STEPS, stop_after_step=2)
         ended = self._trainer.start("stopped", start)
+        if not ended.timed_out and max(ended.losses, default=0) < start.stop_after_step:
+            raise NotRunError(f"it ended before it was stopped, with exit code {ended.exit_code}: {ended.last_line}")
         made = f"SIGTERM after step {max(ended.losses, default=0)} of {LONG_STEPS}"
         if ended.timed_out:
             return Breach(f"{made}: it did not end in time", cause="SIGTERM is ignored")

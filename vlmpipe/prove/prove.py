@@ -83,7 +83,7 @@ def prove(
     write_tiny_model(model_type, model)
     own = config.train.trainer
     section = model_section(family if family == model_type else "hf", model)
-    trainer = LocalTrainer(config, section, folder.absolute() / "samples", folder.absolute() / "root", limit_s)
+    trainer = LocalTrainer(config, section, folder.absolute() / "samples", folder.absolute() / "outputs", limit_s)
     proof = Proof(trainer, lambda exported: Reference(exported or model).losses(samples))
     verdicts = []
     for verdict in proof.verdicts(laws):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.config.external_trainer import WITH_ROLES
+from trainer.storage.model_folders import bucket_address
 from vlmpipe.config.validation_errors import Problem
 
 if TYPE_CHECKING:
@@ -65,5 +66,9 @@ def unused_settings(config: RunConfig) -> Iterator[Problem]:
     given = {f"train.{name}" for name in train.model_fields_set - _OF_THE_LAUNCHER - {"optimizer"}}
     given |= {f"train.optimizer.{name}" for name in train.optimizer.model_fields_set}
     given |= {f"model.{name}" for name in config.model.model_fields_set if name.startswith(("freeze", "train_"))}
+    pretrained = config.model.pretrained
+    if pretrained and pretrained.revision and not bucket_address(pretrained.weights):
+        text = f"has no effect: the program is only told {pretrained.weights}, and takes what that holds; expected "
+        yield Problem("model.pretrained.revision", f"{text}weights on gs://, which are compared with the revision")
     for field in sorted(given - trainer.used_settings):
         yield Problem(field, "has no effect: no placeholder in train.trainer.command reads it")

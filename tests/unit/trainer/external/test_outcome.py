@@ -43,6 +43,7 @@ def test_done_or_stopped(code: int, progress: TrainingProgress, wanted: int, sto
         (0, seen(400, not_finite=400), False, ExitCode.BAD_RESULT, "no number at step 400"),
         (1, seen(7), False, ExitCode.UNEXPECTED, "exit code 1 after 7 of 400 steps"),
         (137, seen(7), False, 137, "was ended by SIGKILL"),
+        (255, seen(7), False, ExitCode.UNEXPECTED, "exit code 255"),  # of sys.exit(-1)
         (ExitCode.DATA, seen(7), True, ExitCode.DATA, "exit code 65"),  # a cause counts, also in a stop
     ],
 )

@@ -166,6 +166,17 @@ def test_a_start_that_fails_is_no_verdict() -> None:
     }
 
 
+class NeverStarts(SoundTrainer):
+    def start(self, run_id: str, start: Start) -> Ended:
+        return Ended({}, 1, "no such module\n")
+
+
+def test_a_trainer_that_never_starts_keeps_no_law() -> None:
+    verdicts = judged(NeverStarts())
+    assert {one.state for one in verdicts.values()} == {"not run"}
+    assert verdicts["stopped"].found == "it ended before it was stopped, with exit code 1: no such module"
+
+
 class DecaysTheRate(SoundTrainer):
     def loss(self, steps: int, start: Start) -> float:
         return token_mean(losses(STARTING - steps * (1 + 1 / start.steps)))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.pipelines.run_files import problems_of, small
+from trainer.config.model import WeightsConfig
 from vlmpipe.config.run_config import warnings
 
 PLAIN = {
@@ -46,6 +47,15 @@ def test_settings_that_no_placeholder_reads_are_named() -> None:
     fields = {problem.field for problem in warnings(config)}
     assert {"train.epochs", "train.optimizer.weight_decay", "train.seed"} <= fields
     assert not {"train.trainer", "train.optimizer.learning_rate", "train.global_batch_size"} & fields
+
+
+@pytest.mark.parametrize(("weights", "named"), [("org/model", True), ("gs://bucket/model", False)])
+def test_a_revision_that_the_program_is_not_told_is_named(weights: str, named: bool) -> None:
+    config = small(train__trainer=PLAIN)
+    pretrained = WeightsConfig(weights=weights, revision="0123abcd")
+    model = config.model.model_copy(update={"pretrained": pretrained})
+    fields = {problem.field for problem in warnings(config.model_copy(update={"model": model}))}
+    assert ("model.pretrained.revision" in fields) == named
 
 
 @pytest.mark.parametrize(("launch", "advised"), [("torchrun", True), ("tensorflow", False), ("roles", False)])
