@@ -149,6 +149,7 @@ DEEPSPEED_OBJECTS = (
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
     "deepspeed.runtime.bf16_optimizer.fragment_address",
+    "builtins.getattr",  # by which Python 3.11.0 to 3.11.3 pickle members of an Enum; here it reads no attribute
 )
 
 

@@ -156,7 +156,7 @@ class Session:
         nothing = TrainingProgress([], self._scratch / "none")
         return (
             ExitCode.OK
-            if judge(self._trainer, code, nothing, 0, stopped=process.stopping.is_set())
+            if judge(self._trainer, code, nothing, 0, stopped=process.stopping)
             else ExitCode.PREEMPTED
         )
 
@@ -177,7 +177,7 @@ class Session:
         states.save_newest(ended=True)
         wanted = steps_wanted(trainer, self._job.train.max_steps, progress)
         with report.failing():
-            if not judge(trainer, code, progress, wanted, stopped=process.stopping.is_set()):
+            if not judge(trainer, code, progress, wanted, stopped=process.stopping):
                 states.ended("preempted")
                 report.stopped(progress, states.newest_step)
                 return ExitCode.PREEMPTED

@@ -108,7 +108,7 @@ class TrainerProcess:
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str], *, grace_s: float, to_all: bool) -> None:
         self._grace_s, self._to_all = grace_s, to_all
-        self.stopping = threading.Event()
+        self.stopping = False  # no Event: a second signal inside its set() would wait for the first
         self._timer: threading.Timer | None = None
         asked: list[int] = []  # signals before it started
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -138,9 +138,9 @@ class TrainerProcess:
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM, once; SIGKILL after the grace."""
-        if self.stopping.is_set():
+        if self.stopping:
             return
-        self.stopping.set()
+        self.stopping = True
         # torchrun passes it on itself; a second one would end workers that are saving.
         self._send(signal.SIGTERM, to_all=self._to_all)
         self._timer = threading.Timer(self._grace_s, self.kill)

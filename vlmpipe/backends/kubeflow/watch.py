@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -226,11 +226,13 @@ def _sentence(state: JobState) -> str:
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[float], None]]:
     """A wait that SIGTERM and SIGINT cut short with Stopped, also when they came before it."""
-    asked = threading.Event()
+    # SimpleQueue.put is reentrant; an Event whose wait() is interrupted holds the lock that set() in the handler needs.
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def wait(seconds: float) -> None:
-        if asked.wait(seconds):
+        with contextlib.suppress(queue.Empty):
+            asked.get(timeout=seconds)
             raise Stopped
 
-    with handling((signal.SIGTERM, signal.SIGINT), lambda *_: asked.set()):
+    with handling((signal.SIGTERM, signal.SIGINT), lambda number, _: asked.put(number)):
         yield wait
