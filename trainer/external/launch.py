@@ -154,11 +154,7 @@ class Session:
         assert code is not None
         process.clean_up()
         nothing = TrainingProgress([], self._scratch / "none")
-        return (
-            ExitCode.OK
-            if judge(self._trainer, code, nothing, 0, stopped=process.stopping)
-            else ExitCode.PREEMPTED
-        )
+        return ExitCode.OK if judge(self._trainer, code, nothing, 0, stopped=process.stopping) else ExitCode.PREEMPTED
 
     def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
         states, trainer = self._states, self._trainer

@@ -226,7 +226,7 @@ def _sentence(state: JobState) -> str:
 @contextlib.contextmanager
 def stoppable() -> Iterator[Callable[[float], None]]:
     """A wait that SIGTERM and SIGINT cut short with Stopped, also when they came before it."""
-    # SimpleQueue.put is reentrant; an Event whose wait() is interrupted holds the lock that set() in the handler needs.
+    # SimpleQueue.put is reentrant. Event.set is not: the interrupted wait may hold the lock that it needs.
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def wait(seconds: float) -> None:
