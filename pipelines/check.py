@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.data import OWN_FORMAT
+from trainer.config.data import OWN_FORMAT, DataConfig
 from trainer.config.job import RunPaths
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -197,29 +197,31 @@ def _hub_cache() -> Path:
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
-    if config.data.source.startswith("gs://"):
-        yield Finding("data", "unchecked", f"{config.data.source} is read when the run starts")
-        return
+    for source in config.data.all_sources:
+        yield _one_source(config.data.of_source(source))
+
+
+def _one_source(data: DataConfig) -> Finding:
+    if data.source.startswith("gs://"):
+        return Finding("data", "unchecked", f"{data.source} is read when the run starts")
     from trainer.data.rejects import Reject
     from trainer.data.sources import open_source
     from trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
 
-    if config.data.source.startswith(BUILTIN_PREFIX):
-        require_builtin(config.data.source)
-        yield Finding("data", "ok", f"{config.data.source} comes inside an installed package")
-        return
-    first = list(itertools.islice(open_source(config.data), FIRST_SAMPLES))
+    if data.source.startswith(BUILTIN_PREFIX):
+        require_builtin(data.source)
+        return Finding("data", "ok", f"{data.source} comes inside an installed package")
+    first = list(itertools.islice(open_source(data), FIRST_SAMPLES))
     bad = [item for item in first if isinstance(item, Reject)]
     if not first:
-        yield Finding("data", "failed", f"{config.data.source} holds no samples", ExitCode.DATA)
-    elif len(bad) == len(first):
-        text = f"the first {len(first)} samples of {config.data.source} are bad, for example: {bad[0]}"
-        yield Finding("data", "failed", text, ExitCode.DATA)
-    elif bad:
-        text = f"{len(bad)} of the first {len(first)} samples of {config.data.source} are bad, for example: {bad[0]}"
-        yield Finding("data", "warning", text)
-    else:
-        yield Finding("data", "ok", f"{config.data.source}: the first {len(first)} samples can be read")
+        return Finding("data", "failed", f"{data.source} holds no samples", ExitCode.DATA)
+    if len(bad) == len(first):
+        text = f"the first {len(first)} samples of {data.source} are bad, for example: {bad[0]}"
+        return Finding("data", "failed", text, ExitCode.DATA)
+    if bad:
+        text = f"{len(bad)} of the first {len(first)} samples of {data.source} are bad, for example: {bad[0]}"
+        return Finding("data", "warning", text)
+    return Finding("data", "ok", f"{data.source}: the first {len(first)} samples can be read")
 
 
 def _batch(config: RunConfig) -> Iterator[Finding]:

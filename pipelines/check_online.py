@@ -82,7 +82,7 @@ def _hub_file(field: str, name: str, revision: str, file: str) -> Finding:
 
 def _storage(config: RunConfig) -> Iterator[Finding]:
     root = config.root_uri("vertex")
-    data = {"data.source": config.data.source, "data.image_folder": config.data.image_folder}
+    data = config.data.addresses()
     model = {f"model.{name}": part.weights for name, part in config.model.sources.items() if part}
     model["model.tokenizer"] = config.model.tokenizer
     data |= {field: f"{address}/" for field, name in model.items() if (address := bucket_address(name))}

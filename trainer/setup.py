@@ -143,14 +143,7 @@ def open_data(job: JobConfig) -> TrainingData:
     pointers = job.pointers()
     index, form = Index.load(pointers.prepared_uri), image_form_of(job.model)
     train = index.split("train")
-    sampler = PackedBatchSampler(
-        train,
-        job.data,
-        seed=job.train.seed,
-        global_batch_size=job.train.global_batch_size,
-        tile_tokens=form.tile_tokens,
-        in_pairs=job.train.in_pairs,
-    )
+    sampler = PackedBatchSampler.of_training(train, job, tile_tokens=form.tile_tokens)
     return TrainingData(
         pointers=pointers,
         cached=pointers.features != "off",
@@ -179,7 +172,7 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     sequence_flops = None
     if job.train.pipeline_parallel > 1:
         shape = family.shape(job.model)
-        sequence_flops = mean_sequence_flops(job, shape, data.train, data.sampler, cached=data.cached)
+        sequence_flops = mean_sequence_flops(job, shape, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
     if job.model.family == "hf":
         from trainer.models.hf.examine import require_trainable
@@ -330,23 +323,23 @@ def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
 
 
 def mean_sequence_flops(
-    job: JobConfig, shape: ModelShape, split: SplitIndex, sequence: PackedBatchSampler, *, cached: bool
+    job: JobConfig, shape: ModelShape, sequence: PackedBatchSampler, *, cached: bool
 ) -> SequenceFlops:
     """What a row of the first epoch takes, in the mean."""
-    rows = sequence.num_sequences(0)
-    label_tokens = int(split.label_tokens.sum()) / rows
-    if images := int(split.image_count.sum()):  # where they differ, the mean one
-        shape = shape.of_images(max(1, round(int(split.image_tokens.sum()) / images)))
+    epoch = sequence.totals(0)
+    label_tokens = epoch.label_tokens / epoch.sequences
+    if epoch.images:  # where they differ, the mean one
+        shape = shape.of_images(max(1, round(epoch.image_tokens / epoch.images)))
     return flops_per_sequence(
         shape,
         sequence_length=job.data.sequence_length,
-        images=int(split.tiles(image_form_of(job.model).tile_tokens).sum()) / rows,
+        images=epoch.tiles / epoch.sequences,
         label_tokens=label_tokens,
         cached=cached,
         activation_checkpointing=job.train.activation_checkpointing,
         loss_chunks=job.train.loss_chunks(job.train.micro_batch_size * label_tokens),
         feature_layer=job.model.feature_layer,
-        sample_pairs=split.pairs / rows,
+        sample_pairs=epoch.squared_tokens / epoch.sequences,
     )
 
 

@@ -78,9 +78,9 @@ def outside_of_steps(bench: Bench, load: Workload, length: Length) -> None:
 
 def planned_gain(load: Workload) -> float:
     """What the planner says of this data: it counts FLOPs, and takes all of them as equally fast."""
-    job, split, sequence = load.cached, load.split(), load.sequence()
+    job, sequence = load.cached, load.sequence()
     shape = family_of(job.model).shape(job.model)
-    online, cached = (mean_sequence_flops(job, shape, split, sequence, cached=is_cached) for is_cached in (False, True))
+    online, cached = (mean_sequence_flops(job, shape, sequence, cached=is_cached) for is_cached in (False, True))
     return online.total / cached.total
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from trainer.config.base import Fraction, Positive, Section, StorageUri
+from trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri
 from trainer.config.model import ModelConfig
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
@@ -14,13 +15,65 @@ NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template; every 
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
 
 
+class DataSource(Section):
+    """One of several sources of samples."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        description="Name of the source, which begins the ids and the slices of its samples.",
+    )
+    uri: StorageUri = Field(min_length=1, description="As data.source.")
+    image_folder: StorageUri = Field("", description="As data.image_folder.")
+    caption_question: str = Field("", description="As data.caption_question, which is taken where this is empty.")
+    max_samples: int = Field(0, ge=0, description="Use only the first N samples; 0 is all.")
+    weight: NonNegative | None = Field(
+        None, description="Share of the samples that are drawn, relative to the weights of the other sources."
+    )
+    samples: Positive | None = Field(
+        None,
+        description="Samples drawn in an epoch. The next epoch goes on behind them; a source that ends starts over.",
+    )
+    epochs: float | None = Field(
+        None, gt=0, description="Times that the source is read in an epoch of the run, such as 0.5 or 3; by default 1."
+    )
+    license: str = Field("", description="Licence of the data, which the model card names.")
+
+    @model_validator(mode="after")
+    def _is_drawn_in_one_way(self) -> DataSource:
+        given = [name for name in ("weight", "samples", "epochs") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"has {' and '.join(given)}: expected one of weight, samples and epochs")
+        return self
+
+
+class DataPhase(Section):
+    """Some epochs of a curriculum."""
+
+    epochs: Positive = Field(1, description="Epochs of the phase. The last phase goes on to the end of the run.")
+    weights: dict[str, NonNegative] = Field(
+        description="The weight of each source by name. A source that is not named is not drawn."
+    )
+
+
 class DataConfig(Section):
     """Where samples come from and how they become rows."""
 
     source: StorageUri = Field(
+        "",
         description="builtin:digits, builtin:easy-vqa, builtin:openmoji, or a local or gs:// path: a LLaVA .json or "
         ".jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a folder with metadata.csv. Of tars "
-        "and Parquet a folder or a pattern, such as train-{000..099}.tar."
+        "and Parquet a folder or a pattern, such as train-{000..099}.tar. Either this or sources is needed.",
+    )
+    sources: tuple[DataSource, ...] = Field(
+        (), description="Several sources in place of one. Samples are drawn in fixed shares throughout each epoch."
+    )
+    stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
+        "all_exhausted",
+        description="With weights, when an epoch ends: first_exhausted, once one source is used up; all_exhausted, "
+        "once each was read whole, so that smaller ones are repeated.",
+    )
+    phases: tuple[DataPhase, ...] = Field(
+        (), description="A curriculum: other weights of sources in later epochs. The sources then have none themselves."
     )
     image_folder: StorageUri = Field(
         "", description="Folder that image paths in records are relative to; by default that of the file."
@@ -98,11 +151,62 @@ class DataConfig(Section):
         "reject", description="What happens to a sample longer than sequence_length: truncate drops its last turns."
     )
 
+    @property
+    def all_sources(self) -> tuple[DataSource, ...]:
+        """The sources, or `source` as the only one."""
+        only = {"uri": self.source, "image_folder": self.image_folder, "max_samples": self.max_samples}
+        return self.sources or (DataSource(name="source", **only),)
+
+    def described(self) -> str:
+        """The source, or the sources with their names, for people."""
+        return ", ".join(f"{source.name} ({source.uri})" for source in self.sources) or self.source
+
+    def by_field(self) -> dict[str, DataSource]:
+        """The sources by the beginning of their fields in the run file, such as `data.sources.0.`."""
+        return {f"data.sources.{n}." if self.sources else "data.": source for n, source in enumerate(self.all_sources)}
+
+    def addresses(self) -> dict[str, str]:
+        """Where samples and their image files are, by the field of the run file; image folders only where given."""
+        found = {}
+        for field, source in self.by_field().items():
+            found[field + ("uri" if self.sources else "source")] = source.uri
+            if source.image_folder:
+                found[f"{field}image_folder"] = source.image_folder
+        return found
+
+    def of_source(self, source: DataSource) -> DataConfig:
+        """This section with one of its sources alone."""
+        alone = {"source": source.uri, "sources": (), "phases": (), "max_samples": source.max_samples}
+        asked = source.caption_question or self.caption_question
+        return self.model_copy(update=alone | {"image_folder": source.image_folder, "caption_question": asked})
+
+    def weights(self, epoch: int) -> tuple[float, ...] | None:
+        """The weight of each source in an epoch; None where they have numbers of samples or epochs."""
+        if self.phases:
+            phase, left = self.phases[0], epoch
+            for following in self.phases[1:]:
+                if left < phase.epochs:
+                    break
+                phase, left = following, left - phase.epochs
+            return tuple(phase.weights.get(source.name, 0.0) for source in self.sources)
+        found = [source.weight for source in self.sources if source.weight is not None]
+        return tuple(found) or None
+
     def chat_format(self, model: ModelConfig) -> str:
         """`native`, `vlmpipe` or the address of a template."""
         whole = model.pretrained
         is_chat_model = whole is not None and bool(whole.weights) and not model.tokenizer.startswith("train:")
         return self.chat_template or (NATIVE if is_chat_model else OWN_FORMAT)
+
+    @model_validator(mode="after")
+    def _has_sources(self) -> DataConfig:
+        if bool(self.source) == bool(self.sources):
+            raise ValueError(f"{'has source and sources' if self.source else 'has no source'}: expected one of the two")
+        if self.sources:
+            _require_mixture(self)
+        elif self.phases:
+            raise ValueError("has phases without sources, whose weights they are")
+        return self
 
     @field_validator("split_by")
     @classmethod
@@ -111,3 +215,37 @@ class DataConfig(Section):
         if split_by not in (BY_IMAGE, BY_RECORD) and source.startswith("builtin:"):
             raise ValueError(f"names a field of records, which {source} has none of: {BY_IMAGE} or {BY_RECORD}")
         return split_by
+
+
+def _require_mixture(data: DataConfig) -> None:
+    """Raise ValueError for sources that cannot be drawn from together."""
+    names = [source.name for source in data.sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"has two sources of one name: {', '.join(names)}")
+    alone = [name for name in ("image_folder", "max_samples") if getattr(data, name)]
+    if alone:
+        raise ValueError(f"has {alone[0]} beside sources: set it in each source")
+    builtin = [source.uri for source in data.sources if source.uri.startswith("builtin:")]
+    if builtin and data.split_by not in (BY_IMAGE, BY_RECORD):
+        raise ValueError(f"is split by {data.split_by}, a field of records, which {builtin[0]} has none of")
+    weighted = [source.name for source in data.sources if source.weight is not None]
+    drawn = [*weighted, *(s.name for s in data.sources if s.samples is not None or s.epochs is not None)]
+    if data.phases and drawn:
+        raise ValueError(
+            f"has phases and a source with a weight or number of its own, {drawn[0]}: expected one of both"
+        )
+    if weighted and len(weighted) < len(names):
+        without = next(name for name in names if name not in weighted)
+        raise ValueError(f"has sources with weight, and {without} without: expected a weight for all of them or none")
+    for phase in data.phases:
+        _require_weights(phase.weights, names)
+    if weighted and not any(source.weight for source in data.sources):
+        raise ValueError("has weights that sum to nothing: expected at least one above 0")
+
+
+def _require_weights(weights: dict[str, float], names: Sequence[str]) -> None:
+    unknown = [name for name in weights if name not in names]
+    if unknown:
+        raise ValueError(f"has a phase with a weight for {unknown[0]}: expected the sources {', '.join(names)}")
+    if not any(weights.values()):
+        raise ValueError("has a phase whose weights sum to nothing: expected at least one above 0")

@@ -22,6 +22,7 @@ from trainer.config.data import SHUFFLE_SHARDS
 
 Int64Array = NDArray[np.int64]
 Integers = NDArray[np.integer]
+WINDOW = 1024  # samples packed together
 WELL_FILLED = 0.97  # fill of a window from which no other packing is tried
 ROW_BITS = 32  # an open sequence is one integer: its free tokens, then its number
 
@@ -56,11 +57,12 @@ def plan_packing(
     seed: int,
     epoch: int,
     pack: bool = True,
-    window: int = 1024,
+    window: int = WINDOW,
     shards: Int64Array | None = None,
     shuffle_shards: int = SHUFFLE_SHARDS,
+    drawn: Int64Array | None = None,
 ) -> PackingPlan:
-    """The packed sequences of an epoch; each sample is in exactly one.
+    """The packed sequences of an epoch; each sample is in exactly one, or as often as it is in `drawn`.
 
     Raises ValueError when a single sample exceeds the budget: preparation rejects such samples.
 
@@ -70,14 +72,16 @@ def plan_packing(
         pack: False gives each sample its own sequence.
         window: samples packed together; more fill sequences better and take longer.
         shards: (samples,) number of each sample's shard, from 0; None: all samples are one group.
+        drawn: sample numbers in an order that is kept but for the places within a window.
     """
     if len(tokens) and (int(tokens.max()) > sequence_length or int(images.max()) > max_images_per_sequence):
         raise ValueError(
             f"a sample needs more than one sequence's {sequence_length} tokens or {max_images_per_sequence} images"
         )
-    order = _shuffled(len(tokens), seed, epoch, "samples")
-    groups = np.zeros_like(order) if shards is None else _groups(shards, shuffle_shards, seed, epoch)
-    order = _gathered(order, groups)
+    if drawn is None:
+        order, groups = shuffled_by_shards(len(tokens), seed, epoch, shards, shuffle_shards)
+    else:
+        order, groups = drawn, np.arange(len(drawn)) // window
     if pack:
         # Into arrays at once: a million samples as lists of lists would take 200 bytes each.
         members, lengths = np.empty_like(order), [np.empty(0, np.int64)]
@@ -89,21 +93,36 @@ def plan_packing(
     else:
         members, sizes = order, np.ones_like(order)
     # Within a window, sequences come longest sample first; a second shuffle removes that pattern.
-    group_of_row = groups[members[np.cumsum(sizes) - sizes]]
+    group_of_row = groups[np.cumsum(sizes) - sizes]
     shuffled = _gathered(_shuffled(len(sizes), seed, epoch, "rows"), group_of_row)
     starts = (np.cumsum(sizes) - sizes)[shuffled]
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes[shuffled], out=offsets[1:])
     members = members[np.repeat(starts - offsets[:-1], sizes[shuffled]) + np.arange(len(members))]
-    fill = float(tokens.sum()) / (len(sizes) * sequence_length) if len(sizes) else 0.0
+    fill = float(tokens[order].sum()) / (len(sizes) * sequence_length) if len(sizes) else 0.0
     return PackingPlan(offsets, members, fill)
 
 
-def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int) -> Int64Array:
+def shuffled_by_shards(
+    samples: int, seed: int, epoch: int, shards: Int64Array | None, shuffle_shards: int, stream: str = ""
+) -> tuple[Int64Array, Int64Array]:
+    """(samples,) sample numbers in an epoch's order, and (samples,) the group of shards of each place, ascending.
+
+    `stream` tells apart orders of the same seed and epoch.
+    """
+    order = _shuffled(samples, seed, epoch, f"{stream}samples")
+    if shards is None:
+        return order, np.zeros_like(order)
+    groups = _groups(shards, shuffle_shards, seed, epoch, stream)
+    order = _gathered(order, groups)
+    return order, groups[order]
+
+
+def _groups(shards: Int64Array, shuffle_shards: int, seed: int, epoch: int, stream: str) -> Int64Array:
     """(samples,) group of each sample: shards in shuffled order, in groups of nearly equal size."""
     num_shards = int(shards.max(initial=-1)) + 1
     num_groups = -(-num_shards // shuffle_shards)
-    place = np.argsort(_shuffled(num_shards, seed, epoch, "shards"))  # of each shard in the shuffled order
+    place = np.argsort(_shuffled(num_shards, seed, epoch, f"{stream}shards"))  # of each shard in the shuffled order
     groups: Int64Array = (place * num_groups // max(1, num_shards))[shards]
     return groups
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+import numpy as np
+
 from trainer.config.data import DataConfig
+from trainer.config.job import JobConfig
+from trainer.data.mixture import Mixture
 from trainer.data.packing import Int64Array, PackingPlan, plan_packing
 from trainer.data.shards.index import SplitIndex
 from trainer.errors import DataError
@@ -37,6 +41,20 @@ class GlobalBatch:
         return rows + [None] * (sequences_per_rank - len(rows))
 
 
+@dataclass(frozen=True, slots=True)
+class EpochTotals:
+    """Sums over the samples of an epoch, each counted as often as it is drawn."""
+
+    samples: int
+    sequences: int
+    tokens: int
+    label_tokens: int
+    squared_tokens: int  # of squared sample lengths, which the cost of attention is proportional to
+    images: int
+    tiles: int  # of images that are cut; else the images
+    image_tokens: int
+
+
 class PackedBatchSampler:
     """Packing plans of all epochs, made when needed. Safe to use from several threads."""
 
@@ -49,19 +67,35 @@ class PackedBatchSampler:
         global_batch_size: int,
         tile_tokens: int = 0,
         in_pairs: bool = False,
+        mixture: Mixture | None = None,
     ) -> None:
         """
         Args:
             tile_tokens: tokens of a tile, for images cut into tiles; `max_images_per_sequence` then counts tiles.
             in_pairs: a sample is two conversations about its images.
+            mixture: what each epoch draws; None: every sample once.
         """
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
         self.data, self.global_batch_size, self.in_pairs = data, global_batch_size, in_pairs
         self._split, self._tiles, self._seed = split, (1 + in_pairs) * split.tiles(tile_tokens), seed
+        self._mixture = mixture
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []
         self._lock = threading.RLock()  # num_sequences holds it while it plans
+
+    @classmethod
+    def of_training(cls, split: SplitIndex, job: JobConfig, *, tile_tokens: int) -> PackedBatchSampler:
+        """The order of a run's training split."""
+        return cls(
+            split,
+            job.data,
+            seed=job.train.seed,
+            global_batch_size=job.train.global_batch_size,
+            tile_tokens=tile_tokens,
+            in_pairs=job.train.in_pairs,
+            mixture=Mixture(split, job.data, seed=job.train.seed) if job.data.sources else None,
+        )
 
     def plan(self, epoch: int) -> PackingPlan:
         """The packed sequences of one epoch."""
@@ -77,6 +111,7 @@ class PackedBatchSampler:
                     pack=self.data.pack,
                     shards=self._split.shard_numbers,
                     shuffle_shards=self.data.shuffle_shards,
+                    drawn=self._mixture.drawn(epoch) if self._mixture else None,
                 )
                 for old in sorted(self._plans)[:-PLANS_KEPT]:
                     if old != epoch:
@@ -121,6 +156,20 @@ class PackedBatchSampler:
         """Sample numbers of a global batch."""
         plan = self.plan(batch.epoch)
         return plan.members[plan.offsets[batch.start] : plan.offsets[batch.stop]]
+
+    def totals(self, epoch: int) -> EpochTotals:
+        """Sums over one epoch. Of pairs, tokens count both conversations, images and tiles those of one."""
+        plan, split = self.plan(epoch), self._split
+        return EpochTotals(
+            samples=len(plan.members),
+            sequences=len(plan),
+            tokens=int(split.tokens[plan.members].sum()),
+            label_tokens=int(split.label_tokens[plan.members].sum()),
+            squared_tokens=int(np.square(split.tokens[plan.members], dtype=np.int64).sum()),
+            images=int(split.image_count[plan.members].sum()),
+            tiles=int(self._tiles[plan.members].sum()) // (1 + self.in_pairs),
+            image_tokens=int(split.image_tokens[plan.members].sum()),
+        )
 
     def label_tokens(self, batch: GlobalBatch) -> int:
         """Label tokens of a global batch, over all ranks."""

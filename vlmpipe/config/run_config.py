@@ -47,11 +47,15 @@ BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
 
 
 def _known_source(data: DataConfig) -> DataConfig:
-    if data.source.startswith("builtin:") and data.source not in BUILTIN_SOURCES:
-        closest = closest_field(data.source, BUILTIN_SOURCES)
-        hint = f"; did you mean {closest}?" if closest else ""
-        text = f"found {show(data.source)}, expected one of {', '.join(BUILTIN_SOURCES)}{hint}"
-        raise ProblemsError([Problem("data.source", text)])
+    problems = []
+    for field, uri in data.addresses().items():
+        if uri.startswith("builtin:") and uri not in BUILTIN_SOURCES:
+            closest = closest_field(uri, BUILTIN_SOURCES)
+            hint = f"; did you mean {closest}?" if closest else ""
+            text = f"found {show(uri)}, expected one of {', '.join(BUILTIN_SOURCES)}{hint}"
+            problems.append(Problem(field, text))
+    if problems:
+        raise ProblemsError(problems)
     return data
 
 

@@ -35,8 +35,6 @@ KUBEFLOW: tuple[Form, ...] = (
     ("register.registry", r"$|gs://", "gs://: Vertex AI Model Registry and folders are not there"),
 )
 CLOUD_DATA: tuple[Form, ...] = (
-    ("data.source", r"builtin:|gs://", "a gs:// path: a job does not see this machine's files"),
-    ("data.image_folder", r"$|gs://", "a gs:// path"),
     ("data.chat_template", r"($|native$|vlmpipe$)|gs://", "native, vlmpipe or a gs:// path"),
 )
 # Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
@@ -85,7 +83,12 @@ def _packages_elsewhere(config: RunConfig) -> list[Problem]:
 
 def require_data_in_cloud(config: RunConfig, place: str = "Vertex AI") -> None:
     """Raise RunFileError unless jobs on `place` can read the data. A pipeline can be compiled without."""
-    _raise(config, place, _violated(config, CLOUD_DATA))
+    problems = [
+        Problem(field, f"found {show(uri)}, expected a gs:// path: a job does not see this machine's files")
+        for field, uri in config.data.addresses().items()
+        if not uri.startswith(("gs://", "builtin:"))
+    ]
+    _raise(config, place, [*problems, *_violated(config, CLOUD_DATA)])
 
 
 def unused_on_kubeflow(config: RunConfig) -> list[Problem]:

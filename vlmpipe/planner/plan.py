@@ -298,7 +298,7 @@ def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Work
 
 
 def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
-    if "://" in config.data.source + paths.root_uri:
+    if any("://" in uri for uri in (paths.root_uri, *(source.uri for source in config.data.all_sources))):
         return None
     from trainer.data.prepare.pipeline import DONE, fingerprint
     from trainer.data.sampler import PackedBatchSampler
@@ -312,25 +312,19 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
         return None
-    sampler = PackedBatchSampler(
-        split,
-        job.data,
-        seed=job.train.seed,
-        global_batch_size=job.train.global_batch_size,
-        tile_tokens=tile_tokens,
-        in_pairs=job.train.in_pairs,
-    )
+    sampler = PackedBatchSampler.of_training(split, job, tile_tokens=tile_tokens)
+    epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
     return Workload.from_index(
         config,
-        samples=len(split),
-        tokens=int(split.tokens.sum()),
-        pairs=split.pairs // (1 + job.train.in_pairs),  # conversations of a pair are about equally long
-        images=(1 + job.train.in_pairs) * int(split.tiles(tile_tokens).sum()),
-        image_tokens=(1 + job.train.in_pairs) * int(split.image_tokens.sum()),
-        label_tokens=int(split.label_tokens.sum()),
-        sequences=len(sampler.plan(0)),
+        samples=epoch.samples,
+        tokens=epoch.tokens,
+        pairs=epoch.squared_tokens // conversations,  # conversations of a pair are about equally long
+        images=conversations * epoch.tiles,
+        image_tokens=conversations * epoch.image_tokens,
+        label_tokens=epoch.label_tokens,
+        sequences=epoch.sequences,
         steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
-        fills=fill_by_length(config, split, tile_tokens),
+        fills=() if job.data.sources else fill_by_length(config, split, tile_tokens),
     )
 
 

@@ -20,7 +20,7 @@ class StagesPlan:
     name: str
     stages: dict[str, Plan]
     starts: dict[str, str]  # where each stage's model comes from
-    data: dict[str, str]  # each stage's data.source
+    data: dict[str, str]  # each stage's sources
     schedule_runs_per_month: float | None = None
 
     @property
@@ -97,7 +97,7 @@ def plan_whole_run(config: RunConfig, *, priced: bool = True) -> Plan | StagesPl
         name=config.name,
         stages=plans,
         starts={names[0]: ", ".join(dict.fromkeys(weights)) or "random weights", **starts},
-        data={name: run.data.source for name, run in runs.items()},
+        data={name: run.data.described() for name, run in runs.items()},
         schedule_runs_per_month=runs_per_month(config.schedule.cron) if config.schedule and priced else None,
     )
 

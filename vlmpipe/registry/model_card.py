@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from trainer.config.data import DataConfig
 from trainer.config.external_trainer import ExternalTrainerConfig
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
@@ -99,7 +100,11 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
         metadata |= {"library_name": "peft", "base_model_relation": "adapter"}
     result = {
         "task": {"type": "image-text-to-text"},
-        "dataset": {"type": config.data.source, "name": config.data.source, "split": "held-out"},
+        "dataset": {
+            "type": config.data.source or "mixture",
+            "name": config.data.source or ", ".join(source.name for source in config.data.sources),
+            "split": "held-out",
+        },
         "metrics": [
             {"type": kind, "name": name, "value": evaluation[kind]}
             for kind, name in (("exact_match", "exact match"), ("loss", "loss"))
@@ -111,11 +116,26 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
     return metadata
 
 
+def _data(data: DataConfig) -> str:
+    """The sources, with the shares and licences that the run file gives."""
+    if not data.sources:
+        return f"`{data.source}`"
+    weights = data.weights(0)
+    shares = (
+        [f", {weight / sum(weights):.1%} of samples" for weight in weights] if weights else [""] * len(data.sources)
+    )
+    later = " in the first phase" if len(data.phases) > 1 else ""
+    return "; ".join(
+        f"{source.name} (`{source.uri}`{share + later if share else ''}, {source.license or 'licence not given'})"
+        for source, share in zip(data.sources, shares, strict=True)
+    )
+
+
 def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     train, model = config.train, config.model
     origins = {PART_NAMES[name]: _origin(part) for name, part in model.sources.items()}
     facts = {
-        "Data": f"`{config.data.source}`",
+        "Data": _data(config.data),
         **origins,
         "Not trained": described(config.model),
         "Adapters": _adapters(model.lora) if model.lora else "",

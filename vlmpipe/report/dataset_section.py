@@ -17,6 +17,7 @@ def data_view(files: RunFiles) -> dict[str, Any]:
     repairs = mapping(files.rejects.get("repairs"))
     return {
         "changes": _changes(mapping(files.changes.get("changes"))),
+        "sources": _sources(files.stats),
         "histograms": _histograms(files.stats),
         "warnings": _warnings(files.stats),
         "rejects": _rejects(files.rejects, open_storage(files.rejects_uri) if files.rejects_uri else None),
@@ -33,6 +34,27 @@ def _changes(changes: dict[str, Any]) -> str:
     known = [f"{count(changes[key])} {name}" for key, name in names.items() if number(changes.get(key))]
     before = str(changes.get("before"))[:8]
     return f"Samples against the data that was last prepared under this name ({before}): {', '.join(known) or 'none'}."
+
+
+def _sources(stats: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+    """Name of each source; its samples for training and held out, its images, its share of the tokens in percent."""
+    sums = {
+        name: [mapping(content).get(split, {}) for split in ("train", "eval")]
+        for name, content in mapping(stats.get("sources")).items()
+    }
+    tokens = {name: sum(number(mapping(one).get("tokens")) or 0 for one in splits) for name, splits in sums.items()}
+    whole = sum(tokens.values()) or 1
+    return [
+        (
+            name,
+            [
+                *(number(mapping(one).get("samples")) for one in splits),
+                sum(number(mapping(one).get("images")) or 0 for one in splits),
+                round(100 * tokens[name] / whole, 1),
+            ],
+        )
+        for name, splits in sums.items()
+    ]
 
 
 def _histograms(stats: dict[str, Any]) -> list[dict[str, Any]]:

@@ -47,7 +47,10 @@ from trainer.storage.transfer import in_parallel
 FORMAT_VERSION = 6  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
-NOT_IN_FINGERPRINT = {"source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "workers", "tasks"}
+NOT_IN_FINGERPRINT = {
+    "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
+    "workers", "tasks",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ def _planned(
     if not find_plan(config, identity, folder):
         records = make_plan(config, source, folder, progress)
         _chat(config, source, folder, records, progress).save(folder / TOKENIZER)
-        if records <= SMALLEST * config.data.chunk_samples:  # never cut
+        if records <= SMALLEST * config.data.chunk_samples and len(config.data.sources) <= 1:  # never cut
             return next(read_plan(folder))
         store_plan(config, identity, folder)
     return ChunkedPreparation(config, source, folder, FORMAT_VERSION)
@@ -214,7 +217,7 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Ch
         progress.update(read, planned.records, unit="samples", message=f"{rejected} rejected")
 
     validator = SampleValidator(config, Chat.load(LocalStorage(folder), image_form_of(config.model)))
-    entries = planned.entries(iter(source), config.data.source)
+    entries = planned.entries(iter(source), config.data.described())
     build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
     tile_tokens = image_form_of(config.model).tile_tokens
     part = Part("", LocalStorage(chunk), Places(scratch / "plan").of(planned))

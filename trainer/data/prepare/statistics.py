@@ -54,12 +54,18 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
     `tile_tokens`: tokens of a tile, for families that cut images into tiles.
     """
     splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
+    sources = {source.name: {name: _zeros() for name in SPLITS} for source in config.sources}
     with pq.ParquetFile(folder / NAME) as index:
-        for lines in index.iter_batches(columns=COLUMNS):
+        for lines in index.iter_batches(columns=[*COLUMNS, *(["id"] if sources else [])]):
             for name, numbers in splits.items():
                 numbers.add(lines.filter(pc.equal(lines.column("split"), name)))
+            for source, of_splits in sources.items():
+                of_source = lines.filter(pc.starts_with(lines.column("id"), f"{source}/"))
+                for name, sums in of_splits.items():
+                    _add_sums(sums, of_source.filter(pc.equal(of_source.column("split"), name)))
     return {
         "splits": {name: numbers.describe(counts.images.distinct(name)) for name, numbers in splits.items()},
+        **({"sources": sources} if sources else {}),
         "slices": counts.answers.slices(),
         "duplicates": {
             "images": counts.images.repeats(),  # images with the bytes of one before
@@ -70,6 +76,18 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
         "eval_images_also_in_train": counts.images.in_both_splits(),
         "eval_samples_also_in_train": counts.samples.in_both_splits(),
     }
+
+
+def _zeros() -> dict[str, int]:
+    return dict.fromkeys(("samples", "images", "tokens", "label_tokens"), 0)
+
+
+def _add_sums(sums: dict[str, int], lines: pa.RecordBatch) -> None:
+    """Add lines of the index to the numbers of a source in a split."""
+    sums["samples"] += len(lines)
+    sums["images"] += int(pc.sum(pc.list_value_length(lines.column("image_widths"))).as_py() or 0)
+    for name in ("tokens", "label_tokens"):
+        sums[name] += int(pc.sum(lines.column(name)).as_py() or 0)
 
 
 class _SplitNumbers:

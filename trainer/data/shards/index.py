@@ -103,11 +103,6 @@ class SplitIndex:
         """(samples,) sample numbers in the order of their bytes."""
         return np.lexsort((self._numpy("json_offset"), self.shard_numbers)).astype(np.int64)
 
-    @property
-    def pairs(self) -> int:
-        """Sum of squared sample lengths, which the cost of attention is proportional to."""
-        return int(np.square(self.tokens, dtype=np.int64).sum())
-
     def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
         """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut."""
         return self.image_tokens // tile_tokens if tile_tokens else self.image_count

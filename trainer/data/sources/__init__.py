@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainer.config.data import DataConfig
-from trainer.data.sources.base import Source
+from trainer.data.sources.base import SeveralSources, Source
 from trainer.data.sources.builtin import BUILTIN_PREFIX
 from trainer.errors import ConfigError, os_errors
 from trainer.storage.regular_files import open_regular
@@ -19,11 +19,15 @@ FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".csv")
 
 
 def open_source(config: DataConfig) -> Source:
-    """The source that `data.source` names: a built-in set, or files, whose suffixes identify the format.
+    """The source that `data.source` names, or those of `data.sources` as one: built-in sets, or files, whose suffixes
+    identify the format.
 
     Raises ConfigError for an unknown name or path, DataError for a file that does not hold samples, and UserError (exit
     69) for a Python package that is not installed.
     """
+    if config.sources:
+        each = {source.name: open_source(config.of_source(source)) for source in config.sources}
+        return SeveralSources(each, {source.name: source.max_samples for source in config.sources})
     if not config.source.startswith(BUILTIN_PREFIX):
         return _open_files(config)
     builtin = _builtin_sources()

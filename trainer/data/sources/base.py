@@ -1,18 +1,18 @@
-"""The base classes of sources: ordered samples that are read in independent parts."""
+"""The base classes of sources: ordered samples that are read in independent parts; and several sources as one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectedError
-from trainer.data.sample import ImageRef, Sample
+from trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Turn, stable_digest
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import open_image_files
 from trainer.data.sources.records import SHAPES, group_named, split_named, turns_of
@@ -34,6 +34,10 @@ class Source(ABC):
     def parts(self) -> Sequence[Records]:
         """The source in pieces, such as files, that can be read independently. Their concatenation is the source."""
         return [self]
+
+    def first_parts(self) -> Sequence[int]:
+        """Places in `parts` where chunks of prepared data must begin."""
+        return [0]
 
 
 class FileSource(Source):
@@ -87,6 +91,51 @@ class FileSource(Source):
             return self.sample(where, record)
         except RejectedError as error:
             return Reject(where, self.record_id(record), error.code, str(error))
+
+
+class SeveralSources(Source):
+    """Sources by name, one after the other. Names begin the ids, slices and places of their samples."""
+
+    def __init__(self, sources: Mapping[str, Source], most: Mapping[str, int]) -> None:
+        """`most`: number of first samples of each source to use; 0 is all."""
+        self._sources, self._most = sources, most
+
+    def fingerprint(self) -> str:
+        return stable_digest(*((name, one.fingerprint(), self._most[name]) for name, one in self._sources.items()))
+
+    def parts(self) -> Sequence[Records]:
+        return [part for name in self._sources for part in self._parts_of(name)]
+
+    def first_parts(self) -> Sequence[int]:
+        return [
+            sum(len(self._parts_of(before)) for before in list(self._sources)[:n]) for n in range(len(self._sources))
+        ]
+
+    def __iter__(self) -> Iterator[Sample | Reject]:
+        return chain.from_iterable(self.parts())
+
+    def _parts_of(self, name: str) -> Sequence[Records]:
+        source, most = self._sources[name], self._most[name]
+        if most:
+            return [_Part(lambda: (_named(record, name) for record in islice(source, most)))]
+        return [_Part(partial(_all_named, part, name)) for part in source.parts()]
+
+
+def _all_named(records: Records, name: str) -> Iterator[Sample | Reject]:
+    return (_named(record, name) for record in records)
+
+
+def _named(record: Sample | Reject, name: str) -> Sample | Reject:
+    """The record as one of the source `name`."""
+    where = f"{name}: {record.where}"
+    identity = f"{name}/{record.id}" if record.id else ""
+    if isinstance(record, Reject):
+        return replace(record, where=where, id=identity)
+    return replace(record, where=where, id=identity, turns=tuple(_in_slice(turn, name) for turn in record.turns))
+
+
+def _in_slice(turn: Turn, name: str) -> Turn:
+    return replace(turn, slice=name if turn.slice == DEFAULT_SLICE else f"{name}/{turn.slice}")
 
 
 @dataclass(frozen=True)

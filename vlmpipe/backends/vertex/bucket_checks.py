@@ -60,7 +60,7 @@ def buckets_of(config: RunConfig) -> list[Named]:
     found: dict[str, Named] = {}
     for field, uri in _uris(config.to_dict()):
         bucket = uri.removeprefix("gs://").partition("/")[0]
-        named = Named(bucket, field, field in NEAR)
+        named = Named(bucket, field, field in NEAR or field.startswith("data.sources."))
         if bucket and not field.startswith(NOT_OURS) and (bucket not in found or named.near > found[bucket].near):
             found[bucket] = named
     return list(found.values())

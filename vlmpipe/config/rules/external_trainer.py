@@ -25,6 +25,11 @@ def external_trainer_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "features.cache", "found on with train.trainer, whose program encodes images itself; expected off"
         )
+    if any((one.weight, one.samples, one.epochs) != (None, None, None) for one in config.data.sources):
+        text = "found shares with train.trainer, whose program gets each sample once; expected sources without weight, "
+        yield Problem("data.sources", f"{text}samples and epochs")
+    if config.data.phases:
+        yield Problem("data.phases", "found with train.trainer, whose program gets each sample once; expected none")
     if config.model.lora:
         text = "found with train.trainer, whose program has adapters of its own; expected null and train.trainer.result"
         yield Problem("model.lora", f"{text} hf-adapter")

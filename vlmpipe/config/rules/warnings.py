@@ -20,8 +20,11 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
     yield from unused_settings(config)
     if data.answer_end and data.chat_format(config.model) == OWN_FORMAT:
         yield Problem("data.answer_end", "has no effect: data.chat_template vlmpipe ends answers itself")
-    if data.image_folder and (data.source.startswith("builtin:") or data.source.endswith(".tar")):
-        yield Problem("data.image_folder", f"has no effect: {data.source} brings its own pictures")
+    for field, source in data.by_field().items():
+        if source.image_folder and (source.uri.startswith("builtin:") or source.uri.endswith(".tar")):
+            yield Problem(f"{field}image_folder", f"has no effect: {source.uri} brings its own pictures")
+    if data.sources and data.weights(0) is None and "stopping_strategy" in data.model_fields_set:
+        yield Problem("data.stopping_strategy", "has no effect: the sources have no weights")
     if cluster.capacity_fallback and "scheduling_strategy" not in cluster.model_fields_set:
         text = "is left at standard, which features and evaluation use: capacity_fallback is for the training job only"
         yield Problem("cluster.scheduling_strategy", text)

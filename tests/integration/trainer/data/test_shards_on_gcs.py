@@ -47,7 +47,9 @@ class Fixture:
 
         self.sequence = PackedBatchSampler(
             self.split,
-            DataConfig(source="", sequence_length=256, max_images_per_sequence=8, shuffle_shards=SHUFFLE_SHARDS),
+            DataConfig(
+                source="unused.json", sequence_length=256, max_images_per_sequence=8, shuffle_shards=SHUFFLE_SHARDS
+            ),
             seed=3,
             global_batch_size=1,
         )

@@ -50,7 +50,7 @@ class Fixture:
 
     def sequence(self, **options: Any) -> PackedBatchSampler:
         order = {name: options.pop(name, value) for name, value in (("seed", 3), ("global_batch_size", GLOBAL_BATCH))}
-        data = {"source": "", "sequence_length": ROW_TOKENS, "max_images_per_sequence": 8}
+        data = {"source": "unused.json", "sequence_length": ROW_TOKENS, "max_images_per_sequence": 8}
         return PackedBatchSampler(self.split, DataConfig.model_validate(data | options), **order)
 
     def loader(self, *, images: bool = False, **options: Any) -> PackedLoader:
@@ -209,7 +209,7 @@ def test_an_empty_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no samples"):
         PackedBatchSampler(
             Index.load(prepared.uri).split("eval"),
-            DataConfig(source="", sequence_length=10, max_images_per_sequence=1),
+            DataConfig(source="unused.json", sequence_length=10, max_images_per_sequence=1),
             seed=0,
             global_batch_size=1,
         )

@@ -200,7 +200,7 @@ def sequences_of(prepared: tuple[JobConfig, str]) -> Iterator[tuple[PackedSequen
     split, form = Index.load(uri).split("train"), image_form_of(config.model)
     sequence = PackedBatchSampler(
         split,
-        DataConfig(source="", sequence_length=512, max_images_per_sequence=12),
+        DataConfig(source="unused.json", sequence_length=512, max_images_per_sequence=12),
         seed=0,
         global_batch_size=4,
         tile_tokens=form.tile_tokens,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +18,7 @@ from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import merged
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, ModelConfig
+from trainer.data.sampler import EpochTotals
 from trainer.errors import ConfigError
 from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
 from trainer.models.registry import family_of
@@ -77,16 +76,15 @@ def test_layers_behind_which_images_are_added_stay_together(layers: int, image_l
 def test_the_trainer_cuts_for_the_mean_image_as_the_plan_does() -> None:
     config = Case("pp", family="qwen2_5_vl").config(2)
     shape = family_of(config.model).shape(config.model)
-    images, of_images, labels = np.array([2, 0, 1]), np.array([14, 0, 7]), np.array([40, 50, 60])
-    split: Any = SimpleNamespace(
-        image_count=images, image_tokens=of_images, label_tokens=labels, pairs=14_000, tiles=lambda _tile_tokens: images
+    epoch = EpochTotals(
+        samples=3, sequences=2, tokens=200, label_tokens=150, squared_tokens=14_000, images=3, tiles=3, image_tokens=21
     )
-    job, sequence = cast(JobConfig, config), Mock(num_sequences=Mock(return_value=2))
+    job, sequence = cast(JobConfig, config), Mock(totals=Mock(return_value=epoch))
     load = Workload.from_index(
         config, samples=3, tokens=200, pairs=14_000, images=3, image_tokens=21, label_tokens=150, sequences=2, steps=1
     )
     planned = sequence_flops(config, load.sized(shape), load, cached=False)
-    assert mean_sequence_flops(job, shape, split, sequence, cached=False) == planned
+    assert mean_sequence_flops(job, shape, sequence, cached=False) == planned
     assert planned != sequence_flops(config, shape, load, cached=False), "the largest image is another one"
 
 

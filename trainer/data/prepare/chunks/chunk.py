@@ -85,7 +85,7 @@ class ChunkMaker:
         for _ in islice(self._records, chunk.start - self._position):
             pass
         self._position = chunk.start
-        for entry in chunk.entries(self._records, self._config.data.source):
+        for entry in chunk.entries(self._records, self._config.data.described()):
             self._position += 1
             yield entry
 

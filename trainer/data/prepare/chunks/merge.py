@@ -91,6 +91,9 @@ def merge(
     stats = describe(folder, counts, config, tile_tokens)
     split_samples = {split: int(stats["splits"][split]["samples"]) for split in SPLITS}
     _check_splits(split_samples, config)
+    for name, of_splits in stats.get("sources", {}).items():
+        if not of_splits["train"]["samples"]:
+            raise no_training_samples(name)
     write_json(folder / "stats.json", stats)
     return {name: whole[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples, shards
 
@@ -129,6 +132,15 @@ def _add_samples(part: Part, new_names: dict[str, str], lines: IndexWriter, coun
         counts.add(split, image_sha256, content)
     answers = pq.read_table(part.files.fetch(ANSWERS)).to_pylist()
     counts.answers.add_counted(tuple(row.values()) for row in answers)
+
+
+def no_training_samples(source: str) -> DataError:
+    """A source that nothing can be drawn from."""
+    return DataError(
+        f"data.sources: {source} has no samples for training",
+        expected="at least one of each source",
+        fix="leave it out, use more of its samples, another data.validation_fraction, or data.split_by: record",
+    )
 
 
 def _check_splits(samples: dict[Split, int], config: DataConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -69,9 +69,9 @@ class Chunk:
             record = next(records, None)
             if record is None:
                 raise DataError(
-                    f"data.source {source!r} ended at record {self.start + place} of {self.start + self.records}",
+                    f"{source} ended at record {self.start + place} of {self.start + self.records}",
                     expected="a source that does not change while it is prepared",
-                    fix="run again, which reads data.source from the start",
+                    fix="run again, which reads it from the start",
                 )
             yield final_entry(record, self.met.get(place, "new"), split)
 
@@ -97,10 +97,18 @@ def ends_chunk(identity: str, records: int, chunk_samples: int) -> bool:
     return int(stable_digest("chunk", identity)[:16], 16) / 2**64 < 1 / (SMALLEST * chunk_samples)
 
 
-def write_plan(source: Iterable[Sample | Reject], folder: Path, config: DataConfig, *, threads: int) -> Iterator[int]:
+def write_plan(
+    source: Iterable[Sample | Reject],
+    folder: Path,
+    config: DataConfig,
+    *,
+    threads: int,
+    borders: Callable[[], Collection[int]] = tuple,
+) -> Iterator[int]:
     """Read the source once, write `chunks.jsonl` and `where.parquet`; yields the number of records read so far.
 
     Groups of samples are complete only at the end of the source, so digests and groups wait on disk until then.
+    `borders`, known by then: numbers of records with which a chunk begins in any case.
     """
     # `split` where the source names it; otherwise `member`, any member of the sample's group.
     table = disk_table(
@@ -121,13 +129,14 @@ def write_plan(source: Iterable[Sample | Reject], folder: Path, config: DataConf
         table.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", (*line, group[0] if group else None))
         yield read
     with (folder / CHUNKS).open("w") as chunks, pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places:
-        draft = _Draft(0, 0)
+        draft, begins = _Draft(0, 0), borders()
         for place, met, identity, digest, named, member in table.execute("SELECT * FROM records ORDER BY rowid"):
             split = named or split_of(groups.root(member), config.validation_fraction)
             draft.add(place, met, digest, split)
-            if ends_chunk(identity, len(draft.where), config.chunk_samples):
+            following = draft.start + len(draft.where)
+            if following in begins or ends_chunk(identity, len(draft.where), config.chunk_samples):
                 draft.write(chunks, places)
-                draft = _Draft(draft.number + 1, draft.start + len(draft.where))
+                draft = _Draft(draft.number + 1, following)
         if draft.where or not draft.number:
             draft.write(chunks, places)
 

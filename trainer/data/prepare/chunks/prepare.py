@@ -29,8 +29,8 @@ from trainer.storage import open_storage
 PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's fingerprint
 # Settings that do not change a chunk's bytes, given its records, which the plan decides.
 NOT_IN_A_CHUNK = {
-    "source", "image_folder", "pack", "shuffle_shards", "shard_cache_gib", "max_samples", "max_reject_fraction",
-    "chunk_samples", "workers", "tasks", "split_by", "validation_fraction",
+    "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
+    "max_samples", "max_reject_fraction", "chunk_samples", "workers", "tasks", "split_by", "validation_fraction",
 }  # fmt: skip
 
 
@@ -120,6 +120,7 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
         folder,
         config.data,
         threads=threads_for(1),
+        borders=lambda: {part_starts[part] for part in source.first_parts() if part < len(part_starts)},
     )
     read = 0
     for read in reading:

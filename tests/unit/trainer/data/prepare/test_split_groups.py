@@ -50,7 +50,12 @@ def splits_of(folder: Path, records: Sequence[Sequence[int]], split_by: str = "i
         for number, images in enumerate(records)
     ]
     config = DataConfig(
-        source="", sequence_length=8, split_by=split_by, validation_fraction=0.4, chunk_samples=8, max_image_bytes=99
+        source="unused.json",
+        sequence_length=8,
+        split_by=split_by,
+        validation_fraction=0.4,
+        chunk_samples=8,
+        max_image_bytes=99,
     )
     for _ in write_plan(samples, folder, config, threads=2):
         pass

@@ -1,0 +1,91 @@
+"""Which samples of several sources an epoch draws, and in what order: a pure function of sizes, shares, seed and epoch.
+
+Each source is read in passes, each pass in another order. An epoch takes up where the one before it stopped, so that no
+sample is drawn a second time before all others of its source were drawn. The sources alternate so evenly that every
+stretch of an epoch has their shares.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.config.data import DataConfig
+from trainer.data.packing import Int64Array, shuffled_by_shards
+from trainer.data.shards.index import SplitIndex
+
+
+class Mixture:
+    """The draws of a run from the sources of its training split."""
+
+    def __init__(self, split: SplitIndex, data: DataConfig, *, seed: int) -> None:
+        self._data, self._seed = data, seed
+        self._names = [source.name for source in data.sources]
+        self._samples = [_samples_of(split, name) for name in self._names]
+        self._shards = split.shard_numbers
+        assert all(map(len, self._samples)), "preparation refuses a source without training samples"
+
+    def draws(self, epoch: int) -> list[int]:
+        """How many samples the epoch draws from each source."""
+        sizes = [len(samples) for samples in self._samples]
+        weights = self._data.weights(epoch)
+        if weights is not None:
+            return weighted_draws(sizes, weights, repeat=self._data.stopping_strategy == "all_exhausted")
+        return [
+            source.samples or max(1, round((source.epochs or 1.0) * size))
+            for source, size in zip(self._data.sources, sizes, strict=True)
+        ]
+
+    def drawn(self, epoch: int) -> Int64Array:
+        """(draws,) sample numbers in the epoch's order."""
+        before = [sum(counts) for counts in zip(*map(self.draws, range(epoch)), strict=True)] or [0] * len(self._names)
+        draws = self.draws(epoch)
+        streams = [self._stream(number, *span) for number, span in enumerate(zip(before, draws, strict=True))]
+        return np.concatenate(streams)[alternating(draws)]
+
+    def _stream(self, number: int, first: int, count: int) -> Int64Array:
+        """(count,) sample numbers of a source, from the draw `first` of the whole run on."""
+        samples = self._samples[number]
+        passes = range(first // len(samples), -(-(first + count) // len(samples)))
+        found = [self._pass(number, of_source) for of_source in passes]
+        start = first - passes.start * len(samples)
+        return np.concatenate([*found, np.empty(0, np.int64)])[start : start + count].astype(np.int64)
+
+    def _pass(self, number: int, of_source: int) -> Int64Array:
+        samples = self._samples[number]
+        _, shards = np.unique(self._shards[samples], return_inverse=True)
+        # All sources together mix as many shards at a time as a single one would.
+        at_a_time = max(1, self._data.shuffle_shards // len(self._names))
+        order, _ = shuffled_by_shards(
+            len(samples), self._seed, of_source, shards, at_a_time, stream=f"{self._names[number]}/"
+        )
+        return samples[order]
+
+
+def weighted_draws(sizes: Sequence[int], weights: Sequence[float], *, repeat: bool) -> list[int]:
+    """Draws from each source in the ratio of the weights.
+
+    They end when the first source is used up or, with `repeat`, when the last one is. `sizes` are above 0.
+    """
+    lengths = [size / weight for size, weight in zip(sizes, weights, strict=True) if weight]
+    length = max(lengths) if repeat else min(lengths)
+    return [round(length * weight) for weight in weights]
+
+
+def alternating(draws: Sequence[int]) -> Int64Array:
+    """(sum of draws,) an order of so many items of each kind, which are numbered one kind after the other.
+
+    Item j of n stands at (j + 1/2) / n of the whole. So the number of a kind's items in any stretch is its share of the
+    stretch, give or take 1 + its share x the number of kinds: up to each place a kind has its share within 1/2, and the
+    place is within half the number of kinds.
+    """
+    places = [(np.arange(count) + 0.5) / max(1, count) for count in draws]
+    return np.argsort(np.concatenate(places), kind="stable").astype(np.int64)
+
+
+def _samples_of(split: SplitIndex, name: str) -> Int64Array:
+    """Numbers of a source's samples. Ids, which are in order, begin with the source's name and a slash."""
+    after = chr(ord("/") + 1)
+    return np.arange(bisect_left(split.ids, f"{name}/"), bisect_left(split.ids, f"{name}{after}"))
