@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.support.paths import ROOT
 from trainer.config.data import DataConfig
 from trainer.data.mixture import Mixture, alternating, weighted_draws
 from trainer.data.packing import plan_packing
+from trainer.data.sampler import PackedBatchSampler
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 NAMES = "abcde"
@@ -25,10 +28,25 @@ def data(*sources: dict[str, Any], **fields: Any) -> DataConfig:
     return DataConfig.model_validate({"sources": named, "sequence_length": 100, **fields})
 
 
-def split(sizes: list[int], *, shard_samples: int = 7) -> Any:
+class Split:
     """A split whose samples lie in shards as preparation writes them: one source after the other."""
-    ids = [f"{name}/{n:04}" for name, size in zip(NAMES, sizes, strict=False) for n in range(size)]
-    return SimpleNamespace(name="train", ids=ids, shard_numbers=np.arange(len(ids)) // shard_samples)
+
+    name = "train"
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.ids = [f"{name}/{n:04}" for name, size in zip(NAMES, sizes, strict=False) for n in range(size)]
+        self.shard_numbers = np.arange(len(self)) // 7
+        self.tokens, self.label_tokens = np.arange(len(self)) % 60 + 5, np.ones(len(self), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tiles(self, _tile_tokens: int) -> Any:
+        return np.zeros(len(self), np.int64)
+
+
+def split(sizes: list[int]) -> Any:
+    return Split(sizes)
 
 
 def source_of(sizes: list[int], drawn: np.ndarray[Any, Any]) -> list[int]:
@@ -105,6 +123,26 @@ def test_a_window_of_packed_sequences_keeps_the_shares() -> None:
     for start in range(0, len(drawn), 40):
         of_first = source_of(sizes, made.members[start : start + 40]).count(0)
         assert abs(of_first - 20) <= 2
+
+
+def test_a_run_that_resumes_anywhere_reads_on_as_one_that_never_stopped() -> None:
+    made = split([50, 20])
+    settings = data({"weight": 0.5}, {"weight": 0.5})
+
+    def sequence() -> PackedBatchSampler:
+        return PackedBatchSampler(made, settings, seed=1, global_batch_size=4, mixture=Mixture(made, settings, seed=1))
+
+    whole, consumed = sequence(), 0
+    for step in range(3 * whole.num_steps(1)):
+        batch = whole.batch(step)
+        assert sequence().batch_at(consumed) == batch
+        assert sequence().members(batch).tolist() == whole.members(batch).tolist()
+        consumed += len(batch)
+
+
+def test_the_guides_examples_are_valid() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/how-to/mixtures.md").read_text(), re.DOTALL)
+    assert len([DataConfig.model_validate(yaml.safe_load(block)["data"]) for block in blocks]) == 2
 
 
 A, B = {"name": "a", "uri": "a.json"}, {"name": "b", "uri": "b.json"}

@@ -1,0 +1,72 @@
+"""Preparation of several sources as one: each keeps its chunks, and its name is on all that comes of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.data.chunks import CHUNK, fixed_tokenizer
+from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare
+from trainer.config.job import JobConfig
+from trainer.data.prepare.pipeline import ChunkCounts
+from trainer.errors import DataError
+from trainer.storage import open_storage
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Pictures, other records about the same pictures, and text alone."""
+    images, records = llava_folder(tmp_path, 30)
+    again = [record(number, conversations=conversation("<image>\nHow many?", f"{number}.")) for number in range(25)]
+    text = [{"id": f"t{n}", "slice": "sums", "conversations": conversation(f"{n} + 1?", f"{n + 1}")} for n in range(20)]
+    found = {}
+    for name, lines in (("pictures", records), ("again", again), ("text", text)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found[name] = {"name": name, "uri": str(tmp_path / f"{name}.jsonl"), "image_folder": str(images)}
+    return found
+
+
+def config_of(tmp_path: Path, *sources: dict[str, Any], **data: Any) -> JobConfig:
+    tokenizer = fixed_tokenizer(tmp_path / "tokenizer")
+    return job_config(tmp_path / "root", tokenizer=tokenizer, sources=sources, chunk_samples=CHUNK, workers=1, **data)
+
+
+def test_a_new_source_prepares_itself_alone(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
+    before = run_prepare(config_of(tmp_path, sources["pictures"], sources["again"]))
+    assert before.chunks and before.chunks.prepared == before.chunks.total > 4
+    text = run_prepare(config_of(tmp_path, sources["text"]))
+    assert text.chunks
+    after = run_prepare(config_of(tmp_path, sources["text"], sources["pictures"], sources["again"]))
+    assert after.chunks == ChunkCounts(before.chunks.total + text.chunks.total, 0), "all were there"
+    weighted = [source | {"weight": 1.0} for source in (sources["text"], sources["pictures"], sources["again"])]
+    assert run_prepare(config_of(tmp_path, *weighted)).reused, "shares do not change the data"
+
+
+def test_samples_carry_their_sources_name(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
+    prepared = run_prepare(config_of(tmp_path, sources["pictures"] | {"max_samples": 12}, *list(sources.values())[1:]))
+    storage = open_storage(prepared.uri)
+    index = pq.read_table(storage.fetch("index.parquet")).to_pylist()
+    assert {line["id"].partition("/")[0]: line["slices"][0] for line in index} == {
+        "pictures": "pictures", "again": "again", "text": "text/sums",
+    }  # fmt: skip
+    stats = json.loads(storage.read("stats.json"))["sources"]
+    assert {name: sum(one["samples"] for one in splits.values()) for name, splits in stats.items()} == {
+        "pictures": 12, "again": 25, "text": 20,
+    }  # fmt: skip
+    assert stats["text"]["train"]["images"] == 0 < stats["text"]["train"]["tokens"]
+    sides: dict[str, set[str]] = {}
+    for line in index:
+        for image in line["image_sha256"]:
+            sides.setdefault(image, set()).add(line["split"])
+    assert all(len(splits) == 1 for splits in sides.values()), "a picture of two sources is in one split"
+
+
+def test_a_source_without_samples_for_training_is_refused(tmp_path: Path, sources: dict[str, dict[str, Any]]) -> None:
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(json.dumps({"id": "x", "split": "eval", "conversations": conversation("Why?", "So.")}) + "\n")
+    with pytest.raises(DataError, match=r"data\.sources: exam has no samples for training"):
+        run_prepare(config_of(tmp_path, sources["text"], {"name": "exam", "uri": str(held_out)}))
