@@ -14,8 +14,8 @@ from trainer.storage.regular_files import open_regular
 if TYPE_CHECKING:
     from trainer.data.sources.file_patterns import Files
 
-FOLDER_SUFFIXES = (".tar", ".parquet")  # that identify a folder's format
-FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".csv")
+FOLDER_SUFFIXES = (".tar", ".parquet", ".arrow")  # that identify a folder's format
+FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".arrow", ".csv")
 
 
 def open_source(config: DataConfig) -> Source:
@@ -51,7 +51,7 @@ def _open_files(config: DataConfig) -> Source:
     suffix = _suffix(files, METADATA)
     if suffix == ".tar":
         return WebDatasetSource(files.ending(suffix), config)
-    if suffix == ".parquet":
+    if suffix in (".parquet", ".arrow"):
         from trainer.data.sources.parquet import ParquetSource
 
         return ParquetSource(files.ending(suffix), config)
@@ -60,7 +60,7 @@ def _open_files(config: DataConfig) -> Source:
     if len(files.infos) > 1:
         raise ConfigError(
             f"data.source {config.source!r} names {len(files.infos)} {suffix} files",
-            expected="one file: only tars and Parquet files may be many",
+            expected="one file: only tars, Parquet and Arrow files may be many",
         )
     if suffix == ".json" and _begins_object(files):
         return CocoSource(files, config)
@@ -73,7 +73,7 @@ def _suffix(files: Files, metadata: str) -> str:
     if files.is_folder:
         found = [suffix for suffix in FOLDER_SUFFIXES if any(name.endswith(suffix) for name in names)]
         found += [".csv"] if metadata in names else []
-        expected = f"a folder with tars, with Parquet files, or with {metadata}"
+        expected = f"a folder with tars, with Parquet or Arrow files, or with {metadata}"
     else:
         found = [suffix for suffix in FILE_SUFFIXES if any(name.endswith(suffix) for name in names)]
         odd = [name for name in names if not name.endswith(FILE_SUFFIXES)]

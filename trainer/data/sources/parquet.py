@@ -1,9 +1,12 @@
-"""Parquet with the images' bytes in it, as Hugging Face's data sets are stored."""
+"""Parquet and Arrow with the images' bytes in it, as Hugging Face's data sets are stored and saved to disk."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,7 +15,7 @@ import pyarrow.parquet as pq
 
 from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import ImageRef, Sample, stable_digest
+from trainer.data.sample import ImageRef, Sample, Split, stable_digest
 from trainer.data.sources.base import FileSource
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.image_files import ImageFiles, require_size
@@ -22,11 +25,15 @@ from trainer.errors import DataError, os_errors
 BATCH_ROWS = 32  # rows in memory at once, with their images
 IMAGE_COLUMNS = ("images", "image")
 READ_COLUMNS = (*IMAGE_COLUMNS, *SHAPES, "answer", "id", "slice", "split")
+ARROW = ".arrow"
+ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a whole stream; without it one may have been cut at a batch
+# The split that a folder of a saved DatasetDict stands for; samples of other folders are split by data.split_by.
+SPLIT_OF_FOLDER: dict[str, Split] = {"train": "train", "validation": "eval", "test": "eval", "eval": "eval"}
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class ParquetSource(FileSource):
-    """Rows of one or many files, in the order of their names. An image is a struct {bytes, path}, or plain bytes."""
+    """Rows of one or many files, in the order of their names; of Arrow streams too. An image is a struct {bytes, path}, or plain bytes."""
 
     format = "parquet"
 
@@ -35,9 +42,13 @@ class ParquetSource(FileSource):
         super().__init__(files, config)
 
     def read(self, name: str) -> Iterator[Sample | Reject]:
+        split = SPLIT_OF_FOLDER.get(PurePosixPath(name).parent.name) if name.endswith(ARROW) else None
         with self.files.opened(name) as path:
             for number, row in enumerate(_rows(path, self.files.storage.uri(name), self.config.split_by), 1):
-                yield self.checked(f"{name} row {number}", row)
+                sample = self.checked(f"{name} row {number}", row)
+                if split and isinstance(sample, Sample) and sample.split is None:
+                    sample = replace(sample, split=split)
+                yield sample
 
     def record_id(self, record: dict[str, Any]) -> str:
         return str(record.get("id") or "")
@@ -55,28 +66,65 @@ def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
     try:
         with os_errors(f"reading {uri}"):
             size_bytes = path.stat().st_size
-        with pq.ParquetFile(path) as file:
-            columns = [name for name in file.schema_arrow.names if name in (*READ_COLUMNS, split_by)]
+        with _opened(path, is_arrow=uri.endswith(ARROW)) as file:
+            columns = [name for name in file.names if name in (*READ_COLUMNS, split_by)]
             if not any(name in SHAPES for name in columns):
                 raise DataError(
-                    f"{uri} has the columns {', '.join(file.schema_arrow.names[:20])}",
+                    f"{uri} has the columns {', '.join(file.names[:20])}",
                     expected=f"one of the columns {', '.join(SHAPES)}, and images in a column image or images",
                     fix="rename the columns; docs/how-to/bring-your-own-data.md shows a file",
                 )
-            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+            for batch in file.batches(columns):
                 yield from batch.to_pylist()
                 rows += len(batch)
-            promised = file.metadata.num_rows
+            missing = file.missing(rows)
     except DAMAGE as error:
         raise _damaged(uri, rows, f"{' '.join(str(error).split())[:200]} (the file has {size_bytes} bytes)") from error
-    if rows != promised:
-        raise _damaged(uri, rows, f"{promised} rows were promised")
+    if missing:
+        raise _damaged(uri, rows, missing)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """An open file: names of its columns, batches of at most BATCH_ROWS, and what is missing behind so many rows."""
+
+    names: list[str]
+    batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
+    missing: Callable[[int], str]
+
+
+@contextmanager
+def _opened(path: Path, *, is_arrow: bool) -> Iterator[_Table]:
+    if is_arrow:
+        with pa.memory_map(str(path)) as mapped, pa.ipc.open_stream(mapped) as stream:
+            is_whole = path.stat().st_size >= len(ARROW_END) and _end_of(path) == ARROW_END
+
+            def parts(columns: list[str]) -> Iterator[pa.RecordBatch]:
+                for batch in stream:
+                    chosen = batch.select(columns)
+                    yield from (chosen.slice(start, BATCH_ROWS) for start in range(0, len(chosen), BATCH_ROWS))
+
+            yield _Table(stream.schema.names, parts, lambda _: "" if is_whole else "its end is missing")
+        return
+    with pq.ParquetFile(path) as file:
+        promised = file.metadata.num_rows
+        yield _Table(
+            file.schema_arrow.names,
+            lambda columns: file.iter_batches(BATCH_ROWS, columns=columns),
+            lambda rows: "" if rows == promised else f"{promised} rows were promised",
+        )
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-len(ARROW_END), os.SEEK_END)
+        return file.read()
 
 
 def _damaged(uri: str, rows: int, how: str) -> DataError:
     return DataError(
         f"{uri} cannot be read after row {rows}: {how}",
-        expected="a whole Parquet file",
+        expected="a whole file",
         fix="fetch or write the file again, or leave it out of data.source",
     )
 

@@ -152,6 +152,38 @@ def test_a_bad_row_is_one_reject(tmp_path: Path) -> None:
     assert isinstance(bad, Reject) and (bad.code, bad.where) == (RejectCode.RECORD_FORM, "a.parquet row 2")
 
 
+def write_arrow(path: Path, rows: list[dict[str, Any]], *, batch: int = 3) -> Path:
+    """As Hugging Face's `save_to_disk` does: an Arrow stream of record batches."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table, max_chunksize=batch)
+    return path
+
+
+def test_a_data_set_saved_to_disk_is_read_with_its_splits(tmp_path: Path) -> None:
+    for folder, first in (("train", 0), ("test", 5), ("extra", 10)):
+        rows = [{"image": {"bytes": png(n), "path": None}, "text": f"Number {n}."} for n in range(first, first + 5)]
+        write_arrow(tmp_path / "set" / folder / "data-00000-of-00001.arrow", rows)
+        (tmp_path / "set" / folder / "state.json").write_text("{}")
+    found = samples_in(tmp_path / "set")
+    assert [sample.turns[0].answer for sample in found] == [
+        f"Number {n}." for n in (*range(10, 15), *range(5, 10), *range(5))
+    ]
+    assert [sample.split for sample in found] == [None] * 5 + ["eval"] * 5 + ["train"] * 5
+    assert [sample.images[0].read() for sample in found[-5:]] == [png(n) for n in range(5)]
+
+
+def test_every_cut_of_an_arrow_stream_is_noticed(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "a.arrow", [{"image": png(n), "text": f"{n}"} for n in range(6)], batch=2)
+    whole = path.read_bytes()
+    assert len(samples_in(path)) == 6
+    for size in range(0, len(whole), 64):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"cannot be read after row|has the columns"):
+            read(path)
+
+
 def test_unusable_parquet_is_reported(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.parquet", [{"image": png(), "label": 3}])
     with pytest.raises(DataError, match="has the columns image, label"):
