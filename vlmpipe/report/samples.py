@@ -128,11 +128,12 @@ def prediction_browser(images: EvaluationImages, predictions: Sequence[dict[str,
         shortened |= shown != texts
         identity = shown[-1]
         if identity not in places and len(places) < LISTED_PICTURES and picture_bytes > 0:
-            (picture, *_), _ = images.pictures(identity, 1, LISTED_PIXELS)
-            places[identity] = len(pictures) if picture.data_uri else None
-            if picture.data_uri:
-                pictures.append((picture.data_uri, picture.width, picture.height))
-                picture_bytes -= len(picture.data_uri)
+            found, _ = images.pictures(identity, 1, LISTED_PIXELS)  # none of a sample of text alone
+            shown_picture = next((picture for picture in found if picture.data_uri), None)
+            places[identity] = len(pictures) if shown_picture else None
+            if shown_picture:
+                pictures.append((shown_picture.data_uri, shown_picture.width, shown_picture.height))
+                picture_bytes -= len(shown_picture.data_uri)
         lines.append([bool(line.get("correct")), *shown, places.get(identity)])
     return PredictionBrowser(lines, pictures, len(predictions) - len(lines), shortened)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from trainer.config.data import DataConfig
 from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.chat.make import format_identity, make_chat
@@ -51,6 +52,10 @@ NOT_IN_FINGERPRINT = {
     "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
     "workers", "tasks",
 }  # fmt: skip
+
+
+# Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
+LATER_FIELDS = {"max_media_bytes", "video_frames", "video_fps"}
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
     settings = {
         "format": FORMAT_VERSION,
         "source": source.fingerprint(),
-        "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT),
+        "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT | (LATER_FIELDS - changed_fields(config.data))),
         "tokenizer": config.model.tokenizer,
         "chat_template": format_identity(config.model, config.data),
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
@@ -158,6 +163,11 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         **({"pairs": True} if config.train.in_pairs else {}),
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def changed_fields(data: DataConfig) -> set[str]:
+    """Names of the fields that are not at their defaults."""
+    return {name for name, field in DataConfig.model_fields.items() if getattr(data, name) != field.default}
 
 
 def _done_counts(storage: Storage) -> dict[str, int] | None:

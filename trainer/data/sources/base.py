@@ -50,7 +50,7 @@ class FileSource(Source):
     def __init__(self, files: Files, config: DataConfig) -> None:
         self.files, self.config = files, config
         folder = config.image_folder if self.names_images else ""
-        self.image_files = open_image_files(folder, files.storage, config.max_image_bytes)
+        self.image_files = open_image_files(config, folder, files.storage)
 
     @abstractmethod
     def read(self, name: str) -> Iterator[Sample | Reject]:

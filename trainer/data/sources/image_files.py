@@ -1,4 +1,4 @@
-"""Image files that records name by a path, read from one folder and never from outside it."""
+"""Images that records name by a path, pages and frames too, read from one folder and never from outside it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import sqlite3
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from trainer.config.data import DataConfig
+from trainer.data.media import PDF, VIDEOS, MediaFiles, part_of
 from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, content_of
 from trainer.data.sources.file_patterns import fingerprint_of
@@ -25,14 +28,37 @@ from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError
 class ImageFiles:
     """A local folder or gs:// prefix of images."""
 
-    def __init__(self, storage: Storage, max_image_bytes: int) -> None:
+    def __init__(self, storage: Storage, max_image_bytes: int, max_media_bytes: int = 0) -> None:
         self._storage, self.max_image_bytes = storage, max_image_bytes
+        self._media = MediaFiles(lambda name: self._read(name, max_media_bytes, "data.max_media_bytes"))
         self._root = storage.root if isinstance(storage, LocalStorage) else None
         self._listed: sqlite3.Connection | None = None  # size and checksum of each object of a bucket
         self._lock = threading.Lock()
 
     def reference(self, path: str) -> ImageRef:
-        """The image at that relative path. Raises RejectedError when the path could leave the folder."""
+        """The image at that relative path, or the page or frame that it names. Raises RejectedError when the path could
+        leave the folder.
+        """
+        if part := part_of(path):
+            part = replace(part, file=self._name_of(part.file))
+            # A file is read once for all its parts, so only the first one counts its bytes.
+            size = partial(self._size, part.file if part.frame <= 1 else "")
+            picture, content = partial(self._media.picture, part), partial(self._media.content, part)
+            return ImageRef(f"{part.file}#{part.fragment}", picture, content, size)
+        name = self._name_of(path)
+        return ImageRef(name, partial(self._read, name), partial(self._known, name), partial(self._size, name))
+
+    def video_frames(self, path: str, most: int, fps: float) -> list[ImageRef]:
+        """At most `most` frames of a video, evenly spread: `fps` a second, or with 0 as many as allowed. Raises
+        RejectedError.
+        """
+        if PurePosixPath(path).suffix.lower() not in VIDEOS:
+            message = f"video {path!r} does not end in {', '.join(sorted(VIDEOS))}"
+            raise RejectedError(RejectCode.RECORD_FORM, message)
+        count = max(1, min(most, int(self._media.duration_s(self._name_of(path)) * fps))) if fps else most
+        return [self.reference(f"{path}#frame={number}/{count}") for number in range(1, count + 1)]
+
+    def _name_of(self, path: str) -> str:
         outside = RejectedError(RejectCode.REF_UNSAFE_PATH, f"image {path!r} is outside {self._storage.root_uri}")
         try:
             name = clean_name(path)
@@ -41,7 +67,7 @@ class ImageFiles:
         # Unlike Path.resolve, realpath accepts a loop of links; opening it then fails.
         if self._root and not Path(os.path.realpath(self._root / name)).is_relative_to(self._root):
             raise outside
-        return ImageRef(name, partial(self._read, name), partial(self._known, name), partial(self._size, name))
+        return name
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Changes when one of these images does; in a bucket, where asking for each is slow, when any of the folder."""
@@ -49,6 +75,7 @@ class ImageFiles:
             return fingerprint_of(self._storage.list())
         digest = hashlib.sha256()
         for name in names:
+            name = part.file if (part := part_of(name)) else name
             try:
                 stat = os.stat(self._root / name)
                 digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
@@ -84,13 +111,14 @@ class ImageFiles:
             ).fetchone()
             return found
 
-    def _read(self, name: str) -> bytes:
+    def _read(self, name: str, max_bytes: int = 0, limit: str = "data.max_image_bytes") -> bytes:
+        max_bytes = max_bytes or self.max_image_bytes
         try:
             if self._root:
-                return read_regular(self._root / name, self.max_image_bytes)
-            return self._storage.read(name, self.max_image_bytes)
+                return read_regular(self._root / name, max_bytes)
+            return self._storage.read(name, max_bytes)
         except FileTooLargeError as error:
-            raise _too_large(error.size_bytes, self.max_image_bytes) from error
+            raise _too_large(error.size_bytes, max_bytes, limit) from error
         except OSError as error:
             raise RejectedError(RejectCode.REF_MISSING, f"{self._storage.uri(name)}: {error.strerror}") from error
         except UserError as error:
@@ -100,17 +128,17 @@ class ImageFiles:
             raise RejectedError(RejectCode.REF_MISSING, error.found) from error
 
 
-def open_image_files(image_folder: str, beside: Storage, max_image_bytes: int) -> ImageFiles:
+def open_image_files(config: DataConfig, image_folder: str, beside: Storage) -> ImageFiles:
     """The images in `data.image_folder`, or without one, those beside the file that names them.
 
     Raises ConfigError or DataError when `image_folder` does not exist or holds no images.
     """
     if not image_folder:
-        return ImageFiles(beside, max_image_bytes)
+        return ImageFiles(beside, config.max_image_bytes, config.max_media_bytes)
     storage = open_storage(image_folder)
     if isinstance(storage, LocalStorage):
         _require_images(image_folder, storage.root)
-    return ImageFiles(storage, max_image_bytes)
+    return ImageFiles(storage, config.max_image_bytes, config.max_media_bytes)
 
 
 def _require_images(image_folder: str, folder: Path) -> None:
@@ -120,7 +148,7 @@ def _require_images(image_folder: str, folder: Path) -> None:
             expected="the folder that the image paths in the records are relative to",
         )
     names = (name for _, _, files in os.walk(folder) for name in files)
-    if not any(PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES for name in names):
+    if not any(PurePosixPath(name).suffix.lower() in {*IMAGE_SUFFIXES, *VIDEOS, PDF} for name in names):
         raise DataError(
             f"data.image_folder {image_folder!r} holds no images (looked in {folder} and below)",
             expected="files that end in " + ", ".join(sorted(IMAGE_SUFFIXES)),
@@ -130,9 +158,9 @@ def _require_images(image_folder: str, folder: Path) -> None:
 def require_size(size_bytes: int, max_image_bytes: int) -> None:
     """Raise RejectedError for an encoded image with more bytes than allowed. Call it before reading the image."""
     if size_bytes > max_image_bytes:
-        raise _too_large(size_bytes, max_image_bytes)
+        raise _too_large(size_bytes, max_image_bytes, "data.max_image_bytes")
 
 
-def _too_large(size_bytes: int, max_image_bytes: int) -> RejectedError:
-    message = f"{size_bytes} bytes, more than data.max_image_bytes {max_image_bytes}"
+def _too_large(size_bytes: int, max_bytes: int, limit: str) -> RejectedError:
+    message = f"{size_bytes} bytes, more than {limit} {max_bytes}"
     return RejectedError(RejectCode.IMAGE_TOO_LARGE, message)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice, starmap
+from dataclasses import replace
+from itertools import chain, islice, starmap
 from typing import Any, BinaryIO
 
 from trainer.config.data import DataConfig
@@ -12,7 +13,7 @@ from trainer.data.sample import Sample, stable_digest
 from trainer.data.sources.base import FileSource
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.json_stream import BadJsonError, open_json, parse_json
-from trainer.data.sources.records import identity_of, text
+from trainer.data.sources.records import identity_of, text, with_frames
 from trainer.errors import DataError, os_errors
 from trainer.storage.regular_files import open_regular
 
@@ -51,8 +52,17 @@ class LlavaSource(FileSource):
     def sample(self, where: str, record: Any) -> Sample:
         if not isinstance(record, dict):
             raise RejectedError(RejectCode.RECORD_FORM, f"a {type(record).__name__} where a record should be")
-        images = tuple(self.image_files.reference(path) for path in _image_paths(record))
-        return self.build(record, images, where, identity_of(record) or stable_digest(record)[:16])
+        identity = identity_of(record) or stable_digest(record)[:16]
+        images = tuple(self.image_files.reference(path) for path in _paths(record, "image"))
+        videos = _paths(record, "video")
+        if not videos:
+            return self.build(record, images, where, identity)
+        if images:
+            raise RejectedError(RejectCode.RECORD_FORM, "'image' and 'video' in one record")
+        most, fps = self.config.video_frames, self.config.video_fps
+        frames = [tuple(self.image_files.video_frames(path, most, fps)) for path in videos]
+        made = self.build(record, tuple(chain.from_iterable(frames)), where, identity)
+        return replace(made, turns=with_frames(made.turns, [len(one) for one in frames]))
 
     def _require_conversations(self) -> None:
         """Report a whole file of another format once instead of rejecting each record."""
@@ -97,10 +107,11 @@ def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
             yield where, Reject(where, "", RejectCode.RECORD_PARSE, f"not JSON: {error}")
 
 
-def _image_paths(record: dict[str, Any]) -> list[str]:
-    key = "images" if record.get("image") is None and record.get("images") is not None else "image"
-    image = record.get(key)
-    paths = [image] if isinstance(image, str) else image or []
+def _paths(record: dict[str, Any], kind: str) -> list[str]:
+    """The paths under `kind`, or in a list under its plural."""
+    key = f"{kind}s" if record.get(kind) is None and record.get(f"{kind}s") is not None else kind
+    value = record.get(key)
+    paths = [value] if isinstance(value, str) else value or []
     if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
         raise RejectedError(RejectCode.RECORD_FORM, f"{key!r} must be a path or a list of paths")
     return [text(path) for path in paths]

@@ -33,7 +33,7 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class ParquetSource(FileSource):
-    """Rows of one or many files, in the order of their names; of Arrow streams too. An image is a struct {bytes, path}, or plain bytes."""
+    """Rows of one or many files, in the order of their names. An image is a struct {bytes, path}, or plain bytes."""
 
     format = "parquet"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -11,10 +12,11 @@ from trainer.config.model import IMAGE_TOKEN
 from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import DEFAULT_SLICE, Split, Turn
 
+VIDEO_MARK = "<video>"
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
 THINKING = ("thinking", "reasoning_content")  # of an answer
-IMAGE_PARTS = ("image", "image_url")
+MARKS = {"image": IMAGE_TOKEN, "image_url": IMAGE_TOKEN, "video": VIDEO_MARK, "video_url": VIDEO_MARK}  # of typed parts
 
 
 def turns_of(
@@ -46,6 +48,23 @@ def turns_of(
         )
         for turn, name in zip(turns, names, strict=True)
     )
+
+
+def with_frames(turns: Sequence[Turn], frames: Sequence[int]) -> tuple[Turn, ...]:
+    """The turns with an image mark for each frame in place of the k-th video mark; before the first question where a
+    single video has no mark. Raises RejectedError where marks and videos differ in number.
+    """
+    marks = sum(text.count(VIDEO_MARK) for turn in turns for text in turn.texts())
+    if not marks and len(frames) == 1 and turns:
+        turns, marks = [replace(turns[0], question=f"{VIDEO_MARK}\n{turns[0].question}"), *turns[1:]], 1
+    if marks != len(frames):
+        raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"{marks} {VIDEO_MARK} marks for {len(frames)} videos")
+    left = iter(frames)
+
+    def filled(words: str) -> str:
+        return re.sub(VIDEO_MARK, lambda _: IMAGE_TOKEN * next(left), words)
+
+    return tuple(replace(turn, question=filled(turn.question), answer=filled(turn.answer)) for turn in turns)
 
 
 def identity_of(record: Mapping[str, Any], default: str = "") -> str:
@@ -121,7 +140,8 @@ def _content(content: Any) -> str:
     if not isinstance(content, list):
         return text(content)
     parts = (
-        IMAGE_TOKEN + "\n" if part.get("type") in IMAGE_PARTS else text(part.get("text")) for part in _objects(content)
+        f"{MARKS[part['type']]}\n" if part.get("type") in MARKS else text(part.get("text"))
+        for part in _objects(content)
     )
     return "".join(parts)
 

@@ -1,0 +1,164 @@
+"""Pages of documents and frames of videos as images of samples."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.support.data.prepared import conversation
+from trainer.config.data import DataConfig
+from trainer.data.media import part_of
+from trainer.data.rejects import Reject, RejectCode, RejectedError
+from trainer.data.sample import ImageRef, Sample
+from trainer.data.sources import open_source
+from trainer.data.sources.image_files import ImageFiles
+from trainer.errors import UserError
+from trainer.storage.local import LocalStorage
+
+FPS, FRAMES = 10, 40  # four seconds
+BITS = 6  # black and white columns that spell a frame's number
+GOP = 12  # frames between those that stand alone
+
+
+def write_video(path: Path, frames: int = FRAMES) -> Path:
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("mpeg4", rate=FPS, options={"g": str(GOP), "qscale": "1"})
+        stream.width, stream.height, stream.pix_fmt = 16 * BITS, 48, "yuv420p"
+        for number in range(frames):
+            columns = np.repeat([255 * (number >> bit & 1) for bit in range(BITS)], 16).astype(np.uint8)
+            picture = np.broadcast_to(columns[None, :, None], (48, 16 * BITS, 3)).copy()
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def pages(count: int) -> list[Image.Image]:
+    return [Image.new("RGB", (60, 80), (40 * n, 0, 200)) for n in range(count)]
+
+
+def files(folder: Path, **limits: int) -> ImageFiles:
+    return ImageFiles(LocalStorage(folder), **{"max_image_bytes": 1 << 20, "max_media_bytes": 1 << 20} | limits)
+
+
+def shown(reference: ImageRef) -> Image.Image:
+    return Image.open(io.BytesIO(reference.read())).convert("RGB")
+
+
+def frame_in(reference: ImageRef) -> int:
+    middles = np.asarray(shown(reference))[24, 8::16, 0]
+    return sum(1 << bit for bit, level in enumerate(middles) if level > 127)
+
+
+@pytest.mark.parametrize(
+    "path", ["a.png", "a.png#t=1", "a.pdf", "a.pdf#page=0", "a.mp4#page=1", "a.mp4#frame=9/8", "#t=1"]
+)
+def test_other_paths_name_no_part(path: str) -> None:
+    assert part_of(path) is None
+
+
+@pytest.mark.parametrize("order", ["up", "down", "any"])
+def test_the_frame_at_a_time_is_the_one_that_is_shown_then(tmp_path: Path, order: str) -> None:
+    write_video(tmp_path / "v.mp4")
+    found, times = files(tmp_path), [0.0, 0.05, 0.1, 0.69, 1.2, 2.0, 2.01, 3.99]
+    if order != "up":
+        times = times[::-1] if order == "down" else [times[n] for n in (5, 0, 7, 2, 2, 6, 1, 4, 3)]
+    assert [frame_in(found.reference(f"v.mp4#t={time}")) for time in times] == [
+        int(time * FPS + 1e-9) for time in times
+    ]
+
+
+def test_frames_are_evenly_spread_and_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_video(tmp_path / "v.mp4")
+    seeks = []
+    opened = av.open
+
+    class Counted:
+        def __init__(self, *arguments: Any) -> None:
+            self._container = opened(*arguments)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._container, name)
+
+        def seek(self, *arguments: Any, **options: Any) -> None:
+            seeks.append(arguments)
+            self._container.seek(*arguments, **options)
+
+    monkeypatch.setattr(av, "open", Counted)
+    frames = files(tmp_path).video_frames("v.mp4", 8, 0)
+    assert [frame_in(one) for one in frames] == [2, 7, 12, 17, 22, 27, 32, 37] and len(seeks) == 1
+    assert len({one.content() for one in frames}) == 8
+    assert len(files(tmp_path).video_frames("v.mp4", 8, 1.5)) == 6, "4 seconds, 1.5 frames a second"
+    assert len(files(tmp_path).video_frames("v.mp4", 3, 1.5)) == 3
+
+
+def test_pages_of_pdf_and_tiff(tmp_path: Path) -> None:
+    for name in ("d.pdf", "d.tif"):
+        first, *others = pages(3)
+        first.save(tmp_path / name, save_all=True, append_images=others, resolution=72)
+    for name, size in (("d.pdf", (120, 160)), ("d.tif", (60, 80))):  # 144 pixels an inch of a page at 72
+        found = [shown(files(tmp_path).reference(f"{name}#page={n}")) for n in (3, 1, 2)]
+        assert [image.size for image in found] == [size] * 3
+        assert [round(np.asarray(image)[..., 0].mean() / 40) for image in found] == [2, 0, 1]
+
+
+def rejected(folder: Path, path: str, **limits: int) -> tuple[RejectCode, str]:
+    with pytest.raises(RejectedError) as caught:
+        files(folder, **limits).reference(path).read()
+    return caught.value.code, str(caught.value)
+
+
+def test_what_is_not_there_is_rejected_in_words(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mp4", 10)
+    pages(1)[0].save(tmp_path / "d.pdf")
+    (tmp_path / "bad.mp4").write_bytes((tmp_path / "v.mp4").read_bytes()[:200])
+    (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 nothing")
+    assert rejected(tmp_path, "d.pdf#page=2") == (RejectCode.MEDIA_MISSING_PART, "d.pdf has 1 pages, not #page=2")
+    assert rejected(tmp_path, "v.mp4#t=1") == (RejectCode.MEDIA_MISSING_PART, "v.mp4 has 1 s, not #t=1")
+    assert rejected(tmp_path, "bad.mp4#t=0")[0] == RejectCode.MEDIA_UNREADABLE
+    assert rejected(tmp_path, "bad.pdf#page=1")[0] == RejectCode.MEDIA_UNREADABLE
+    assert rejected(tmp_path, "no.pdf#page=1")[0] == RejectCode.REF_MISSING
+    code, said = rejected(tmp_path, "v.mp4#t=0", max_media_bytes=99)
+    assert code == RejectCode.IMAGE_TOO_LARGE and "data.max_media_bytes 99" in said
+    with pytest.raises(RejectedError, match="is outside"):
+        files(tmp_path).reference("../v.mp4#t=0")
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_video(tmp_path / "v.mp4", 10)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(UserError, match="needs av, which is not installed") as caught:
+        files(tmp_path).reference("v.mp4#t=0").read()
+    assert "vlmpipe[media]" in str(caught.value.fix)
+
+
+def records(folder: Path, *lines: dict[str, Any], **data: Any) -> list[Sample | Reject]:
+    (folder / "set.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return list(open_source(DataConfig(source=str(folder / "set.jsonl"), sequence_length=100, **data)))
+
+
+def test_a_record_with_a_video_has_its_frames_as_images(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mp4")
+    write_video(tmp_path / "w.mp4", 20)
+    parts = [{"type": "text", "text": "Compare "}, {"type": "video"}, {"type": "video"}]
+    one, two, wrong, both = records(
+        tmp_path,
+        {"id": "1", "video": "v.mp4", "conversations": conversation("<video>\nWhat?", "Grey.")},
+        {"id": "2", "videos": ["v.mp4", "w.mp4"], "messages": [
+            {"role": "user", "content": parts}, {"role": "assistant", "content": "Longer."}]},
+        {"id": "3", "video": "v.mp4", "conversations": conversation("<video><video>?", "No.")},
+        {"id": "4", "video": "v.mp4", "image": "x.png", "conversations": conversation("<video>?", "No.")},
+        video_frames=3,
+    )  # fmt: skip
+    assert isinstance(one, Sample) and one.turns[0].question == "<image><image><image>\nWhat?"
+    assert [frame_in(image) for image in one.images] == [6, 20, 33]
+    assert isinstance(two, Sample) and two.turns[0].question.count("<image>") == len(two.images) == 6
+    assert isinstance(wrong, Reject) and wrong.code == RejectCode.CONV_IMAGE_COUNT
+    assert isinstance(both, Reject) and both.message == "'image' and 'video' in one record"

@@ -1,0 +1,197 @@
+"""Pictures inside other files: pages of documents, frames of videos.
+
+A record names one by a fragment behind the file's path: `#page=2` (RFC 8118), `#t=1.5` in seconds (Media Fragments URI
+1.0), or `#frame=1/8`, the first of eight frames that are evenly spread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from PIL import Image
+
+from trainer.data.rejects import RejectCode, RejectedError
+from trainer.data.sample import content_of, png_bytes
+from trainer.errors import ExitCode, UserError
+from trainer.extras import install_command
+
+VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi"})
+PDF, TIFFS = ".pdf", frozenset({".tif", ".tiff"})
+FRAGMENT = re.compile(r"(.+)#(?:page=([1-9]\d*)|t=(\d+(?:\.\d+)?)|frame=([1-9]\d*)/([1-9]\d*))")
+PDF_POINTS = 72  # an inch
+PAGE_DPI = 144
+MOST_PAGE_PIXELS = 50_000_000  # a page may claim any size
+JPEG_QUALITY = 95
+
+
+@dataclass(frozen=True)
+class Part:
+    """A page of a document, or a moment of a video."""
+
+    file: str
+    fragment: str
+    page: int = 0  # from 1; 0: of a video
+    time_s: float = 0.0
+    frame: int = 0  # from 1, of `frames`; 0: `time_s` counts
+    frames: int = 0
+
+
+def part_of(path: str) -> Part | None:
+    """The part that a path names, of a file that may have such parts; None for other paths."""
+    if not (found := FRAGMENT.fullmatch(path)):
+        return None
+    file, page, time_s, frame, frames = found.groups()
+    suffix, fragment = PurePosixPath(file).suffix.lower(), path.removeprefix(f"{file}#")
+    if page and (suffix == PDF or suffix in TIFFS):
+        return Part(file, fragment, page=int(page))
+    if not page and suffix in VIDEOS:
+        moment = Part(file, fragment, time_s=float(time_s or 0), frame=int(frame or 0), frames=int(frames or 0))
+        return moment if moment.frame <= moment.frames else None
+    return None
+
+
+class MediaFiles:
+    """Reads parts of files. Each thread keeps the file of its last part open, since parts of one come together."""
+
+    def __init__(self, read: Callable[[str], bytes]) -> None:
+        """`read`: the bytes of a file. Raises RejectedError."""
+        self._read = read
+        self._threads = threading.local()
+
+    def picture(self, part: Part) -> bytes:
+        """A page as PNG, a frame as JPEG. Raises RejectedError, and UserError (69) without the package that decodes."""
+        opened = self._opened(part.file)
+        try:
+            return opened.picture(part)
+        except (UserError, RejectedError):
+            raise
+        except Exception as error:  # decoders of damaged files raise what they like
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{part.file}: {error}") from error
+
+    def content(self, part: Part) -> str:
+        """Identity of the picture, without decoding it."""
+        return f"{self._opened(part.file).content} {part.fragment}"
+
+    def duration_s(self, file: str) -> float:
+        """Length of a video. Raises RejectedError."""
+        opened = self._opened(file)
+        try:
+            return opened.video().duration_s
+        except (UserError, RejectedError):
+            raise
+        except Exception as error:
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{file}: {error}") from error
+
+    def _opened(self, file: str) -> _Opened:
+        last: _Opened | None = getattr(self._threads, "last", None)
+        if last is None or last.file != file:
+            if last:
+                last.close()
+            last = self._threads.last = _Opened(file, self._read(file))
+        return last
+
+
+class _Opened:
+    """A file in memory, with its decoder once it was needed."""
+
+    def __init__(self, file: str, data: bytes) -> None:
+        self.file, self._data, self.content = file, data, content_of(data)
+        self._video: _Video | None = None
+
+    def picture(self, part: Part) -> bytes:
+        if not part.page:
+            return self.video().frame(part)
+        return self._pdf_page(part) if part.file.lower().endswith(PDF) else self._tiff_page(part)
+
+    def video(self) -> _Video:
+        if self._video is None:
+            self._video = _Video(self.file, self._data)
+        return self._video
+
+    def close(self) -> None:
+        if self._video:
+            self._video.close()
+
+    def _pdf_page(self, part: Part) -> bytes:
+        pdfium = _package("pypdfium2")
+        with _PDFIUM, closing(pdfium.PdfDocument(self._data)) as document:
+            if part.page > len(document):
+                raise _missing(part, f"{len(document)} pages")
+            page = document[part.page - 1]
+            width, height = (points * PAGE_DPI / PDF_POINTS for points in page.get_size())
+            shrunk = min(1.0, (MOST_PAGE_PIXELS / max(1.0, width * height)) ** 0.5)
+            return png_bytes(page.render(scale=shrunk * PAGE_DPI / PDF_POINTS).to_pil().convert("RGB"))
+
+    def _tiff_page(self, part: Part) -> bytes:
+        with Image.open(io.BytesIO(self._data), formats=("TIFF",)) as image:
+            pages = getattr(image, "n_frames", 1)
+            if part.page > pages:
+                raise _missing(part, f"{pages} pages")
+            image.seek(part.page - 1)
+            return png_bytes(image.copy())
+
+
+_PDFIUM = threading.Lock()  # the library is not safe to use from several threads
+
+
+class _Video:
+    """Frames of a video, fast where their times ascend: then nothing is decoded twice."""
+
+    def __init__(self, file: str, data: bytes) -> None:
+        self._av, self._file = _package("av"), file
+        self._container = self._av.open(io.BytesIO(data))
+        if not self._container.streams.video:
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{file} has no video")
+        self._stream = self._container.streams.video[0]
+        self._stream.thread_type = "NONE"  # samples are prepared in threads already
+        length, base = self._stream.duration, self._stream.time_base
+        in_container = (self._container.duration or 0) / self._av.time_base
+        self.duration_s = float(length * base) if length else float(in_container)
+        self._start_s = float((self._stream.start_time or 0) * base)
+        self._frames: Iterator[Any] = iter(())
+        self._at: Any = None  # the frame decoded last
+        self._next: Any = None
+
+    def frame(self, part: Part) -> bytes:
+        """The frame that is shown at the part's time."""
+        time_s = self.duration_s * (part.frame - 0.5) / part.frames if part.frame else part.time_s
+        if time_s >= self.duration_s:
+            raise _missing(part, f"{self.duration_s:g} s")
+        target_s = self._start_s + time_s
+        if self._at is None or self._at.time > target_s:
+            self._container.seek(int(target_s / self._stream.time_base), stream=self._stream)
+            self._frames = self._container.decode(self._stream)
+            self._at, self._next = None, next(self._frames, None)
+        while self._next is not None and (self._at is None or self._next.time <= target_s):
+            self._at, self._next = self._next, next(self._frames, None)
+        if self._at is None:
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{self._file} has no frames")
+        buffer = io.BytesIO()
+        self._at.to_image().save(buffer, "JPEG", quality=JPEG_QUALITY)
+        return buffer.getvalue()
+
+    def close(self) -> None:
+        self._container.close()
+
+
+def _missing(part: Part, has: str) -> RejectedError:
+    return RejectedError(RejectCode.MEDIA_MISSING_PART, f"{part.file} has {has}, not #{part.fragment}")
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"data with documents or videos needs {name}, which is not installed",
+            fix=install_command("media"),
+            code=ExitCode.UNAVAILABLE,
+        ) from error
