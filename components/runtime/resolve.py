@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Settings that are compiled into the pipeline: changing them for one run would have no effect.
 FIXED = (
     "name", "output", "gcp", "notify", "cluster.timeout", "cluster.scheduling_strategy", "cluster.max_wait_duration",
-    "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback",
+    "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback", "cluster.disable_retries",
 )  # fmt: skip
 PARAMETER_FIELDS = {
     "data_uri": "data.source",
