@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -9,7 +11,16 @@ import typer
 from trainer.errors import ConfigError
 from vlmpipe import api
 from vlmpipe.cli import runs as run_commands
-from vlmpipe.cli.arguments import AsJson, FailOnReject, Overrides, RunFile, Source, TargetOption, load, load_source
+from vlmpipe.cli.arguments import (
+    AsJson,
+    FailOnReject,
+    OptionalSource,
+    Overrides,
+    RunFile,
+    TargetOption,
+    load,
+    load_source,
+)
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
@@ -19,7 +30,14 @@ WITH_VERTEX = "With --target vertex: "
 FORCE = ("--force", "Submit although memory is planned not to fit, and without checking buckets.")
 YES = ("--yes", "Do not ask, whatever it costs.")
 DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
+
 DETACH = ("--detach", "Leave once it is started, and do not watch it.")
+
+
+class OnlyOption(StrEnum):
+    """Jobs that can run without a pipeline."""
+
+    train = "train"
 
 
 def _flag(name: str, text: str, prefix: str = "") -> Any:
@@ -95,7 +113,7 @@ def run(
 
 
 def submit(
-    config: Source,
+    config: OptionalSource = "",
     overrides: Overrides = None,
     force: Annotated[bool, _flag(*FORCE)] = False,
     yes: Annotated[bool, _flag(*YES)] = False,
@@ -107,8 +125,30 @@ def submit(
     plain: run_commands.Plain = False,
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,
+    only: Annotated[
+        OnlyOption | None,
+        typer.Option(help="Start this job alone, without a pipeline, on data that is prepared.", show_default=False),
+    ] = None,
+    job_spec: Annotated[
+        Path | None,
+        typer.Option("--job-spec", metavar="FILE", help="Start the custom job of this spec instead of a run file's."),
+    ] = None,
+    project: run_commands.Project = "",
+    location: run_commands.Location = "",
 ) -> None:
     """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
+    if bool(config) == bool(job_spec) or (job_spec and only):
+        found = (
+            f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}{', --only' if only else ''}"
+        )
+        raise ConfigError(
+            f"found {found}", expected="vlmpipe submit CONFIG [--only train], or vlmpipe submit --job-spec FILE"
+        )
+    if job_spec or only:
+        if fail_on_reject:
+            raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")
+        _submit_job(config, overrides, job_spec, project, location, force, yes, dry_run, run_id, detach, plain, as_json)
+        return
     if fail_on_reject and (detach or dry_run):
         raise ConfigError(
             f"--fail-on-reject and {'--detach' if detach else '--dry-run'} are given",
@@ -139,6 +179,53 @@ def submit(
         name = answer.address.argument
         found = run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json)
         run_commands.leave(found, fail_on_reject)
+
+
+def _submit_job(
+    config: str,
+    overrides: Overrides,
+    job_spec: Path | None,
+    project: str,
+    location: str,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+    run_id: str,
+    detach: bool,
+    plain: bool,
+    as_json: bool,
+) -> None:
+    """A custom job without a pipeline."""
+    with doing(f"checking and submitting {job_spec or config}"):
+        from pipelines.find import job_reader
+        from pipelines.submit_job import submit_spec, submit_training
+        from vlmpipe.planner.cost.approval import terminal_confirm
+
+        if job_spec:
+            given = {"--run-id": bool(run_id), "--force": force}
+            _refuse_options(given, "a run file", "leave it out: a job spec says everything itself")
+            ask = terminal_confirm()
+            answer = submit_spec(job_spec, project=project, location=location, yes=yes, dry_run=dry_run, ask=ask)
+        else:
+            answer = submit_training(
+                load(Path(config), overrides),
+                source=[config, *(overrides or []), "--only", "train"],
+                run_id=run_id,
+                force=force,
+                yes=yes,
+                dry_run=dry_run,
+                ask=terminal_confirm(),
+            )
+    address = answer.address
+    if not as_json:
+        print_lines(answer.lines())
+    elif not address or detach:
+        print_json(answer.as_json())
+    if address and not detach:
+        found = run_commands.watch_and_show(
+            address.argument, job_reader(address), on_vertex=True, plain=plain, as_json=as_json
+        )
+        run_commands.leave(found, fail_on_reject=False)
 
 
 def _refuse_kubeflow(config: RunConfig, source: list[str]) -> NoReturn:

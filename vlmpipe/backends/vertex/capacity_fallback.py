@@ -27,8 +27,9 @@ from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
+from vlmpipe.backends.vertex.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
-from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
+from vlmpipe.backends.vertex.retries import send_request
 from vlmpipe.config.cluster import RESERVATION, CapacityOption, duration_s
 from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.parse import parse_job_spec
@@ -37,16 +38,13 @@ from vlmpipe.job_spec.worker_pools import STEP_LABEL
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
-POLL_S = 20.0
 CANCEL_S = 900.0  # longest wait for a cancelled job to end; a later start outranks one that still runs
-ATTEMPTS = 3  # to create a job whose answers get lost
 WAITING = ("QUEUED", "PENDING", "PAUSED", "UNSPECIFIED")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
 RESOURCE_EXHAUSTED = 8  # google.rpc.Code
 NO_CAPACITY = re.compile(
     r"Resources are insufficient|\bSTOCKOUT\b|RESOURCE_POOL_EXHAUSTED|RESOURCE_EXHAUSTED|exceed quota limits", re.I
 )
-REQUESTS = re.compile(r"per minute|per second", re.I)  # a quota of requests, not of machines
 
 
 def run_with_fallback(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
@@ -62,7 +60,7 @@ def run_with_fallback(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) 
     job was cancelled, UNEXPECTED when training failed for another reason.
     """
     fallback = CapacityFallback(settings, job_spec)
-    with translate_errors(fallback.place, what="custom job"):
+    with translate_errors(fallback.place, what=WHAT):
         return fallback.run()
 
 
@@ -137,7 +135,7 @@ class CapacityFallback:
     def _abandon(self, attempt: Attempt) -> None:
         """Cancel the option's job, also one whose creation was not answered; print it where that fails."""
         try:
-            if not attempt.job and (found := self._find(attempt.token)):
+            if not attempt.job and (found := find_job(self._client, self.place, attempt.token)):
                 attempt.job = found.name
             if not attempt.job:
                 return  # its label stays on record, should it be listed later
@@ -208,24 +206,8 @@ class CapacityFallback:
         if attempt.job:
             return self._get(attempt.job)
         request = self._request(attempt, option)
-        fault: Exception | None = None
-        for number in range(ATTEMPTS):
-            if found := self._find(attempt.token):
-                break
-            self._write()
-            try:
-                found = send_once(self._client.create_custom_job, parent=self.place.parent, custom_job=request)
-                break
-            except (*PASSING, exceptions.TooManyRequests) as error:
-                if isinstance(error, exceptions.TooManyRequests) and not REQUESTS.search(error.message):
-                    raise
-                fault = error
-                self._sleep(POLL_S * (number + 1))
-        else:
-            found = self._find(attempt.token)
-            if not found:
-                assert fault
-                raise fault
+        self._write()
+        found = create_job(self._client, self.place, request, self._sleep)
         attempt.job = found.name
         self._write()
         print(f"{attempt.strategy}: {found.name}", flush=True)
@@ -246,10 +228,6 @@ class CapacityFallback:
             job_spec=parse_job_spec({**self._spec, "scheduling": scheduling, "worker_pool_specs": pools}),
             encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
         )
-
-    def _find(self, token: str) -> api.CustomJob | None:
-        request = api.ListCustomJobsRequest(parent=self.place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
-        return next(iter(list_all(self._client.list_custom_jobs, request)), None)
 
     def _get(self, name: str) -> api.CustomJob:
         return send_request(self._client.get_custom_job, name=name)

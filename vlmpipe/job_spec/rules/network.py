@@ -80,7 +80,9 @@ def _mounts(pool: Pool, *, has_network: bool) -> Iterator[Violation]:
         mounts = pool.get(kind) or ()
         if mounts and not has_network:
             fix = "set network or psc_interface_config"
-            yield Violation("VP509", pool.at(kind), "mounts without a network", "the private network of the server", fix)
+            yield Violation(
+                "VP509", pool.at(kind), "mounts without a network", "the private network of the server", fix
+            )
         for index, mount in enumerate(mounts):
             for name in fields:
                 if not mount.get(name) and pool.knows(kind, index, name):
