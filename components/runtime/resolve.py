@@ -16,7 +16,7 @@ from trainer.config.model import ModelConfig
 from trainer.data.sources import open_source
 from trainer.errors import ConfigError
 from trainer.external.dry_start import require_startable
-from trainer.secret_manager import use_hub_token
+from trainer.secret_manager import use_hub_token, use_secrets
 from trainer.storage import open_storage
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
@@ -163,6 +163,8 @@ def _checked(
     if config.train.trainer:
         config = _with_trainer(config, is_local=settings["target"] == "local")
     use_hub_token(config.model.hub_token_secret)
+    if settings["target"] == "local":  # elsewhere only the jobs' own account may read them
+        use_secrets(config.secrets)
     config = _with_pinned_weights(config)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.
