@@ -300,7 +300,7 @@ def _too_large_to_evaluate(config: RunConfig, shape: ModelShape, gpu: Gpu | None
         return ()
     return (
         f"cluster.evaluate_machine: the model takes {needed / GIB:,.1f} GiB in fp32, and {gpu.accelerator_type} has "
-        f"{gpu.memory_gib:g}: use a larger GPU, or leave it out to evaluate on training's",
+        f"{gpu.memory_gib:,.1f}: use a larger GPU, or leave it out to evaluate on training's",
     )
 
 
