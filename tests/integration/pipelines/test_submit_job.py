@@ -12,13 +12,18 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform
 from google.cloud.aiplatform_v1 import types as api
 
+from components.runtime.step_logic import prepare_run
 from pipelines import submit_job
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.pipelines.job_specs import CLUSTER
+from tests.support.short_form import only_whole
+from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit
 from trainer.config.job import DataPointers, JobConfig
 from trainer.errors import ExitCode, UserError
+from trainer.progress import Progress
+from trainer.storage import open_storage
 from vlmpipe.backends.vertex import custom_job
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import job_spec
@@ -214,3 +219,37 @@ def test_data_that_is_not_prepared_and_features_that_are_not_encoded_are_said(
     monkeypatch.setattr(submit_job, "point_to_features", lambda job, uri: reused)
     submit_job._point_to_data(f"{RUN_URI}/run.json")
     assert JobConfig.pointers(job) == reused
+
+
+@only_whole
+def test_training_alone_takes_up_data_that_an_earlier_run_prepared(
+    vertex: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, tmp_path: Path
+) -> None:
+    """Nothing is replaced here: run file, plan, prepared data and features are the real ones."""
+    on_vertex = {
+        "output": {"root_uri": "gs://example-bucket/vlmpipe"},
+        "features": {"cache": "off"},
+        "cluster": {"image_uri": "us-central1-docker.pkg.dev/p/r/trainer@sha256:" + 64 * "a"},
+        "plan": {"confirm_above_usd": 1e9},
+        "gcp": {
+            "project": "test-project",
+            "pipeline_image": "us-central1-docker.pkg.dev/p/r/pipeline@sha256:" + 64 * "b",
+            "service_account": "jobs@test-project.iam.gserviceaccount.com",
+            "pipeline_root": "gs://example-bucket/pipelines",
+        },
+        "register": {"registry": ""},
+    }
+    path = tmp_path / "tiny.yaml"
+    path.write_text(json.dumps(merged(TINY, on_vertex)))
+    arguments = ["submit", str(path), "--only", "train", "--run-id", "r1", "--yes", "--detach", "--json"]
+    early = vlmpipe(*arguments)
+    assert (early.code, "this data is not prepared yet" in early.out + early.err) == (ExitCode.NOT_FOUND, True)
+    assert not vertex.custom_jobs.jobs
+    job = JobConfig.load("gs://example-bucket/vlmpipe/runs/r1/run.json")
+    prepare_run(job, Progress(job.run.run_uri, "prepare-data", quiet=True))
+    open_storage(job.run.run_uri).delete("prepared.json")
+    answer = vlmpipe(*arguments)
+    assert answer.code == 0, answer.err
+    assert job.pointers().features == "off" and only_job(vertex).job_spec.base_output_directory.output_uri_prefix == (
+        "gs://example-bucket/vlmpipe/runs/r1"
+    )
