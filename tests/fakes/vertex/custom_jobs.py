@@ -6,13 +6,11 @@ nothing waits, and results are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from google.cloud.aiplatform_v1 import types as api
 
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.custom_jobs import OPEN, CustomJobs, Step, state_of
-from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict
+from vlmpipe.rehearsal.vertex.messages import Call, Json
 
 
 class ScriptedCustomJobs(CustomJobs):
@@ -32,9 +30,6 @@ class ScriptedCustomJobs(CustomJobs):
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def routes(self, call: Call) -> dict[tuple[str, bool, str], Callable[[], Json]]:
-        return super().routes(call) | {("GET", True, ""): lambda: as_dict(self._advanced(self.known(call.name)))}
-
     def create(self, call: Call) -> Json:
         if self.stockouts:
             self.stockouts -= 1
@@ -43,7 +38,8 @@ class ScriptedCustomJobs(CustomJobs):
         self._script_of[created["name"]] = self.scripts.pop(0) if self.scripts else [Step("PENDING")]
         return created
 
-    def _advanced(self, job: api.CustomJob) -> api.CustomJob:
+    def asked(self, name: str) -> api.CustomJob:
+        job = self.known(name)
         script = self._script_of.get(job.name)
         if script and state_of(job) in OPEN:
             self.move(job, script.pop(0) if len(script) > 1 else script[0])

@@ -14,6 +14,7 @@ from google.rpc import status_pb2
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, refuse_output_only
 
+NEXT = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
 OPEN = ("QUEUED", "PENDING", "RUNNING")
 OUTPUT_ONLY = {"name", "state", "create_time", "start_time", "end_time", "update_time", "error", "web_access_uris"}
 LABEL_FILTER = re.compile(r'labels\.([a-z0-9_-]+)=([a-z0-9_-]+)(?: AND state="JOB_STATE_([A-Z]+)")?')
@@ -39,6 +40,7 @@ class CustomJobs:
         self.jobs: dict[str, api.CustomJob] = {}
         self.now = EPOCH.timestamp()
         self._parent = parent
+        self._created: set[str] = set()
 
     def answer(self, call: Call) -> Json:
         return call.route(self.routes(call))
@@ -48,7 +50,7 @@ class CustomJobs:
         return {
             ("POST", False, ""): lambda: self.create(call),
             ("GET", False, ""): lambda: {"customJobs": [as_dict(job) for job in labelled(self.jobs.values(), call)]},
-            ("GET", True, ""): lambda: as_dict(self.known(call.name)),
+            ("GET", True, ""): lambda: as_dict(self.asked(call.name)),
             ("POST", True, "cancel"): lambda: self.cancel(call.name),
         }
 
@@ -60,7 +62,15 @@ class CustomJobs:
         job.create_time = job.update_time = self.moment()
         job.state = api.JobState.JOB_STATE_PENDING
         self.jobs[job.name] = job
+        self._created.add(job.name)
         return as_dict(job)
+
+    def asked(self, name: str) -> api.CustomJob:
+        """The job, one state further each time if a client created it: others follow their pipeline."""
+        job = self.known(name)
+        if name in self._created and (following := NEXT.get(state_of(job))):
+            self.move(job, Step(following))
+        return job
 
     def cancel(self, name: str) -> Json:
         """customJobs.cancel, which is done at once."""
