@@ -172,7 +172,7 @@ def test_what_cannot_be_sent_is_said_before_anything_is(vertex: FakeVertex, spec
     refusals = {
         "--project is missing": ["--job-spec", str(spec_file)],
         "found no run file": [],
-        "--run-id is only for runs on a run file": ["--job-spec", str(spec_file), *FLAGS, "--run-id", "r"],
+        "--run-id is only for runs of a run file": ["--job-spec", str(spec_file), *FLAGS, "--run-id", "r"],
         "cost is not known": ["--job-spec", str(spec_file), *FLAGS],
         "needs a step that sends the next one": [*ONLY, "cluster.capacity_fallback=[spot, standard]",
                                                  "cluster.reduction_server=null"],
