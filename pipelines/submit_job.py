@@ -31,7 +31,7 @@ from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.planner.cost.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
-from vlmpipe.planner.plan import Plan, plan_run
+from vlmpipe.planner.plan import plan_run
 from vlmpipe.runs.vertex.names import Address, RunRecord
 
 _IN_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(/customJobs/.*)?")
@@ -191,12 +191,10 @@ def _of_training(config: RunConfig) -> Spending:
     """The plan's spending, of the training job alone."""
     plan = plan_run(config)
     spending = spending_of(config, plan)
-    train = next((step for step in plan.cost.steps if step.job == "train"), None) if _is_known(plan) else None
-    return replace(spending, usd=train.usd, hours=train.hours) if train else spending
-
-
-def _is_known(plan: Plan) -> bool:
-    return plan.cost is not None and plan.cost.usd is not None
+    if plan.cost is None or plan.cost.usd is None:
+        return spending
+    train = next(step for step in plan.cost.steps if step.job == "train")
+    return replace(spending, usd=train.usd, hours=train.hours)
 
 
 def _point_to_data(run_json: str) -> None:

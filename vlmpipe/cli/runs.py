@@ -114,8 +114,8 @@ def cancel(
         from vlmpipe.runs.vertex.custom_job import CustomJobs
 
         with doing(f"asking Vertex AI to cancel run {run}"):
-            kind = CustomJobs if found.is_custom_job else Runs
-            name, asked = found.argument, kind(found.place).cancel(found)
+            jobs: CustomJobs | Runs = CustomJobs(found.place) if found.is_custom_job else Runs(found.place)
+            name, asked = found.argument, jobs.cancel(found)
     else:
         assert found
         name, asked = found.folder.name, local_control.cancel(found)

@@ -69,8 +69,10 @@ def reducer_count(cluster: ClusterConfig) -> int:
     Raises ConfigError for `auto` on a machine of unknown bandwidth.
     """
     server = cluster.reduction_server
-    if server is None or server.replica_count != "auto":
-        return server.replica_count if server else 0
+    if server is None:
+        return 0
+    if isinstance(server.replica_count, int):
+        return server.replica_count
     machine = load_catalog().machines.get(cluster.machine_type)
     if machine is None:
         raise ConfigError(

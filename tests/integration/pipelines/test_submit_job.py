@@ -20,7 +20,7 @@ from tests.support.pipelines.job_specs import CLUSTER
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit
-from trainer.config.job import DataPointers, JobConfig
+from trainer.config.job import DataPointers, JobConfig, RunPaths
 from trainer.errors import ExitCode, UserError
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -207,9 +207,9 @@ def test_data_that_is_not_prepared_and_features_that_are_not_encoded_are_said(
 ) -> None:
     pointers = DataPointers(prepared_uri="gs://b/p", features_uri="gs://b/f", features="encode")
     config = load_run_file(CONFIG, [MINE])
-    paths = submit_job.RunPaths(run_id="r1", root_uri="gs://example-bucket/vlmpipe")
+    paths = RunPaths(run_id="r1", root_uri="gs://example-bucket/vlmpipe")
     job = JobConfig.model_validate(config.to_run_json(paths))
-    monkeypatch.setattr(submit_job.JobConfig, "load", lambda uri: job)
+    monkeypatch.setattr(JobConfig, "load", lambda uri: job)
     monkeypatch.setattr(submit_job, "find_prepared", lambda job: "gs://b/p")
     monkeypatch.setattr(submit_job, "point_to_features", lambda job, uri: pointers)
     with pytest.raises(UserError, match="have no features yet") as caught:

@@ -69,8 +69,7 @@ class CustomJobs:
             with translate_errors(self._place, role=USER, what=WHAT):
                 send_request(self._client.cancel_custom_job, name=address.resource_name)
 
-        state = lambda: job_state(self.get(address))  # noqa: E731
-        return cancel_job(f"job {address.job_id}", address.argument, state, send)
+        return cancel_job(f"job {address.job_id}", address.argument, lambda: job_state(self.get(address)), send)
 
     def running(self, step: str, run_uri: str) -> list[api.CustomJob]:
         """The jobs that run a step of the run in this folder."""
