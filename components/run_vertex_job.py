@@ -1,4 +1,4 @@
-"""Step: training on Vertex AI with capacity fallback, with the inputs and the output of CustomTrainingJobOp."""
+"""Step: a CustomJob on Vertex AI that CustomTrainingJobOp cannot run, with its inputs and its output."""
 
 from typing import Any, NamedTuple
 
@@ -23,13 +23,14 @@ def run_vertex_job(
     max_wait_duration: str = "86400s",
     psc_interface_config: dict[str, Any] = {},  # noqa: B006
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
-    """Start the job on the first option, watch it, and go to the next one when no machines are found.
+    """Start the job, watch it and, with capacity fallback, go to the next option when no machines are found.
 
     Args:
-        display_name: Name of the jobs, to which each option adds its own.
+        display_name: Name of the jobs, to which each option of a fallback adds its own.
         worker_pool_specs: The API's WorkerPoolSpecs.
-        base_output_directory: The run's folder; its run.json has the options, its plan.json their prices.
-        strategy: Unused here, as max_wait_duration: each option has its own.
+        base_output_directory: The run's folder; its run.json has the options and the fields that are no inputs, its
+            plan.json the options' prices.
+        strategy: Unused, as max_wait_duration, by training with capacity fallback: each option has its own.
     """
     from components.runtime.step_context import exit_on_error, stop_as_error
     from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback
@@ -40,6 +41,8 @@ def run_vertex_job(
         "location": location,
         "labels": labels,
         "encryption_spec_key_name": encryption_spec_key_name,
+        "strategy": strategy,
+        "max_wait_duration": max_wait_duration,
     }
     job_spec = {
         "worker_pool_specs": worker_pool_specs,
@@ -50,7 +53,8 @@ def run_vertex_job(
         "network": network,
         "reserved_ip_ranges": reserved_ip_ranges,
         "base_output_directory": {"output_uri_prefix": base_output_directory},
+        "persistent_resource_id": persistent_resource_id,
         "psc_interface_config": psc_interface_config,
     }
-    with exit_on_error(), stop_as_error("train"):
+    with exit_on_error(), stop_as_error(labels.get("vlmpipe-step", "train")):
         return (run_with_fallback(settings, {name: value for name, value in job_spec.items() if value}),)

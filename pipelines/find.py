@@ -13,6 +13,7 @@ from vlmpipe.runs.local.run import MARKER
 from vlmpipe.runs.local.summary import RunReport, find_run, report_of
 
 if TYPE_CHECKING:
+    from vlmpipe.runs.vertex.custom_job import JobStatus
     from vlmpipe.runs.vertex.names import Address
     from vlmpipe.runs.vertex.status import VertexStatus
 
@@ -43,13 +44,27 @@ def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Cal
     if isinstance(found, RunReport):
         folder = found.folder
         return lambda: report_of(folder), False
-    return vertex_reader(found), True
+    return (job_reader(found) if found.is_custom_job else vertex_reader(found)), True
 
 
 def vertex_reader(address: Address) -> Callable[[], VertexStatus]:
     """A function that asks Vertex AI for the run's status."""
     from vlmpipe.runs.vertex.client import Runs
+    from vlmpipe.runs.vertex.custom_job import with_web_access
     from vlmpipe.runs.vertex.status import status_of
 
     runs = Runs(address.place)
-    return lambda: status_of(address, runs.get(address))
+
+    def read() -> VertexStatus:
+        job = runs.get(address)
+        return with_web_access(status_of(address, job), job)
+
+    return read
+
+
+def job_reader(address: Address) -> Callable[[], JobStatus]:
+    """A function that asks Vertex AI for the status of a custom job without a pipeline."""
+    from vlmpipe.runs.vertex.custom_job import CustomJobs, status_of_job
+
+    jobs = CustomJobs(address.place)
+    return lambda: status_of_job(address, jobs.get(address))

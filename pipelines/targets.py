@@ -13,6 +13,7 @@ from components.run_kubeflow_job import run_kubeflow_job
 from components.run_local_job import run_local_job
 from components.run_vertex_job import run_vertex_job
 from vlmpipe.config.target_requirements import require_kubeflow, require_vertex, unused_on_kubeflow
+from vlmpipe.job_spec.build import own_step_fields
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -84,13 +85,15 @@ class Target:
 
 
 class Vertex(Target):
-    """A job step is Google's CustomTrainingJobOp; our own for training with cluster.capacity_fallback."""
+    """A job step is Google's CustomTrainingJobOp; our own for what it cannot do."""
 
     def check(self, config: RunConfig) -> None:
         require_vertex(config)
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
-        if job == "train" and config.cluster.capacity_fallback:
+        cluster = config.cluster
+        falls_back = job == "train" and bool(cluster.capacity_fallback)
+        if falls_back or own_step_fields(cluster.disable_retries, config.gcp.enable_dashboard_access):
             return component_of(run_vertex_job, config.gcp.pipeline_image)
         from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 

@@ -56,6 +56,6 @@ output "submitter" {
 }
 
 output "secrets" {
-  description = "Resource names of the secret slots, by name; of a webhook for notify.webhook of a run file."
+  description = "Resource names of the secret slots, by name: for notify.webhook of a run file or, with /versions/VERSION behind, for its secrets."
   value       = { for name, secret in google_secret_manager_secret.all : name => secret.name }
 }

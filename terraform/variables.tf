@@ -70,7 +70,7 @@ variable "delete_buckets_with_content" {
 }
 
 variable "secrets" {
-  description = "Empty slots in Secret Manager by name, each with the account that reads it: pipeline (a webhook) or trainer."
+  description = "Empty slots in Secret Manager by name, each with the account that reads it: pipeline (a webhook) or trainer (a run file's secrets)."
   type        = map(string)
   default     = {}
 

@@ -23,6 +23,9 @@ from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, read_
 from trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
 from trainer.preflight import announce, check_node
+from trainer.secret_manager import use_secrets
+from trainer.storage import open_storage
+from trainer.storage.records import read_record
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
@@ -37,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     cluster = read_cluster(os.environ) or one_node()
     reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
     print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)
+    if run_json := _config_uri(options.module_arguments):
+        folder, _, name = run_json.rpartition("/")
+        use_secrets(read_record(open_storage(folder), name).get("secrets") or {})
     announce(check_node(_run_uri(options.module_arguments), cluster.node_rank))
     meet(cluster, timeout_s=rendezvous_timeout_s())
     for variable in NODE_LEVEL_VARIABLES:
@@ -71,9 +77,14 @@ def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, argume
 
 def _run_uri(module_arguments: list[str]) -> str:
     """Folder of the run's run.json (--config); "" for a module without one."""
+    return _config_uri(module_arguments).rpartition("/")[0]
+
+
+def _config_uri(module_arguments: list[str]) -> str:
+    """The run's run.json (--config); "" for a module without one."""
     if "--config" not in module_arguments[:-1]:
         return ""
-    return module_arguments[module_arguments.index("--config") + 1].rpartition("/")[0]
+    return module_arguments[module_arguments.index("--config") + 1]
 
 
 def processes_on_node(text: str) -> int:

@@ -30,6 +30,9 @@ _LAST_WORD = re.compile(r"(?<=\s)(?=\S)")
 MAX_KEY_LINES = 200  # the largest RSA keys in use have 100
 MAX_PREFIX_CHARS = 200
 MAX_UNFINISHED_CHARS = 1 << 16
+# Names of variables of this process's environment that hold a run file's `secrets`, separated by commas. Their values
+# are hidden whatever form they have, from 4 characters on: shorter ones are in any text.
+SECRETS_VARIABLE, LEAST_SECRET_CHARS = "VLMPIPE_SECRETS", 4
 
 Value = TypeVar("Value")
 
@@ -97,15 +100,34 @@ def _prefix_pattern(prefix: str) -> re.Pattern[str]:
     return re.compile("".join("[0-9]+" if part.isdigit() else re.escape(part) for part in re.split("([0-9]+)", prefix)))
 
 
+def _own_secrets() -> list[str]:
+    """Values of the run file's `secrets`, a line each where they have several, the longest first."""
+    if not (names := os.environ.get(SECRETS_VARIABLE)):
+        return []
+    lines = {line.strip() for name in names.split(",") for line in os.environ.get(name, "").splitlines()}
+    return sorted((line for line in lines if len(line) >= LEAST_SECRET_CHARS), key=len, reverse=True)
+
+
 def _redact_forms(text: str) -> str:
     plain = _COLORS.sub("", text) if "\x1b" in text else text  # a color may begin or end inside of a secret
     redacted = plain
+    for secret in _own_secrets():
+        redacted = redacted.replace(secret, HIDDEN)
     for form in possible_forms(plain):
         redacted = form.pattern.sub(HIDDEN, redacted)
     for found in reversed(list(assigned_secrets(redacted))):
         if found["value"] not in HIDDEN:
             redacted = redacted[: found.start("value")] + HIDDEN + redacted[found.end("value") :]
     return text if redacted == plain else redacted
+
+
+def _without_beginning(text: str, secrets: list[str]) -> str:
+    """The text without an end that may be the beginning of one of these secrets."""
+    longest = max((len(secret) for secret in secrets), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        if any(secret.startswith(text[-length:]) for secret in secrets):
+            return text[:-length]
+    return text
 
 
 class _RedactedStream:
@@ -159,7 +181,7 @@ class _RedactedStream:
             del words[-2:]
         elif may_begin_secret(words[-1]):
             words.pop()
-        unfinished = "".join(words)
+        unfinished = _without_beginning("".join(words), _own_secrets())
         for found in assigned_secrets(unfinished + 4 * "a0"):
             if found.end("value") > len(unfinished):  # its value may not have ended
                 unfinished = unfinished[: found.start("value")]

@@ -6,9 +6,12 @@ import base64
 import binascii
 import os
 import re
+import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainer.errors import ExitCode, UserError
+from trainer.redaction import SECRETS_VARIABLE
 
 if TYPE_CHECKING:
     import requests
@@ -17,6 +20,8 @@ SECRET_NAME = r"(projects/[^/]+/secrets/[^/]+)(/versions/[^/]+)?"
 SECRET_MANAGER = "https://secretmanager.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 10.0
+ATTEMPTS, PAUSE_S = 3, 1.0  # for an answer that Secret Manager is busy; all nodes of a job ask at once
+BUSY = (429, 500, 502, 503, 504)
 HUB_TOKEN_VARIABLE = "HF_TOKEN"
 
 
@@ -33,7 +38,12 @@ def read_secret(name: str) -> str:
     if not match:
         raise SecretNotRead("it is not named projects/PROJECT/secrets/NAME")
     url = f"{SECRET_MANAGER}/v1/{match[1]}{match[2] or '/versions/latest'}:access"
-    answer = google_session(SECRET_MANAGER).get(url, timeout=TIMEOUT_S)
+    session = google_session(SECRET_MANAGER)
+    for attempt in range(ATTEMPTS):
+        answer = session.get(url, timeout=TIMEOUT_S)
+        if answer.status_code not in BUSY:
+            break
+        time.sleep(PAUSE_S * 2**attempt)
     if answer.status_code == 403:
         need = "the service account needs roles/secretmanager.secretAccessor"
         raise SecretNotRead(f"no permission to read {match[1]}; {need}")
@@ -50,18 +60,39 @@ def use_hub_token(secret: str | None) -> None:
 
     Raises UserError (exit 77 or 69) that says why it cannot be read.
     """
-    if not secret:
-        return
+    if secret:
+        os.environ[HUB_TOKEN_VARIABLE] = _read_for("model.hub_token_secret", secret)
+
+
+def use_secrets(secrets: Mapping[str, str]) -> None:
+    """Put each secret into its variable, for this process and its children, and hide it in what they print.
+
+    A variable that is set already is kept: on one's own machine it takes the secret's place.
+
+    Args:
+        secrets: the run file's: variable -> the secret's resource name with a version.
+
+    Raises UserError (exit 77 or 69) that says which one cannot be read, and why.
+    """
+    for variable, name in secrets.items():
+        if not os.environ.get(variable):
+            fix = f"correct secrets.{variable} or the role; on your own machine, {variable} in the environment will do"
+            os.environ[variable] = _read_for(f"secrets.{variable}", name, fix=fix)
+    if secrets:
+        os.environ[SECRETS_VARIABLE] = ",".join(secrets)
+
+
+def _read_for(field: str, name: str, *, fix: str = "") -> str:
     import requests
     from google.auth.exceptions import GoogleAuthError
 
     try:
-        os.environ[HUB_TOKEN_VARIABLE] = read_secret(secret)
+        return read_secret(name)
     except SecretNotRead as error:
-        raise UserError(f"model.hub_token_secret: {error}", code=ExitCode.NO_PERMISSION) from error
+        raise UserError(f"{field}: {error}", fix=fix, code=ExitCode.NO_PERMISSION) from error
     except (requests.RequestException, GoogleAuthError) as error:
         why = f"Secret Manager gives no answer ({type(error).__name__})"
-        raise UserError(f"model.hub_token_secret: {why}", code=ExitCode.UNAVAILABLE) from error
+        raise UserError(f"{field}: {why}", fix=fix, code=ExitCode.UNAVAILABLE) from error
 
 
 def google_session(address: str) -> requests.Session:

@@ -16,7 +16,7 @@ from trainer.config.model import ModelConfig
 from trainer.data.sources import open_source
 from trainer.errors import ConfigError
 from trainer.external.dry_start import require_startable
-from trainer.secret_manager import use_hub_token
+from trainer.secret_manager import use_hub_token, use_secrets
 from trainer.storage import open_storage
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Settings that are compiled into the pipeline: changing them for one run would have no effect.
 FIXED = (
     "name", "output", "gcp", "notify", "cluster.timeout", "cluster.scheduling_strategy", "cluster.max_wait_duration",
-    "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback",
+    "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback", "cluster.disable_retries",
 )  # fmt: skip
 PARAMETER_FIELDS = {
     "data_uri": "data.source",
@@ -163,6 +163,8 @@ def _checked(
     if config.train.trainer:
         config = _with_trainer(config, is_local=settings["target"] == "local")
     use_hub_token(config.model.hub_token_secret)
+    if settings["target"] == "local":  # elsewhere only the jobs' own account may read them
+        use_secrets(config.secrets)
     config = _with_pinned_weights(config)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.

@@ -10,12 +10,15 @@ from typing import Any
 
 
 class Receiver:
-    """Keeps what is posted; answers with the next of `codes`, then with 200. `secrets` are Secret Manager's."""
+    """Keeps what is posted; answers with the next of `codes`, then with 200. `secrets` are Secret Manager's, which is
+    as often busy as `secret_codes` says; `asked` are the names that were asked for."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.codes: list[int] = []
         self.secrets: dict[str, str] = {}
+        self.secret_codes: list[int] = []
+        self.asked: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -46,6 +49,10 @@ def _handler_class(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             name = self.path.removeprefix("/v1/").removesuffix(":access")
+            receiver.asked.append(name)
+            if receiver.secret_codes:
+                self._answer(receiver.secret_codes.pop(0), {})
+                return
             if not self.path.endswith(":access") or name not in receiver.secrets:
                 self._answer(403 if "forbidden" in name else 404, {})
                 return

@@ -1,4 +1,4 @@
-"""Files that are generated from data and from the API client: two reference pages and the fields of a CustomJob.
+"""Files that are generated from data and from the API client: reference pages and the fields of a CustomJob.
 
     python -m tests.support.generated_files
 
@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
 from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -22,6 +23,8 @@ from vlmpipe.job_spec.schema import FIELDS_FILE
 
 NCCL_PAGE = ROOT / "docs/reference/nccl.md"
 RULES_PAGE = ROOT / "docs/reference/job-spec-rules.md"
+KEYS_PAGE = ROOT / "docs/reference/custom-job-fields.md"
+KEYS_FILE = ROOT / "tests/support/vertex/run_file_keys.yaml"
 
 NCCL_HEADER = """# NCCL between nodes
 
@@ -83,6 +86,16 @@ This page is generated: `python -m tests.support.generated_files`. A test compar
 | code | severity | what is found | source |
 |---|---|---|---|
 """
+KEYS_HEADER = """# Fields of a CustomJob
+
+Every field of Vertex AI's CustomJob, with the key of the [run file](run-file.md) that sets it, where vlmpipe takes its
+value from, or why it is not offered. `vlmpipe submit --job-spec FILE` sends a job spec of your own with any field.
+
+`cluster.features_machine` and `cluster.evaluate_machine` set the machines of the other two jobs.
+
+This page is generated: `python -m tests.support.generated_files`. A test walks the API client's own messages, sets each
+key and looks for its value in the field.
+"""
 _SCALARS = {
     FieldDescriptor.CPPTYPE_INT32: "int32",
     FieldDescriptor.CPPTYPE_INT64: "int64",
@@ -95,6 +108,23 @@ def job_spec_rules_page() -> str:
     """docs/reference/job-spec-rules.md."""
     rows = [f"| {rule.code} | {rule.severity} | {rule.title} | {rule.source} |" for rule in RULES.values()]
     return RULES_HEADER + "\n".join(rows) + "\n"
+
+
+def run_file_keys() -> dict[str, dict[str, dict[str, Any]]]:
+    """Message -> field -> how its value comes about, see the file."""
+    found: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(KEYS_FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def keys_page() -> str:
+    """docs/reference/custom-job-fields.md."""
+    parts = [KEYS_HEADER]
+    for message, fields in run_file_keys().items():
+        parts.append(f"\n## {message}\n\n| field | run file |\n|---|---|\n")
+        for name, how in fields.items():
+            text = f"`{how['key']}`" if "key" in how else how.get("from") or f"not offered: {how['not_offered']}"
+            parts.append(f"| `{name}` | {text} |\n")
+    return "".join(parts)
 
 
 def nccl_page() -> str:
@@ -188,5 +218,6 @@ def fields_json() -> str:
 
 
 if __name__ == "__main__":
-    for file, text in ((NCCL_PAGE, nccl_page()), (RULES_PAGE, job_spec_rules_page()), (FIELDS_FILE, fields_json())):
+    pages = ((NCCL_PAGE, nccl_page()), (RULES_PAGE, job_spec_rules_page()), (KEYS_PAGE, keys_page()))
+    for file, text in (*pages, (FIELDS_FILE, fields_json())):
         file.write_text(text, encoding="utf-8")

@@ -7,9 +7,9 @@ the pipeline reads. `JobConfig` is what a job loads from `run.json`, the effecti
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from trainer.config.base import Positive, Section
 from trainer.config.checkpoint import CheckpointConfig
@@ -24,6 +24,28 @@ from trainer.storage.records import read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs
+
+
+SECRET_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+SECRET_VERSION = r"projects/[^/]+/secrets/[^/]+/versions/[^/]+"
+# Read by the launcher, Python or the linker before a secret is there, or set by Vertex AI.
+_NOT_FOR_SECRETS = re.compile(
+    r"PATH|HOME|LD_\w+|PYTHON\w*|CLUSTER_SPEC|TF_CONFIG|(AIP|CLOUD_ML|VLMPIPE)_\w+|RANK|WORLD_SIZE|MASTER_(ADDR|PORT)"
+)
+
+
+def _secrets(given: dict[str, str]) -> dict[str, str]:
+    for variable, name in given.items():
+        if not re.fullmatch(SECRET_VARIABLE, variable):
+            raise ValueError(f"{variable!r} is not a name of an environment variable")
+        if _NOT_FOR_SECRETS.fullmatch(variable):
+            raise ValueError(f"{variable} is a variable of the platform or of Python; expected another one")
+        if not re.fullmatch(SECRET_VERSION, name):  # not repeated: it may be the secret itself
+            raise ValueError(f"{variable}: expected projects/PROJECT/secrets/NAME/versions/VERSION in Secret Manager")
+    return given
+
+
+Secrets = Annotated[dict[str, str], AfterValidator(_secrets)]
 
 
 class FeaturesConfig(Section):
@@ -101,6 +123,7 @@ class JobConfig(BaseModel):
     train: TrainConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluate: EvaluateConfig
+    secrets: Secrets = {}
 
     @classmethod
     def load(cls, uri: str) -> JobConfig:

@@ -21,6 +21,7 @@ from trainer.external.process import Node, environment
 from trainer.external.result import bad_result
 from trainer.launch import one_node
 from trainer.progress import Progress
+from trainer.secret_manager import use_secrets
 from trainer.storage import open_storage
 from trainer.storage.export_manifest import FOLDER, require_whole_export
 from trainer.storage.records import write_record
@@ -79,7 +80,9 @@ def evaluate(job: JobConfig) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="trainer.external.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
-    evaluate(JobConfig.load(parser.parse_args().config))
+    job = JobConfig.load(parser.parse_args().config)
+    use_secrets(job.secrets)
+    evaluate(job)
     return ExitCode.OK
 
 

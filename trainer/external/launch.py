@@ -30,6 +30,7 @@ from trainer.external.states import SavedStates, fetch_state
 from trainer.external.versions import versions_in
 from trainer.launch import one_node, processes_on_node
 from trainer.preflight import announce, check_node
+from trainer.secret_manager import use_secrets
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
 
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
     options = parser.parse_args(arguments)
     job = JobConfig.load(options.config)
+    use_secrets(job.secrets)
     assert job.train.trainer
     node = this_node(job.train.trainer, processes_on_node(options.nproc_per_node))
     print(f"launcher: {node.name}, train.trainer {job.train.trainer.name}", flush=True)

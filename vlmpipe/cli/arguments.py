@@ -40,6 +40,15 @@ Source = Annotated[
         autocompletion=completion.run_files,
     ),
 ]
+OptionalSource = Annotated[
+    str,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="The run file, or https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG of a published one.",
+        autocompletion=completion.run_files,
+        show_default=False,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="a.b=c", help="Fields to override, for example train.epochs=2.", show_default=False),

@@ -21,10 +21,11 @@ from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 if TYPE_CHECKING:
     from pipelines.tune.status import SearchStatus
     from vlmpipe.runs.local.summary import RunReport
+    from vlmpipe.runs.vertex.custom_job import JobStatus
     from vlmpipe.runs.vertex.names import Address
     from vlmpipe.runs.vertex.status import VertexStatus
 
-RUN_HELP = "Run id or folder, pipeline job, its resource name or its link to the console; or a search."
+RUN_HELP = "Run id or folder, pipeline job or custom job, its resource name or its link to the console; or a search."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=completion.run_ids)]
 Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
 Project = Annotated[
@@ -110,9 +111,11 @@ def cancel(
         name, asked = search.name, search.cancel()
     elif isinstance(found, Address):
         from vlmpipe.runs.vertex.client import Runs
+        from vlmpipe.runs.vertex.custom_job import CustomJobs
 
         with doing(f"asking Vertex AI to cancel run {run}"):
-            name, asked = found.argument, Runs(found.place).cancel(found)
+            jobs: CustomJobs | Runs = CustomJobs(found.place) if found.is_custom_job else Runs(found.place)
+            name, asked = found.argument, jobs.cancel(found)
     else:
         assert found
         name, asked = found.folder.name, local_control.cancel(found)
@@ -163,6 +166,12 @@ def diagnose(
 
     with doing(f"reading the records and logs of run {run}"):
         run_at = None if local.is_run_folder(run) else find(run, root=root, project=project, location=location)
+        if isinstance(run_at, Address) and run_at.is_custom_job:
+            raise ConfigError(
+                f"{run} is a custom job without a pipeline",
+                expected="a run of the whole pipeline, whose steps leave records",
+                fix=f"vlmpipe status {run}, vlmpipe logs {run}",
+            )
         if isinstance(run_at, Address):
             from vlmpipe.runs.vertex.diagnose import diagnose_vertex
 
@@ -174,12 +183,12 @@ def diagnose(
 
 def watch_and_show(
     run: str,
-    read: Callable[[], RunReport | SearchStatus | VertexStatus],
+    read: Callable[[], RunReport | SearchStatus | JobStatus | VertexStatus],
     *,
     on_vertex: bool,
     plain: bool,
     as_json: bool,
-) -> RunReport | SearchStatus | VertexStatus:
+) -> RunReport | SearchStatus | JobStatus | VertexStatus:
     """Follow a run to its end and show how it ended."""
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.watch import LOCAL_POLL_S, VERTEX_POLL_S, watch
@@ -190,7 +199,7 @@ def watch_and_show(
     return found
 
 
-def leave(found: RunReport | SearchStatus | VertexStatus, fail_on_reject: bool) -> NoReturn:
+def leave(found: RunReport | SearchStatus | JobStatus | VertexStatus, fail_on_reject: bool) -> NoReturn:
     """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
     decision = found.as_json().get("decision") or {}
     if fail_on_reject and not found.exit_code and decision.get("accepted") is False:
@@ -203,7 +212,7 @@ def leave(found: RunReport | SearchStatus | VertexStatus, fail_on_reject: bool) 
     raise typer.Exit(found.exit_code or 0)
 
 
-def show(found: RunReport | SearchStatus | VertexStatus, as_json: bool) -> None:
+def show(found: RunReport | SearchStatus | JobStatus | VertexStatus, as_json: bool) -> None:
     """Print the status of a run."""
     if as_json:
         print_json(found.as_json())
@@ -233,22 +242,22 @@ def _log_fields(time: str, step: str, process: str, text: str) -> dict[str, str 
 
 
 def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
-    from vlmpipe.runs.vertex.client import OVER, Runs, state_of
-    from vlmpipe.runs.vertex.logs import Follower, job_numbers, require_jobs
+    from vlmpipe.runs.vertex.custom_job import log_source
+    from vlmpipe.runs.vertex.logs import Follower, require_jobs
     from vlmpipe.runs.watch import VERTEX_POLL_S
 
-    runs, follower = Runs(address.place), Follower(last)
+    follower, source = Follower(last), log_source(address, step)
     with doing(f"asking Vertex AI for the logs of run {address.argument}"):
-        job = runs.get(address)
+        numbers, is_over = source()
     if not follow:
-        require_jobs(job_numbers(job, step), step, address.argument)
+        require_jobs(numbers, step, address.argument)
     while True:
-        for entry in follower.read(address.place, job_numbers(job, step)):
+        for entry in follower.read(address.place, numbers):
             yield entry.line(), _log_fields(entry.moment, entry.step, entry.replica, entry.text)
-        if not follow or state_of(job) in OVER:
+        if not follow or is_over:
             return
         time.sleep(VERTEX_POLL_S)
-        job = runs.get(address)
+        numbers, is_over = source()
 
 
 def _list_runs(root: str, as_json: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -9,17 +11,36 @@ import typer
 from trainer.errors import ConfigError
 from vlmpipe import api
 from vlmpipe.cli import runs as run_commands
-from vlmpipe.cli.arguments import AsJson, FailOnReject, Overrides, RunFile, Source, TargetOption, load, load_source
+from vlmpipe.cli.arguments import (
+    AsJson,
+    FailOnReject,
+    OptionalSource,
+    Overrides,
+    RunFile,
+    TargetOption,
+    load,
+    load_source,
+)
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipelines.submit_job import SubmittedJob
     from vlmpipe.config.run_config import RunConfig
 
 WITH_VERTEX = "With --target vertex: "
 FORCE = ("--force", "Submit although memory is planned not to fit, and without checking buckets.")
 YES = ("--yes", "Do not ask, whatever it costs.")
 DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
+
 DETACH = ("--detach", "Leave once it is started, and do not watch it.")
+
+
+class OnlyOption(StrEnum):
+    """Jobs that can run without a pipeline."""
+
+    train = "train"
 
 
 def _flag(name: str, text: str, prefix: str = "") -> Any:
@@ -70,10 +91,12 @@ def run(
     if target == TargetOption.kubeflow:
         _refuse_kubeflow(load(config, overrides), [str(config), *(overrides or [])])
     if target == TargetOption.vertex:
-        _refuse_options(here, "this machine", "leave it out; on Vertex AI every run is new unless --run-id names one")
+        _refuse_options(
+            here, "on this machine", "leave it out; on Vertex AI every run is new unless --run-id names one"
+        )
         submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json, fail_on_reject)
         return
-    _refuse_options(there, "Vertex AI", "leave it out, or add --target vertex")
+    _refuse_options(there, "on Vertex AI", "leave it out, or add --target vertex")
     from vlmpipe.runs.live_view import view_for
 
     say = to_stderr if as_json else print
@@ -95,7 +118,7 @@ def run(
 
 
 def submit(
-    config: Source,
+    config: OptionalSource = "",
     overrides: Overrides = None,
     force: Annotated[bool, _flag(*FORCE)] = False,
     yes: Annotated[bool, _flag(*YES)] = False,
@@ -107,8 +130,36 @@ def submit(
     plain: run_commands.Plain = False,
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,
+    only: Annotated[
+        OnlyOption | None,
+        typer.Option(help="Start this job alone, without a pipeline, on data that is prepared.", show_default=False),
+    ] = None,
+    job_spec: Annotated[
+        Path | None,
+        typer.Option("--job-spec", metavar="FILE", help="Start the custom job of this spec instead of a run file's."),
+    ] = None,
+    project: run_commands.Project = "",
+    location: run_commands.Location = "",
 ) -> None:
     """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
+    if bool(config) == bool(job_spec) or (job_spec and only):
+        found = (
+            f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}{', --only' if only else ''}"
+        )
+        raise ConfigError(
+            f"found {found}", expected="vlmpipe submit CONFIG [--only train], or vlmpipe submit --job-spec FILE"
+        )
+    if job_spec or only:
+        if fail_on_reject:
+            raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")
+        if job_spec:
+            given = {"--run-id": bool(run_id), "--force": force}
+            _refuse_options(given, "of a run file", "leave it out: a job spec says everything itself")
+            answer = _submit_spec(job_spec, project, location, yes=yes, dry_run=dry_run)
+        else:
+            answer = _submit_training(config, overrides or [], run_id, force=force, yes=yes, dry_run=dry_run)
+        _follow_job(answer, detach=detach, plain=plain, as_json=as_json)
+        return
     if fail_on_reject and (detach or dry_run):
         raise ConfigError(
             f"--fail-on-reject and {'--detach' if detach else '--dry-run'} are given",
@@ -120,7 +171,7 @@ def submit(
         from pipelines.submit import submit_run
         from vlmpipe.planner.cost.approval import terminal_confirm
 
-        answer = submit_run(
+        submitted = submit_run(
             *load_source(config, overrides),
             source=[config, *(overrides or [])],
             run_id=run_id,
@@ -129,16 +180,57 @@ def submit(
             dry_run=dry_run,
             ask=terminal_confirm(),
         )
-    watching = bool(answer.resource_name) and not detach
+    watching = bool(submitted.resource_name) and not detach
     if not as_json:
-        print_lines(answer.lines())
+        print_lines(submitted.lines())
     elif not watching:
-        print_json(answer.as_json())
+        print_json(submitted.as_json())
     if watching:
-        read = vertex_reader(answer.address)
-        name = answer.address.argument
+        read = vertex_reader(submitted.address)
+        name = submitted.address.argument
         found = run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json)
         run_commands.leave(found, fail_on_reject)
+
+
+def _submit_spec(path: Path, project: str, location: str, *, yes: bool, dry_run: bool) -> SubmittedJob:
+    with doing(f"checking and submitting {path}"):
+        from pipelines.submit_job import submit_spec
+        from vlmpipe.planner.cost.approval import terminal_confirm
+
+        return submit_spec(path, project=project, location=location, yes=yes, dry_run=dry_run, ask=terminal_confirm())
+
+
+def _submit_training(
+    config: str, overrides: Sequence[str], run_id: str, *, force: bool, yes: bool, dry_run: bool
+) -> SubmittedJob:
+    with doing(f"planning and submitting the training job of {config}"):
+        from pipelines.submit_job import submit_training
+        from vlmpipe.planner.cost.approval import terminal_confirm
+
+        return submit_training(
+            load(Path(config), overrides),
+            source=[config, *overrides, "--only", "train"],
+            run_id=run_id,
+            force=force,
+            yes=yes,
+            dry_run=dry_run,
+            ask=terminal_confirm(),
+        )
+
+
+def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: bool) -> None:
+    """Print what was sent, and watch the job to its end unless it is detached."""
+    address = answer.address
+    if not as_json:
+        print_lines(answer.lines())
+    elif not address or detach:
+        print_json(answer.as_json())
+    if address and not detach:
+        from pipelines.find import job_reader
+
+        name, read = address.argument, job_reader(address)
+        found = run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json)
+        run_commands.leave(found, fail_on_reject=False)
 
 
 def _refuse_kubeflow(config: RunConfig, source: list[str]) -> NoReturn:
@@ -153,7 +245,7 @@ def _refuse_kubeflow(config: RunConfig, source: list[str]) -> NoReturn:
 
 def _refuse_options(given: dict[str, bool], place: str, fix: str) -> None:
     if found := [name for name, is_given in given.items() if is_given]:
-        raise ConfigError(f"{', '.join(found)} is only for runs on {place}", fix=fix)
+        raise ConfigError(f"{', '.join(found)} is only for runs {place}", fix=fix)
 
 
 ALL = (run, submit)

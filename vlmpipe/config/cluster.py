@@ -32,8 +32,12 @@ Accelerator = Literal[
 FLEX_START_MOST_TIMEOUT_S = 7 * 24 * 3600
 
 
+RESERVATION = "reservation"  # option of capacity_fallback that uses cluster.reservation_affinity
+RESERVATION_NAME_KEY = "compute.googleapis.com/reservation-name"
+
 Duration = Annotated[str, Field(pattern=r"^[0-9]{1,9}s$")]
 Strategy = Literal["standard", "spot", "flex_start"]
+BootDisk = Literal["pd-ssd", "pd-standard", "hyperdisk-balanced"]
 
 
 def duration_s(text: str) -> int:
@@ -60,8 +64,8 @@ Environment = Annotated[dict[str, str], AfterValidator(_without_secrets), Field(
 class ReductionServerConfig(Section):
     """Worker pool 2: CPU machines that sum gradients for the GPU nodes (NCCL all-reduce only)."""
 
-    replica_count: Positive = Field(
-        description="Reducers; ceil(nodes * Gbit/s of a node / 32) matches the nodes' bandwidth."
+    replica_count: Literal["auto"] | Positive = Field(
+        description="Reducers; auto is ceil(nodes * Gbit/s of a node / 32), which matches the nodes' bandwidth."
     )
     machine_type: Literal["n1-highcpu-16", "n2-highcpu-16"] = Field(
         "n1-highcpu-16", description="Machine of a reducer, 32 Gbit/s each."
@@ -73,22 +77,96 @@ class ReductionServerConfig(Section):
     )
 
 
+class NfsMountConfig(Section):
+    """An NFS share that is mounted in every container of every job."""
+
+    server: str = Field(min_length=1, description="IP address of the server, inside the private network.")
+    path: str = Field(min_length=1, description="Exported path, which begins with /.")
+    mount_point: str = Field(min_length=1, description="Name of the folder: the share is at /mnt/nfs/<mount_point>.")
+
+
+class LustreMountConfig(Section):
+    """A Managed Lustre file system that is mounted in every container of every job."""
+
+    instance_ip: str = Field(min_length=1, description="IP address of the instance, inside the private network.")
+    volume_handle: str = Field(min_length=1, description="Identifier of the volume.")
+    filesystem: str = Field(min_length=1, description="Name of the file system.")
+    mount_point: str = Field(min_length=1, description="Name of the folder: it is at /mnt/lustre/<mount_point>.")
+
+
+class ReservationAffinityConfig(Section):
+    """Compute Engine reservations that the nodes may use."""
+
+    reservation_affinity_type: Literal["specific_reservation", "any_reservation", "no_reservation"] = Field(
+        description="Only the named reservations, any that fits and is shared automatically, or none."
+    )
+    key: str = Field(
+        RESERVATION_NAME_KEY, min_length=1, description="Of specific_reservation: label key that values belong to."
+    )
+    values: tuple[str, ...] = Field(
+        (),
+        description="Of specific_reservation: full names, projects/PROJECT/zones/ZONE/reservations/NAME, of a zone "
+        "in gcp.location.",
+    )
+
+    @model_validator(mode="after")
+    def _names(self) -> ReservationAffinityConfig:
+        if (self.reservation_affinity_type == "specific_reservation") != bool(self.values):
+            raise ValueError(
+                f"reservation_affinity_type {self.reservation_affinity_type} and {len(self.values)} values do not fit: "
+                "specific_reservation takes at least one, the others none"
+            )
+        return self
+
+
+class JobMachineConfig(Section):
+    """Machine of one job, where it is another than that of training."""
+
+    processes_per_replica: Literal["auto"] | Positive = Field(
+        "auto", description="Ranks on each node; auto is accelerator_count, or 1 without accelerators."
+    )
+    machine_type: str = Field(min_length=1, description="Compute Engine machine type of a node.")
+    accelerator_type: Accelerator = Field("", description="GPU type; empty for CPU only.")
+    accelerator_count: int = Field(0, ge=0, le=16, description="GPUs of one node.")
+    boot_disk_type: BootDisk = Field("pd-ssd", description="Kind of the boot disk.")
+    boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
+    reservation_affinity: ReservationAffinityConfig | None = Field(
+        None, description="Reservations of these machines; null for none."
+    )
+
+    @model_validator(mode="after")
+    def _accelerators(self) -> JobMachineConfig:
+        _require_fitting_accelerators(self)
+        return self
+
+
 class CapacityOption(Section):
     """One way to get the training job's machines, tried for a while."""
 
     scheduling_strategy: Strategy = Field(description="How capacity is obtained; see cluster.scheduling_strategy.")
+    reservation: bool = Field(
+        False, description="Use cluster.reservation_affinity, which other options do not; needs standard."
+    )
     wait: Duration = Field(
         "3600s",
         description="Longest wait for machines before the next option, in seconds; 0s, in the last, for no end.",
     )
 
+    @property
+    def name(self) -> str:
+        """The scheduling strategy, or `reservation`."""
+        return RESERVATION if self.reservation else self.scheduling_strategy
+
+
+def _named_option(value: object) -> object:
+    if value == RESERVATION:
+        return {"scheduling_strategy": "standard", "reservation": True}
+    return {"scheduling_strategy": value} if isinstance(value, str) else value
+
 
 CapacityOptionOrName = Annotated[
     CapacityOption,
-    BeforeValidator(
-        lambda value: {"scheduling_strategy": value} if isinstance(value, str) else value,
-        json_schema_input_type=CapacityOption | Strategy,
-    ),
+    BeforeValidator(_named_option, json_schema_input_type=CapacityOption | Strategy | Literal["reservation"]),
 ]
 
 
@@ -97,16 +175,22 @@ class ClusterConfig(Section):
 
     replica_count: Positive = Field(1, description="Nodes: 1 chief and replica_count - 1 workers.")
     features_replica_count: Positive = Field(1, description="Nodes of the job that encodes images.")
+    features_machine: JobMachineConfig | None = Field(
+        None, description="Machine of the job that encodes images; null takes that of training."
+    )
     evaluate_replica_count: Positive = Field(1, description="Nodes of the evaluation job.")
+    evaluate_machine: JobMachineConfig | None = Field(
+        None,
+        description="Machine of the evaluation job, such as {machine_type: g2-standard-8, accelerator_type: NVIDIA_L4, "
+        "accelerator_count: 1}: it needs one GPU that holds the model in fp32; null takes that of training.",
+    )
     processes_per_replica: Literal["auto"] | Positive = Field(
         "auto", description="Ranks on each node; auto is accelerator_count, or 1 without accelerators."
     )
     machine_type: str = Field("n1-standard-8", min_length=1, description="Compute Engine machine type of a node.")
     accelerator_type: Accelerator = Field("", description="GPU type; empty for CPU only.")
     accelerator_count: int = Field(0, ge=0, le=16, description="GPUs of one node.")
-    boot_disk_type: Literal["pd-ssd", "pd-standard", "hyperdisk-balanced"] = Field(
-        "pd-ssd", description="Kind of the boot disk, which also holds local files."
-    )
+    boot_disk_type: BootDisk = Field("pd-ssd", description="Kind of the boot disk, which also holds local files.")
     boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
     image_uri: str = Field("", description="Trainer image, best by digest (...@sha256:...). Not used on this machine.")
     scheduling_strategy: Strategy = Field(
@@ -116,8 +200,8 @@ class ClusterConfig(Section):
     capacity_fallback: tuple[CapacityOptionOrName, ...] = Field(
         (),
         description="Strategies of the training job, the next one tried when the one before finds no machines in time, "
-        "for example [spot, flex_start, {scheduling_strategy: standard, wait: 0s}]; empty takes strategy. Vertex "
-        "AI only.",
+        "for example [reservation, spot, flex_start, {scheduling_strategy: standard, wait: 0s}]; empty takes strategy. "
+        "Vertex AI only.",
     )
     max_spend_usd: float | None = Field(
         None,
@@ -132,6 +216,26 @@ class ClusterConfig(Section):
     restart_job_on_worker_restart: bool = Field(
         False,
         description="Restart all nodes when one restarts; needed with several: ranks cannot rejoin a running job.",
+    )
+    disable_retries: bool = Field(
+        False,
+        description="Let a job fail at the first internal error of Vertex AI instead of trying again; also switches "
+        "restart_job_on_worker_restart off.",
+    )
+    reservation_affinity: ReservationAffinityConfig | None = Field(
+        None,
+        description="Reservations that the nodes may use; null for none. With capacity_fallback only its option "
+        "reservation uses them.",
+    )
+    nfs_mounts: tuple[NfsMountConfig, ...] = Field(
+        (),
+        description="NFS shares in every container of every job, under /mnt/nfs. They need gcp.network or "
+        "gcp.psc_interface_config.",
+    )
+    lustre_mounts: tuple[LustreMountConfig, ...] = Field(
+        (),
+        description="Managed Lustre file systems in every container of every job, under /mnt/lustre. They need "
+        "gcp.network or gcp.psc_interface_config.",
     )
     reduction_server: ReductionServerConfig | None = Field(
         None,
@@ -149,12 +253,24 @@ class ClusterConfig(Section):
         fallback = (option.scheduling_strategy for option in self.capacity_fallback)
         return tuple(dict.fromkeys((self.scheduling_strategy, *fallback)))
 
+    def of_job(self, job: str) -> ClusterConfig:
+        """The cluster with the nodes of one job (cache_features, train or evaluate) in place of training's."""
+        own = {
+            "cache_features": (self.features_machine, self.features_replica_count),
+            "evaluate": (self.evaluate_machine, self.evaluate_replica_count),
+        }
+        if job not in own:
+            return self
+        machine, replica_count = own[job]
+        changes: dict[str, object] = {"replica_count": replica_count, "reduction_server": None}
+        if machine:
+            changes |= {name: getattr(machine, name) for name in JobMachineConfig.model_fields}
+        return self.model_copy(update=changes)
+
     @property
     def processes(self) -> int:
         """Ranks on one node."""
-        if self.processes_per_replica == "auto":
-            return max(1, self.accelerator_count)
-        return self.processes_per_replica
+        return _processes(self)
 
     @property
     def world_size(self) -> int:
@@ -163,11 +279,13 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _options(self) -> ClusterConfig:
-        names = [option.scheduling_strategy for option in self.capacity_fallback]
+        names = [option.name for option in self.capacity_fallback]
         if len(names) == 1 or len(set(names)) < len(names):
             raise ValueError(
-                f"capacity_fallback {names} takes two or three different strategies; for a single one set strategy"
+                f"capacity_fallback {names} takes two or three different strategies, and reservation; for a single one "
+                "set strategy"
             )
+        self._require_use_of_reservations()
         if any(not duration_s(option.wait) for option in self.capacity_fallback[:-1]):
             raise ValueError(
                 "capacity_fallback: only the last option may wait without end (0s), or none behind it is ever tried"
@@ -178,16 +296,38 @@ class ClusterConfig(Section):
             )
         return self
 
+    def _require_use_of_reservations(self) -> None:
+        affinity, options = self.reservation_affinity, [one for one in self.capacity_fallback if one.reservation]
+        if any(option.scheduling_strategy != "standard" for option in options):
+            raise ValueError(
+                "capacity_fallback: reservation needs scheduling_strategy standard, as it is no Spot machine"
+            )
+        is_named = affinity is not None and affinity.reservation_affinity_type != "no_reservation"
+        if options and not is_named:
+            raise ValueError("capacity_fallback: reservation needs reservation_affinity, which says which one")
+        if is_named and self.capacity_fallback and not options:
+            raise ValueError("reservation_affinity is used by no option of capacity_fallback: add reservation to it")
+
     @model_validator(mode="after")
     def _accelerators(self) -> ClusterConfig:
-        if bool(self.accelerator_type) != bool(self.accelerator_count):
-            raise ValueError(
-                f"accelerator_type {self.accelerator_type or 'none'} and accelerator_count {self.accelerator_count} do "
-                "not fit: give both or neither"
-            )
-        if self.accelerator_count and self.processes > self.accelerator_count:
-            raise ValueError(
-                f"processes_per_replica {self.processes} is more than accelerator_count {self.accelerator_count}: "
-                "each rank needs its own GPU"
-            )
+        _require_fitting_accelerators(self)
         return self
+
+
+def _processes(nodes: ClusterConfig | JobMachineConfig) -> int:
+    if nodes.processes_per_replica == "auto":
+        return max(1, nodes.accelerator_count)
+    return nodes.processes_per_replica
+
+
+def _require_fitting_accelerators(nodes: ClusterConfig | JobMachineConfig) -> None:
+    if bool(nodes.accelerator_type) != bool(nodes.accelerator_count):
+        raise ValueError(
+            f"accelerator_type {nodes.accelerator_type or 'none'} and accelerator_count {nodes.accelerator_count} do "
+            "not fit: give both or neither"
+        )
+    if nodes.accelerator_count and _processes(nodes) > nodes.accelerator_count:
+        raise ValueError(
+            f"processes_per_replica {_processes(nodes)} is more than accelerator_count {nodes.accelerator_count}: "
+            "each rank needs its own GPU"
+        )

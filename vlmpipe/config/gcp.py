@@ -7,10 +7,23 @@ from pydantic import Field, model_validator
 from trainer.config.base import Section
 
 
+class DnsPeeringConfig(Section):
+    """A private DNS zone that the jobs can resolve."""
+
+    domain: str = Field(
+        min_length=1, description="DNS suffix of the zone, which ends with a dot, such as corp.internal."
+    )
+    target_project: str = Field(min_length=1, description="Project that hosts the zone; grant roles/dns.peer there.")
+    target_network: str = Field(min_length=1, description="Name of the VPC network there in which the zone is visible.")
+
+
 class PscInterfaceConfig(Section):
     """Private Service Connect interface of the jobs."""
 
     network_attachment: str = Field(min_length=1, description="Network attachment, by name or full resource name.")
+    dns_peering_configs: tuple[DnsPeeringConfig, ...] = Field(
+        (), description="Private DNS zones that the jobs can resolve."
+    )
 
 
 class GcpConfig(Section):
@@ -28,6 +41,9 @@ class GcpConfig(Section):
     )
     pipeline_root: str = Field("", description="gs:// prefix for the pipeline's own artifacts.")
     network: str = Field("", description="VPC network to peer with: projects/<number>/global/networks/<name>.")
+    reserved_ip_ranges: tuple[str, ...] = Field(
+        (), description="Names of reserved IP ranges of network to use for the jobs; empty for any."
+    )
     psc_interface_config: PscInterfaceConfig | None = Field(
         None, description="Private Service Connect interface, instead of network."
     )
@@ -41,8 +57,15 @@ class GcpConfig(Section):
         description="Vertex AI experiment in which each run logs its settings and final metrics; empty for none.",
     )
     encryption_spec_key_name: str = Field("", description="Customer-managed encryption key, full resource name.")
-    persistent_resource_id: str = Field("", description="Persistent resource to run the jobs on.")
-    enable_web_access: bool = Field(False, description="Allow an interactive shell into running jobs.")
+    persistent_resource_id: str = Field(
+        "", description="Persistent resource in location to run the jobs on, by its id; it must have their machines."
+    )
+    enable_web_access: bool = Field(
+        False, description="Allow an interactive shell into running jobs; vlmpipe status prints its address."
+    )
+    enable_dashboard_access: bool = Field(
+        False, description="Allow access to a dashboard that the chief serves; vlmpipe status prints its address."
+    )
 
     @model_validator(mode="after")
     def _one_network(self) -> GcpConfig:

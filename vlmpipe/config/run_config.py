@@ -17,7 +17,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_v
 from trainer.config.base import Section
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
-from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths
+from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, Secrets
 from trainer.config.model import ModelConfig
 from trainer.config.train import TrainConfig
 from vlmpipe.config.cluster import ClusterConfig
@@ -79,6 +79,12 @@ class RunConfig(Section):
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig, description="Evaluation on held-out samples.")
     output: OutputConfig = Field(default_factory=OutputConfig, description="Where everything is written.")
     cluster: ClusterConfig = Field(default_factory=ClusterConfig, description="The machines of the jobs.")
+    secrets: Secrets = Field(
+        default_factory=dict,
+        description="Environment variables of the jobs that hold secrets: their names, each with a Secret Manager "
+        "secret, projects/PROJECT/secrets/NAME/versions/VERSION, read when a container starts. A variable that is set "
+        "already is kept.",
+    )
     gate: GateConfig = Field(default_factory=GateConfig, description="The conditions for registering a model.")
     # `register` would hide a method that pydantic's models have from abc.ABCMeta.
     register_: RegisterConfig = Field(

@@ -40,12 +40,18 @@ CLOUD_DATA: tuple[Form, ...] = (
 # Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
 NOT_ON_KUBEFLOW = {
     "cluster.max_wait_duration": "pods wait for nodes until cluster.timeout",
+    "cluster.disable_retries": "the runtime's failurePolicy decides",
+    "cluster.reservation_affinity": "the cluster's node pools use reservations",
+    "cluster.nfs_mounts": "the runtime's pod template mounts volumes",
+    "cluster.lustre_mounts": "the runtime's pod template mounts volumes",
     "cluster.reduction_server": "it is a service of Vertex AI; NCCL sums gradients among the nodes",
     "cluster.restart_job_on_worker_restart": "the runtime's failurePolicy decides",
     "gcp.network": "pods are in the cluster's network",
+    "gcp.reserved_ip_ranges": "pods are in the cluster's network",
     "gcp.psc_interface_config": "pods are in the cluster's network",
     "gcp.tensorboard": "TensorBoard's files are in the run's folder, under logs/",
     "gcp.enable_web_access": "kubectl exec leads into a pod",
+    "gcp.enable_dashboard_access": "kubectl port-forward leads to a pod's port",
     "gcp.encryption_spec_key_name": "the cluster's disks have their own",
     "gcp.persistent_resource_id": "the cluster's nodes are there already",
     "notify.email": "notify.webhook is notified",

@@ -21,7 +21,10 @@ from trainer.errors import ConfigError
 from trainer.redaction import redact_all
 
 LEAST_SIMILARITY = 0.68
-MAY_HOLD_SECRETS = ("cluster.env",)
+MAY_HOLD_SECRETS = (
+    "secrets",
+    "cluster.env",
+)
 
 # Names that other tools give to a field of ours.
 OTHER_NAMES = {
@@ -233,7 +236,7 @@ def _unknown_key(path: str, fields: Mapping[str, FieldInfo]) -> str:
 def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) -> str:
     """The known dotted path that `path` was most likely meant to be, or "" when none is near.
 
-    A field in the same section wins over an equally similar one elsewhere.
+    A field in the same section wins over an equally similar one elsewhere, then one that is less deep.
     """
     if path in EARLIER_PATHS:
         return EARLIER_PATHS[path]
@@ -249,7 +252,7 @@ def closest_field(path: str, fields: Mapping[str, FieldInfo] | Sequence[str]) ->
         nearness = 0.1 if home == section else 0.05 if home.startswith(f"{section}.") else 0.0
         return similarity + nearness
 
-    best = max(fields, key=score)
+    best = max(fields, key=lambda candidate: (score(candidate), -candidate.count(".")))
     return best if score(best) else ""
 
 

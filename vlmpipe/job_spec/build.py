@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from trainer.config.base import Section
 from trainer.errors import ConfigError
 from trainer.storage.base import join_uri
-from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.catalog.machines import load_catalog, reducers_needed
+from vlmpipe.config.cluster import ClusterConfig, ReservationAffinityConfig
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
@@ -40,30 +42,45 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
     A job reads its settings from `<run_uri>/run.json`. No pool is empty: Vertex AI's component drops empty pools, and
     those behind them would take other roles.
     """
-    cluster = config.cluster
-    replica_count = {
-        "cache_features": cluster.features_replica_count,
-        "train": cluster.replica_count,
-        "evaluate": cluster.evaluate_replica_count,
-    }[job]
+    cluster = config.cluster.of_job(job)
     node = _node(config, job, run_uri)
     pools = [{**node, "replica_count": 1}]
-    if replica_count > 1:
-        pools.append({**node, "replica_count": replica_count - 1})
+    if cluster.replica_count > 1:
+        pools.append({**node, "replica_count": cluster.replica_count - 1})
     if config.train.trainer and job == "train":
         roles = config.train.trainer.roles  # worker pools 2 and 3; RunConfig has checked that none before is empty
         pools += [{**node, "replica_count": count} for count in (roles.ps, roles.evaluator) if count]
     reducers = cluster.reduction_server
-    if reducers and job == "train":
+    if reducers:
         assert len(pools) == 2, "checked by RunConfig"  # its place is worker pool 2
         pools.append(
             {
                 "machine_spec": {"machine_type": reducers.machine_type},
-                "replica_count": reducers.replica_count,
+                "replica_count": reducer_count(cluster),
                 "container_spec": {"image_uri": reducers.container_uri},
             }
         )
     return pools
+
+
+def reducer_count(cluster: ClusterConfig) -> int:
+    """Replicas of the Reduction Server, 0 without one.
+
+    Raises ConfigError for `auto` on a machine of unknown bandwidth.
+    """
+    server = cluster.reduction_server
+    if server is None:
+        return 0
+    if isinstance(server.replica_count, int):
+        return server.replica_count
+    machine = load_catalog().machines.get(cluster.machine_type)
+    if machine is None:
+        raise ConfigError(
+            f"cluster.reduction_server.replica_count is auto, and nothing is known of {cluster.machine_type}",
+            expected="a machine of the catalogue, whose network's bandwidth gives the number of reducers",
+            fix="set the number of reducers, or correct cluster.machine_type",
+        )
+    return reducers_needed(cluster.replica_count, machine.nic_gbps)
 
 
 def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
@@ -84,7 +101,8 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
         "restart_job_on_worker_restart": cluster.restart_job_on_worker_restart,
         "service_account": gcp.job_service_account or gcp.service_account,
         "network": gcp.network,
-        "psc_interface_config": gcp.psc_interface_config.model_dump() if gcp.psc_interface_config else {},
+        "reserved_ip_ranges": list(gcp.reserved_ip_ranges),
+        "psc_interface_config": _set_fields(gcp.psc_interface_config),
         "tensorboard": gcp.tensorboard if job == "train" else "",
         "enable_web_access": gcp.enable_web_access,
         "encryption_spec_key_name": gcp.encryption_spec_key_name,
@@ -100,27 +118,40 @@ def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
     if not cluster.capacity_fallback or job != "train":
         return [config]
     options = [
-        {"scheduling_strategy": one.scheduling_strategy, "max_wait_duration": one.wait, "capacity_fallback": ()}
+        {
+            "scheduling_strategy": one.scheduling_strategy,
+            "max_wait_duration": one.wait,
+            "capacity_fallback": (),
+            "reservation_affinity": cluster.reservation_affinity if one.reservation else None,
+        }
         for one in cluster.capacity_fallback
     ]
     return [config.model_copy(update={"cluster": cluster.model_copy(update=option)}) for option in options]
 
 
 def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
-    """The job's CustomJobSpec as CustomTrainingJobOp sends it."""
+    """The job's CustomJobSpec as its step sends it."""
     settings = job_settings(config, job)
     scheduling = {
         name: settings[name]
         for name in ("timeout", "strategy", "max_wait_duration", "restart_job_on_worker_restart")
         if name in settings
     }
+    own = own_step_fields(config.cluster.disable_retries, config.gcp.enable_dashboard_access)
     not_in_spec = {"display_name", "project", "location", "labels", "encryption_spec_key_name"}
     return {
         "worker_pool_specs": worker_pools(config, job, run_uri),
-        "scheduling": scheduling,
+        "scheduling": scheduling | own.pop("scheduling", {}),
         "base_output_directory": {"output_uri_prefix": run_uri},
         **{name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling},
+        **own,
     }
+
+
+def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> dict[str, Any]:
+    """Fields of a CustomJobSpec that CustomTrainingJobOp has no input for; empty where it can run the job."""
+    fields: dict[str, Any] = {"scheduling": {"disable_retries": True}} if disable_retries else {}
+    return fields | ({"enable_dashboard_access": True} if enable_dashboard_access else {})
 
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
@@ -176,10 +207,12 @@ def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
 
 
 def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
-    cluster = config.cluster
+    cluster = config.cluster.of_job(job)
     machine_spec: dict[str, Any] = {"machine_type": cluster.machine_type}
     if cluster.accelerator_count:
         machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
+    if affinity := _affinity(cluster, job):
+        machine_spec["reservation_affinity"] = affinity
     env = dict(cluster.env)
     if job == "train" and config.train.wandb.project:
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
@@ -195,16 +228,31 @@ def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
         task = {"python_package_spec": {**package, "python_module": command[-1], "args": args}}
     if variables:
         next(iter(task.values()))["env"] = variables
+    mounts = {"nfs_mounts": cluster.nfs_mounts, "lustre_mounts": cluster.lustre_mounts}
     return {
         "machine_spec": machine_spec,
         **task,
+        **{name: [_set_fields(mount) for mount in found] for name, found in mounts.items() if found},
         "disk_spec": {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb},
     }
 
 
+def _affinity(cluster: ClusterConfig, job: Job) -> dict[str, Any]:
+    """ReservationAffinity of the job's nodes; with capacity fallback none for jobs beside training that are on Spot."""
+    affinity: ReservationAffinityConfig | None = cluster.reservation_affinity
+    if not affinity or (cluster.capacity_fallback and job != "train" and cluster.scheduling_strategy != "standard"):
+        return {}
+    kind = {"reservation_affinity_type": affinity.reservation_affinity_type.upper()}
+    return kind | ({"key": affinity.key, "values": list(affinity.values)} if affinity.values else {})
+
+
+def _set_fields(section: Section | None) -> dict[str, Any]:
+    return section.model_dump(mode="json", exclude_defaults=True) if section else {}
+
+
 def _task(config: RunConfig, job: Job, run_json: str) -> tuple[str, list[str], list[str]]:
     """Image, command and arguments of the job's containers."""
-    cluster, trainer = config.cluster, config.train.trainer
+    cluster, trainer = config.cluster.of_job(job), config.train.trainer
     processes, settings = ["--nproc-per-node", str(cluster.processes)], ["--config", run_json]
     image_uri, module = cluster.image_uri or NO_IMAGE, MODULES[job]
     if trainer and job == "train":

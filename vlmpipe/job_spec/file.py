@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,16 @@ class SpecFile:
     form: Form
     root: str  # path of the spec inside the file
     names: Mapping[FieldPath, str]  # path in snake_case -> the last field as written
+    around: Mapping[str, Any] = field(default_factory=dict)  # other fields of a whole job, in snake_case
+
+    @property
+    def is_of_a_search(self) -> bool:
+        """Whether the spec is that of a hyperparameter tuning job's trials."""
+        return snake_case(self.root) == "trial_job_spec"
+
+    def fields(self) -> dict[str, Any]:
+        """The spec in the API's types and snake_case names, without what cannot be read."""
+        return read_message(self.content, spelling=self.spelling).fields
 
     def name_path(self, path: FieldPath) -> str:
         """The path as it stands in the file."""
@@ -98,7 +108,8 @@ def spec_of(content: Mapping[str, Any] | list[Any]) -> SpecFile:
     num_snake = sum("_" in name for name in names.values())
     num_camel = sum("_" not in name and name != name.lower() for name in names.values())
     spelling: Spelling = "camelCase" if num_camel > num_snake else "snake_case"
-    return SpecFile(spec, region, spelling, form, root, names)
+    others = {snake_case(str(name)): value for name, value in content.items()} if isinstance(content, Mapping) else {}
+    return SpecFile(spec, region, spelling, form, root, names, others if form == "job" else {})
 
 
 def _unwrap(content: Mapping[str, Any] | list[Any]) -> tuple[Mapping[str, Any], str, Form, str]:

@@ -10,6 +10,7 @@ from trainer.config.compiling import CompileChoice
 from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of
+from trainer.sizing.model_shape import ModelShape
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from vlmpipe.catalog import nccl
@@ -29,8 +30,10 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.sequence_fill import fill_by_length, length_advice
 from vlmpipe.planner.time import feature_cache, reduction_server
+from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.external_trainer import external_time
 from vlmpipe.planner.time.feature_cache import CacheAdvice
+from vlmpipe.planner.time.other_jobs import evaluation_gpu
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
@@ -268,7 +271,7 @@ def _estimated(
         memory=None if trainer else estimate_memory(config, model, machine, gpu, load=load),
         time=time,
         compiling=None if trainer else case.compiling,
-        unsupported=_unsupported(config, gpu),
+        unsupported=(*_unsupported(config, gpu), *_too_large_to_evaluate(config, model.shape, gpu)),
         features_cache=None if trainer else cache,
         reduction_server=reduction_server.advise(config, layout, time, machine, prices)
         if prices and not trainer
@@ -286,6 +289,18 @@ def _unsupported(config: RunConfig, gpu: Gpu | None) -> tuple[str, ...]:
     return (
         f"train.float8 {config.train.float8} does not work on {gpu.accelerator_type}, of compute capability "
         f"{gpu.compute_capability}: use one of {able}, or train.float8=none",
+    )
+
+
+def _too_large_to_evaluate(config: RunConfig, shape: ModelShape, gpu: Gpu | None) -> tuple[str, ...]:
+    """Each rank of an evaluation holds the model whole, in fp32; checked where a machine is named for it."""
+    gpu = evaluation_gpu(config, gpu) if config.cluster.evaluate_machine else None
+    needed = shape.total_parameters * FP32_BYTES
+    if gpu is None or needed < gpu.memory_gib * GIB:
+        return ()
+    return (
+        f"cluster.evaluate_machine: the model takes {needed / GIB:,.1f} GiB in fp32, and {gpu.accelerator_type} has "
+        f"{gpu.memory_gib:,.1f}: use a larger GPU, or leave it out to evaluate on training's",
     )
 
 

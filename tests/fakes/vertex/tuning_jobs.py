@@ -9,9 +9,8 @@ import re
 
 from google.cloud.aiplatform_v1 import types as api
 
-from tests.fakes.vertex.custom_jobs import OPEN, labelled
 from vlmpipe.rehearsal.http_server import ApiError
-from vlmpipe.rehearsal.vertex.custom_jobs import state_of
+from vlmpipe.rehearsal.vertex.custom_jobs import OPEN, labelled, state_of
 from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, fields_of
 
 OUTPUT_ONLY = {"name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error"}

@@ -118,6 +118,28 @@ P0, P1, P2 = (f"worker_pool_specs.{index}" for index in range(3))
 MACHINE, CONTAINER, DISK = f"{P0}.machine_spec", f"{P0}.container_spec", f"{P0}.disk_spec"
 COUNT, GPU = f"{MACHINE}.accelerator_count", f"{MACHINE}.accelerator_type"
 RESTART = "scheduling.restart_job_on_worker_restart"
+AFFINITY, PEERING = f"{MACHINE}.reservation_affinity", "psc_interface_config.dns_peering_configs"
+ATTACHED = {"psc_interface_config.network_attachment": "a"}
+
+
+def reservation(zone: str = "us-central1-a") -> Spec:
+    return {
+        "reservation_affinity_type": "SPECIFIC_RESERVATION",
+        "key": "compute.googleapis.com/reservation-name",
+        "values": [f"projects/example-project/zones/{zone}/reservations/mine"],
+    }
+
+
+def peering(domain: str = "corp.internal.") -> Spec:
+    return {"domain": domain, "target_project": "example-project", "target_network": "training"}
+
+
+def nfs(mount_point: str = "data") -> Spec:
+    return {"server": "10.0.0.2", "path": "/share", "mount_point": mount_point}
+
+
+def lustre() -> Spec:
+    return {"instance_ip": "10.0.0.3", "volume_handle": "v", "filesystem": "scratch", "mount_point": "data"}
 
 
 def variable(name: str, value: str) -> list[dict[str, str]]:
@@ -235,6 +257,28 @@ CASES = [
     Case("VP310", {f"{DISK}.boot_disk_type": "pd-sdd"}, {f"{DISK}.boot_disk_type": "pd-standard"}, base=CPU),
     Case("VP311", {f"{DISK}.boot_disk_size_gb": 99}, {f"{DISK}.boot_disk_size_gb": 100}),
     Case("VP311", {f"{DISK}.boot_disk_size_gb": 64001}, {f"{DISK}.boot_disk_size_gb": 64000}),
+    Case(
+        "VP312",
+        {AFFINITY: {"reservation_affinity_type": "SPECIFIC_RESERVATION"}},
+        {AFFINITY: {"reservation_affinity_type": "ANY_RESERVATION"}},
+    ),
+    Case("VP312", {AFFINITY: reservation() | {"key": ""}}, {AFFINITY: reservation()}),
+    Case("VP313", {AFFINITY: reservation("us-east1-b")}, {AFFINITY: reservation()}, region="us-central1"),
+    Case(
+        "VP314",
+        {AFFINITY: reservation(), "scheduling.strategy": "SPOT"},
+        {AFFINITY: {"reservation_affinity_type": "NO_RESERVATION"}, "scheduling.strategy": "SPOT"},
+    ),
+    Case(
+        "VP314",
+        {AFFINITY: {"reservation_affinity_type": "ANY_RESERVATION"}, "scheduling.strategy": "FLEX_START"},
+        {AFFINITY: {"reservation_affinity_type": "ANY_RESERVATION"}, "scheduling.strategy": "STANDARD"},
+    ),
+    Case(
+        "VP315",
+        {f"{MACHINE}.gpu_partition_size": "1g.5gb"},
+        {f"{MACHINE}.gpu_partition_size": "1g.5gb", f"{MACHINE}.machine_type": "a2-highgpu-1g", COUNT: 1},
+    ),
     Case("VP401", {"scheduling.strategy": "SPOT"}, {"scheduling.strategy": "STANDARD"}, base=TPU),
     Case("VP402", {"scheduling.strategy": "FLEX_START"}, {"scheduling.strategy": "SPOT"}, base=CPU),
     Case(
@@ -262,6 +306,16 @@ CASES = [
     Case("VP406", {"scheduling.disable_retries": True}, {"scheduling.disable_retries": True, RESTART: False}),
     Case("VP407", {RESTART: ABSENT}, {RESTART: True}, base=CLUSTER),
     Case("VP407", {RESTART: False, "scheduling.strategy": "SPOT"}, {"scheduling.strategy": "SPOT"}, base=CLUSTER),
+    Case(
+        "VP408",
+        {"persistent_resource_id": "projects/p/locations/l/persistentResources/a"},
+        {"persistent_resource_id": "a"},
+    ),
+    Case(
+        "VP409",
+        {"persistent_resource_id": "a", "scheduling.strategy": "SPOT"},
+        {"persistent_resource_id": "a", "scheduling.strategy": "STANDARD"},
+    ),
     Case("VP501", {"network": NETWORK, "psc_interface_config.network_attachment": "a"}, {"network": NETWORK}),
     Case("VP502", {"network": "projects/example-project/global/networks/default"}, {"network": NETWORK}),
     Case(
@@ -286,6 +340,36 @@ CASES = [
     ),
     Case("VP505", {"service_account": ABSENT}, {}),
     Case("VP505", {"service_account": ""}, {}),
+    Case(
+        "VP506",
+        {"reserved_ip_ranges": ["vertex-range"], "psc_interface_config.network_attachment": "a"},
+        {"reserved_ip_ranges": ["vertex-range"], "network": NETWORK},
+    ),
+    Case("VP507", {**ATTACHED, PEERING: [peering("corp.internal")]}, {**ATTACHED, PEERING: [peering()]}),
+    Case("VP507", {**ATTACHED, PEERING: [peering() | {"target_network": ""}]}, {**ATTACHED, PEERING: []}),
+    Case("VP508", {PEERING: [peering()]}, {**ATTACHED, PEERING: [peering()]}),
+    Case("VP509", {f"{P0}.nfs_mounts": [nfs()]}, {f"{P0}.nfs_mounts": [nfs()], "network": NETWORK}),
+    Case("VP509", {f"{P0}.lustre_mounts": [lustre()]}, {f"{P0}.lustre_mounts": [lustre()], **ATTACHED}),
+    Case(
+        "VP510",
+        {f"{P0}.nfs_mounts": [nfs("/mnt/nfs/data")], **ATTACHED},
+        {f"{P0}.nfs_mounts": [nfs("data")], **ATTACHED},
+    ),
+    Case(
+        "VP510",
+        {f"{P0}.nfs_mounts": [nfs() | {"path": "share"}], **ATTACHED},
+        {f"{P0}.nfs_mounts": [nfs() | {"path": "/share"}], **ATTACHED},
+    ),
+    Case(
+        "VP510",
+        {f"{P0}.lustre_mounts": [lustre() | {"volume_handle": ""}], **ATTACHED},
+        {f"{P0}.lustre_mounts": [lustre()], **ATTACHED},
+    ),
+    Case(
+        "VP511",
+        {f"{P0}.nfs_mounts": [nfs(), nfs()], **ATTACHED},
+        {f"{P0}.nfs_mounts": [nfs(), nfs("other")], f"{P0}.lustre_mounts": [lustre()], **ATTACHED},
+    ),
     Case("VP601", {f"{CONTAINER}.image_uri": ""}, {}),
     Case(
         "VP602",

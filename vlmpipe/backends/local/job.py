@@ -21,8 +21,10 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 
 from trainer.errors import ConfigError, os_errors
+from trainer.secret_manager import use_secrets
 from trainer.storage import open_storage
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_record
 from vlmpipe.backends.job_failure import failure
 from vlmpipe.backends.local.environment import (
     is_started,
@@ -67,6 +69,8 @@ def run_job(
     with recorded_job(store, step) as record:
         record.open()
         job = parse_job_spec(job_spec)
+        if store.stat("run.json"):  # before the replicas do, so that their logs, which pass through here, hide them
+            use_secrets(read_record(store, "run.json").get("secrets") or {})
         log_folder = store.path(f"logs/{step}")
         with os_errors(f"creating {log_folder}"):
             log_folder.mkdir(parents=True, exist_ok=True)

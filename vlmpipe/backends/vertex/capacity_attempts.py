@@ -13,7 +13,7 @@ FILE = "capacity_fallback.json"
 class Attempt:
     """The attempt with one option."""
 
-    strategy: str
+    strategy: str  # the option's name: a scheduling strategy, or reservation
     token: str  # label by which its job is found again
     job: str = ""  # resource name, once an answer came
     cancelled_for: str = ""  # wait, spend or stop, if we cancelled it

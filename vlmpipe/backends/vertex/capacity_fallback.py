@@ -1,8 +1,10 @@
-"""Runs the training job with capacity fallback: spot, flex_start, standard, in the run file's order.
+"""Runs a job on Vertex AI in a step of ours: training with capacity fallback (reservation, spot, flex_start, standard,
+in the run file's order), and jobs with fields that Google's component has no input for, which have a single option.
 
 Every option is a CustomJob with the same worker pools and the same output folder, so each resumes from the newest
-checkpoint. Each attempt is written to `<run>/capacity_fallback.json` before its request is sent: a restarted step
-continues with the job that it finds there, and a lost answer starts no second one.
+checkpoint. Each attempt is written to `<run>/capacity_fallback.json` (of other jobs `<run>/vertex_jobs/<step>.json`)
+before its request is sent: a restarted step continues with the job that it finds there, and a lost answer starts no
+second one.
 """
 
 from __future__ import annotations
@@ -25,38 +27,40 @@ from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
+from vlmpipe.backends.vertex.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
-from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
-from vlmpipe.config.cluster import duration_s
+from vlmpipe.backends.vertex.retries import send_request
+from vlmpipe.config.cluster import RESERVATION, CapacityOption, duration_s
+from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
-POLL_S = 20.0
 CANCEL_S = 900.0  # longest wait for a cancelled job to end; a later start outranks one that still runs
-ATTEMPTS = 3  # to create a job whose answers get lost
 WAITING = ("QUEUED", "PENDING", "PAUSED", "UNSPECIFIED")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
 RESOURCE_EXHAUSTED = 8  # google.rpc.Code
 NO_CAPACITY = re.compile(
     r"Resources are insufficient|\bSTOCKOUT\b|RESOURCE_POOL_EXHAUSTED|RESOURCE_EXHAUSTED|exceed quota limits", re.I
 )
-REQUESTS = re.compile(r"per minute|per second", re.I)  # a quota of requests, not of machines
 
 
 def run_with_fallback(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) -> str:
-    """Train on the first option that finds machines; its `gcp_resources`.
+    """Run the job on the first option that finds machines; its `gcp_resources`.
 
     Args:
-        settings: display_name, project, location, labels and encryption_spec_key_name of the job.
-        job_spec: the CustomJobSpec without strategy and max_wait_duration, snake_case.
+        settings: display_name, project, location, labels and encryption_spec_key_name of the job, and the strategy and
+            max_wait_duration of one without fallback.
+        job_spec: the CustomJobSpec without strategy and max_wait_duration, snake_case. Fields that the step has no
+            input for come from the run file in its folder.
 
     Raises UserError: UNAVAILABLE when no option found machines, PREEMPTED when cluster.max_spend_usd was reached or the
     job was cancelled, UNEXPECTED when training failed for another reason.
     """
     fallback = CapacityFallback(settings, job_spec)
-    with translate_errors(fallback.place, what="custom job"):
+    with translate_errors(fallback.place, what=WHAT):
         return fallback.run()
 
 
@@ -72,12 +76,20 @@ class CapacityFallback:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.place = Place(settings["project"], settings["location"])
-        self._settings, self._spec, self._now, self._sleep = settings, job_spec, now, sleep
+        self._settings, self._now, self._sleep = settings, now, sleep
         self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
-        cluster = read_record(self._store, "run.json")["cluster"]
-        self._options: list[dict[str, str]] = cluster["capacity_fallback"]
-        self._max_spend_usd: float | None = cluster["max_spend_usd"]
-        self._prices = _prices(read_record(self._store, "plan.json"))
+        run_file = read_record(self._store, "run.json")
+        cluster = run_file["cluster"]
+        own = own_step_fields(cluster["disable_retries"], run_file["gcp"]["enable_dashboard_access"])
+        self._spec = {**job_spec, **own, "scheduling": {**job_spec["scheduling"], **own.get("scheduling", {})}}
+        step = settings["labels"].get(STEP_LABEL, "train")
+        fallback = [CapacityOption.model_validate(one) for one in cluster["capacity_fallback"]]
+        self._falls_back = bool(fallback) and step == "train"
+        self._file = FILE if self._falls_back else f"vertex_jobs/{step}.json"
+        self._what = "training" if step == "train" else step
+        self._options = fallback if self._falls_back else [_only_option(settings)]
+        self._max_spend_usd: float | None = cluster["max_spend_usd"] if self._falls_back else None
+        self._prices = _prices(read_record(self._store, "plan.json"), step)
         self._client: JobServiceClient = job_client(self.place.location)
         info = self._store.stat("run.json")
         # A resumed run writes run.json again, and starts with the first option.
@@ -87,22 +99,23 @@ class CapacityFallback:
     def run(self) -> str:
         """See `run_with_fallback`."""
         for option in self._options:
-            attempt = self._attempt(option["scheduling_strategy"])
+            attempt = self._attempt(option.name)
             if not attempt.outcome:
                 self._try(attempt, option)
                 self._write()
             if attempt.outcome == "done":
                 return self._resources(attempt)
         tried = [f"  {one.strategy}: {one.why}" for one in self.attempts]
+        what = "no option of cluster.capacity_fallback found machines" if self._falls_back else "no machines were found"
         raise UserError(
-            "\n".join(["no option of cluster.capacity_fallback found machines", *tried]),
+            "\n".join([what, *tried]),
             expected="machines within the wait of one option",
             fix="continue the run later (--run-id), wait longer, or try another machine or region "
             "(vlmpipe plan --suggest cheapest)",
             code=ExitCode.UNAVAILABLE,
         )
 
-    def _try(self, attempt: Attempt, option: Mapping[str, str]) -> None:
+    def _try(self, attempt: Attempt, option: CapacityOption) -> None:
         """Start the option's job, or find it, and watch it to its end. Sets the outcome, or raises."""
         try:
             try:
@@ -113,7 +126,7 @@ class CapacityFallback:
                 attempt.outcome, attempt.why = "no capacity", _first_line(error.message)
                 self._say(attempt)
                 return
-            self._watch(attempt, duration_s(option["wait"]), job)
+            self._watch(attempt, duration_s(option.wait), job)
         except BaseException:  # stopped, or Vertex AI no longer answers: no job may run unwatched
             if not attempt.outcome:
                 self._abandon(attempt)
@@ -122,7 +135,7 @@ class CapacityFallback:
     def _abandon(self, attempt: Attempt) -> None:
         """Cancel the option's job, also one whose creation was not answered; print it where that fails."""
         try:
-            if not attempt.job and (found := self._find(attempt.token)):
+            if not attempt.job and (found := find_job(self._client, self.place, attempt.token)):
                 attempt.job = found.name
             if not attempt.job:
                 return  # its label stays on record, should it be listed later
@@ -175,60 +188,46 @@ class CapacityFallback:
         self._write()
         self._say(attempt)
         if attempt.outcome == "stopped":
-            limit = f"cluster.max_spend_usd, ${self._max_spend_usd:,.2f}, is reached"
+            why = "somebody cancelled its job"
+            if attempt.cancelled_for == "spend":
+                why = f"cluster.max_spend_usd, ${self._max_spend_usd:,.2f}, is reached"
             raise UserError(
-                f"training was stopped: {limit if attempt.cancelled_for == 'spend' else 'somebody cancelled its job'}",
+                f"{self._what} was stopped: {why}",
                 fix="continue the run with --run-id, from its newest checkpoint"
                 + (", with a higher limit" if attempt.cancelled_for == "spend" else ""),
                 code=ExitCode.PREEMPTED,
             )
         if attempt.outcome == "failed":
-            raise UserError(f"the training job failed: {said}: {attempt.job}", code=ExitCode.UNEXPECTED)
+            raise UserError(f"the {self._what} job failed: {said}: {attempt.job}", code=ExitCode.UNEXPECTED)
 
     # ---- the service
 
-    def _started(self, attempt: Attempt, option: Mapping[str, str]) -> api.CustomJob:
+    def _started(self, attempt: Attempt, option: CapacityOption) -> api.CustomJob:
         if attempt.job:
             return self._get(attempt.job)
         request = self._request(attempt, option)
-        fault: Exception | None = None
-        for number in range(ATTEMPTS):
-            if found := self._find(attempt.token):
-                break
-            self._write()
-            try:
-                found = send_once(self._client.create_custom_job, parent=self.place.parent, custom_job=request)
-                break
-            except (*PASSING, exceptions.TooManyRequests) as error:
-                if isinstance(error, exceptions.TooManyRequests) and not REQUESTS.search(error.message):
-                    raise
-                fault = error
-                self._sleep(POLL_S * (number + 1))
-        else:
-            found = self._find(attempt.token)
-            if not found:
-                assert fault
-                raise fault
+        self._write()
+        found = create_job(self._client, self.place, request, self._sleep)
         attempt.job = found.name
         self._write()
         print(f"{attempt.strategy}: {found.name}", flush=True)
         return found
 
-    def _request(self, attempt: Attempt, option: Mapping[str, str]) -> api.CustomJob:
-        scheduling = {**self._spec["scheduling"], "strategy": attempt.strategy.upper()}
-        if attempt.strategy == "flex_start":
-            scheduling["max_wait_duration"] = option["wait"]
+    def _request(self, attempt: Attempt, option: CapacityOption) -> api.CustomJob:
+        scheduling = {**self._spec["scheduling"], "strategy": option.scheduling_strategy.upper()}
+        if option.scheduling_strategy == "flex_start":
+            scheduling["max_wait_duration"] = option.wait
         key = self._settings["encryption_spec_key_name"]
+        suffix = f"-{option.name.replace('_', '-')}" if self._falls_back else ""
+        pools = self._spec["worker_pool_specs"]
+        if self._falls_back and not option.reservation:
+            pools = [_without_reservation(pool) for pool in pools]
         return api.CustomJob(
-            display_name=f"{self._settings['display_name']}-{attempt.strategy.replace('_', '-')}",
+            display_name=f"{self._settings['display_name']}{suffix}",
             labels={**self._settings["labels"], SUBMISSION_LABEL: attempt.token},
-            job_spec=parse_job_spec({**self._spec, "scheduling": scheduling}),
+            job_spec=parse_job_spec({**self._spec, "scheduling": scheduling, "worker_pool_specs": pools}),
             encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
         )
-
-    def _find(self, token: str) -> api.CustomJob | None:
-        request = api.ListCustomJobsRequest(parent=self.place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}")
-        return next(iter(list_all(self._client.list_custom_jobs, request)), None)
 
     def _get(self, name: str) -> api.CustomJob:
         return send_request(self._client.get_custom_job, name=name)
@@ -252,18 +251,18 @@ class CapacityFallback:
         return self.attempts[-1]
 
     def _read(self) -> list[Attempt]:
-        if self._store.stat(FILE) is None:
+        if self._store.stat(self._file) is None:
             return []
-        options = parse_attempts(read_record(self._store, FILE), self._of_run)
+        options = parse_attempts(read_record(self._store, self._file), self._of_run)
         return [one for one in options if one.cancelled_for != "stop"]
 
     def _write(self) -> None:
         content = {"of_run": self._of_run, "attempts": [asdict(one) for one in self.attempts]}
-        write_record(self._store, FILE, content, indent=1)
+        write_record(self._store, self._file, content, indent=1)
 
     def _spent_usd(self, attempt: Attempt, job: api.CustomJob) -> float | None:
         """Upper bound: from its first start on, including waits for machines that were taken away."""
-        price = self._prices.get(attempt.strategy)
+        price = self._prices.get("standard" if attempt.strategy == RESERVATION else attempt.strategy)
         if not job.start_time:
             return 0.0
         end_s = job.end_time.timestamp() if job.end_time else self._now()
@@ -281,14 +280,26 @@ def _state(job: api.CustomJob) -> str:
     return job.state.name.removeprefix("JOB_STATE_")
 
 
-def _prices(plan: Mapping[str, Any]) -> dict[str, float | None]:
-    """US dollars an hour of the training job's machines, by strategy."""
+def _only_option(settings: Mapping[str, Any]) -> CapacityOption:
+    """The strategy of a job without fallback. Only flex_start ends its wait."""
+    strategy = settings["strategy"].lower()
+    wait = settings["max_wait_duration"] if strategy == "flex_start" else "0s"
+    return CapacityOption(scheduling_strategy=strategy, wait=wait)
+
+
+def _without_reservation(pool: Mapping[str, Any]) -> dict[str, Any]:
+    machine = {name: value for name, value in pool["machine_spec"].items() if name != "reservation_affinity"}
+    return {**pool, "machine_spec": machine}
+
+
+def _prices(plan: Mapping[str, Any], step: str) -> dict[str, float | None]:
+    """US dollars an hour of the job's machines, by strategy."""
     by_term = (plan.get("cost") or {}).get("by_term") or {}
     return {
-        term: step["usd_per_hour"]
-        for term, found in by_term.items()
-        for step in found["steps"]
-        if step["job"] == "train"
+        term: found["usd_per_hour"]
+        for term, of_term in by_term.items()
+        for found in of_term["steps"]
+        if found["job"] == step.replace("-", "_")
     }
 
 

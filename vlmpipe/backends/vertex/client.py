@@ -54,8 +54,9 @@ class Place:
         return f"projects/{self.project}/locations/{self.location}"
 
     def console_url(self, job_id: str) -> str:
-        """The run's page in the Google Cloud console."""
-        where = f"locations/{self.location}/pipelines/runs/{job_id}?project={self.project}"
+        """The page of a run, or of a custom job by its number, in the Google Cloud console."""
+        page = "training" if job_id.isdigit() else "pipelines/runs"
+        where = f"locations/{self.location}/{page}/{job_id}?project={self.project}"
         return f"https://console.cloud.google.com/vertex-ai/{where}"
 
 

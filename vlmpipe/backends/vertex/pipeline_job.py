@@ -92,12 +92,13 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
         ),
         service_account=gcp.service_account,
         network=gcp.network,
+        reserved_ip_ranges=gcp.reserved_ip_ranges,
         template_uri=template_uri,
     )
     (content,) = documents(pipeline.read_bytes())
     json_format.ParseDict(content, PipelineJob.pb(job).pipeline_spec)
     if gcp.psc_interface_config:
-        job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump())
+        job.psc_interface_config = PscInterfaceConfig(gcp.psc_interface_config.model_dump(mode="json"))
     if gcp.encryption_spec_key_name:
         job.encryption_spec = EncryptionSpec(kms_key_name=gcp.encryption_spec_key_name)
     whole_run = json.dumps({"root_uri": config.root_uri("vertex"), "stage": "", "stages": [""]})

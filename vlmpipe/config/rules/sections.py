@@ -45,6 +45,8 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
             "part of its samples and is evaluated on the other",
         )
     yield from _capacity_problems(config)
+    for name in sorted(config.secrets.keys() & config.cluster.env.keys()):
+        yield Problem(f"secrets.{name}", "found in cluster.env too, which is set first; expected one of both")
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
         text = "found with evaluate.cider_d off, which gives none; expected auto or on"
         yield Problem("gate.min_scores.cider_d", text)

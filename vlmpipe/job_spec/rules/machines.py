@@ -1,4 +1,4 @@
-"""Rules VP3xx: machine, accelerators, region and boot disk, against the catalogue."""
+"""Rules VP3xx: machine, accelerators, region, reservations and boot disk, against the catalogue."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LEAST_BOOT_DISK_GB, MOST_BOOT_DISK_GB = 100, 64_000
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 SPECIFIC_RESERVATION = "SPECIFIC_RESERVATION"
+_CONSUMING = (SPECIFIC_RESERVATION, "ANY_RESERVATION")
+_RESERVATION = re.compile(r"projects/[^/]+/zones/(?P<region>[a-z0-9-]+)-[a-z]/reservations/.+")
 # Family, kind and size, as in n2-standard-16, a2-highgpu-1g or c2d-highmem-8.
 _MACHINE_TYPE = re.compile(r"(?P<family>[a-z][0-9]+[a-z]{0,2})-[a-z]+-[0-9]+g?")
 
@@ -28,12 +30,14 @@ def check(job: Job) -> Iterator[Violation]:
             continue
         machine = job.machine(pool)
         yield from _pair(pool)
+        yield from _partition(pool)
+        yield from _reservation(job, pool)
         yield from _disk_type(pool, machine)
         if pool.is_tpu:
             continue
         if machine:
             yield from _accelerators(job.catalog, pool, machine)
-            yield from _reservation(pool, machine)
+            yield from _needed_reservation(pool, machine)
         elif pool.machine_type:
             yield _unknown(job.catalog, pool)
         yield from _region(job, pool)
@@ -69,7 +73,33 @@ def _accelerators(catalog: Catalog, pool: Pool, machine: Machine) -> Iterator[Vi
         yield Violation("VP307", name_path, "nothing", f"the accelerators of {machine.machine_type}", fix)
 
 
-def _reservation(pool: Pool, machine: Machine) -> Iterator[Violation]:
+def _partition(pool: Pool) -> Iterator[Violation]:
+    size, count = pool.get("machine_spec", "gpu_partition_size"), pool.accelerator_count
+    if size and count != 1 and pool.knows("machine_spec", "accelerator_count"):
+        expected = "1: it counts GPUs, each of which is partitioned"
+        yield Violation("VP315", _paths(pool)[1], f"{count} with gpu_partition_size {size}", expected)
+
+
+def _reservation(job: Job, pool: Pool) -> Iterator[Violation]:
+    """Reservations are named in full, lie in the job's region, and hold machines at the standard price."""
+    affinity = pool.get("machine_spec", "reservation_affinity") or {}
+    path, kind = pool.at("machine_spec", "reservation_affinity"), affinity.get("reservation_affinity_type", "")
+    strategy, values = job.scheduling("strategy"), affinity.get("values") or ()
+    if kind == SPECIFIC_RESERVATION and not (affinity.get("key") and values):
+        fix = "write key: compute.googleapis.com/reservation-name and the reservation's full name in values"
+        yield Violation("VP312", path, f"{kind} without {'values' if affinity.get('key') else 'key'}", "both", fix)
+    for index, name in enumerate(values):
+        zone = _RESERVATION.fullmatch(name)
+        if zone and job.region and zone["region"] != job.region:
+            expected = f"a reservation in a zone of {job.region}, where the job runs"
+            yield Violation("VP313", (*path, "values", index), name, expected, "or run the job in its region")
+    if kind in _CONSUMING and strategy in ("SPOT", "FLEX_START"):
+        fix = "use STANDARD, or leave the affinity out"
+        expected = f"no reservation: {strategy} machines do not come from one"
+        yield Violation("VP314", path, f"{kind} with strategy {strategy}", expected, fix)
+
+
+def _needed_reservation(pool: Pool, machine: Machine) -> Iterator[Violation]:
     affinity = pool.get("machine_spec", "reservation_affinity") or {}
     path = ("machine_spec", "reservation_affinity")
     specific = affinity.get("reservation_affinity_type") == SPECIFIC_RESERVATION

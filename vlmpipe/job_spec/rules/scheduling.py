@@ -1,7 +1,8 @@
-"""Rules VP4xx: Spot, Flex-start, waiting and restarting, which apply to a whole job."""
+"""Rules VP4xx: Spot, Flex-start, waiting, restarting and persistent resources, which apply to a whole job."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
@@ -10,6 +11,7 @@ from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
 SPOT, FLEX_START = "SPOT", "FLEX_START"
+_RESOURCE_ID = re.compile(r"[a-z]([a-z0-9-]{0,126}[a-z0-9])?")
 
 _SCHEDULING = "scheduling"
 
@@ -26,6 +28,21 @@ def check(job: Job) -> Iterator[Violation]:
         found = f"{job.scheduling('max_wait_duration')} with strategy {strategy or 'STANDARD'}"
         yield Violation("VP405", path, found, "FLEX_START, the only strategy that waits", "leave it out")
     yield from _restart(job)
+    yield from _persistent_resource(job)
+
+
+def _persistent_resource(job: Job) -> Iterator[Violation]:
+    name, strategy, path = (
+        job.spec.get("persistent_resource_id"),
+        job.scheduling("strategy"),
+        ("persistent_resource_id",),
+    )
+    if name and not _RESOURCE_ID.fullmatch(name):
+        expected = "its id: lower case, digits and dashes, without project and location, which are the job's"
+        yield Violation("VP408", path, name, expected, f"write {name.rpartition('/')[2]}" if "/" in name else "")
+    if name and strategy in (SPOT, FLEX_START):
+        expected = "no strategy: the machines of a persistent resource are there already"
+        yield Violation("VP409", (_SCHEDULING, "strategy"), f"{strategy} on {name}", expected, "leave one of both out")
 
 
 def _spot(job: Job) -> Iterator[Violation]:

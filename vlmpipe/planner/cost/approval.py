@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.job_spec.build import reducer_count
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -78,7 +79,7 @@ def machines_of(config: RunConfig) -> str:
     cluster = config.cluster
     pools = [f"{cluster.replica_count} x {cluster.machine_type}"]
     if cluster.reduction_server:
-        pools.append(f"{cluster.reduction_server.replica_count} x {cluster.reduction_server.machine_type}")
+        pools.append(f"{reducer_count(cluster)} x {cluster.reduction_server.machine_type}")
     return " + ".join(pools)
 
 

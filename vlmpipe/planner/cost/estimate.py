@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.build import Job, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
@@ -77,7 +78,7 @@ class Cost:
     least_lost_hours: float | None  # with the interval by Young and Daly
     assumptions: tuple[str, ...]
     missing: tuple[str, ...]
-    capacity_fallback: tuple[Term, ...] = ()  # the training job's options in order; empty without capacity fallback
+    capacity_fallback: tuple[Term, ...] = ()  # the terms of training's options in order; empty without a fallback
     usd_range: tuple[float, float] | None = None  # if training takes the low or the high share of its planned time
 
     def doubts(self, most_lost: float) -> list[str]:
@@ -114,7 +115,9 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
     return Cost(
         by_term=by_term,
         term=chosen.term,
-        capacity_fallback=tuple(option.scheduling_strategy for option in config.cluster.capacity_fallback),
+        capacity_fallback=tuple(
+            dict.fromkeys(option.scheduling_strategy for option in config.cluster.capacity_fallback)
+        ),
         usd=chosen.usd,
         usd_range=_usd_range(chosen, time),
         steps=chosen.steps,
@@ -162,16 +165,15 @@ def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, te
     train_hours = time.train_hours if config.train.trainer else None
     if time.train_hours is not None and lost is not None:
         train_hours = time.train_hours + lost.rework_hours + lost.restarts_hours  # saves are in the step's time
-    jobs = {
-        "cache_features": (cluster.features_replica_count, hours["cache_features"]),
-        "train": (cluster.replica_count, train_hours),
-        "evaluate": (cluster.evaluate_replica_count, hours["evaluate"]),
-    }
+    jobs: dict[Job, float | None] = {
+        "cache_features": hours["cache_features"], "train": train_hours, "evaluate": hours["evaluate"]
+    }  # fmt: skip
     steps, missing, old = [], dict[str, None](), False
-    for job, (replicas, job_hours) in jobs.items():
+    for job, job_hours in jobs.items():
         if job_hours == 0:
             continue
-        rate, not_known, is_old = _usd_per_hour(config, prices, term, replicas, reducers=job == "train")
+        replicas = cluster.of_job(job).replica_count
+        rate, not_known, is_old = _usd_per_hour(config, prices, term, job)
         missing.update(dict.fromkeys(not_known))
         old = old or is_old
         usd = None if rate is None or job_hours is None else rate * job_hours
@@ -193,22 +195,24 @@ def _whole(steps: list[StepCost]) -> float | None:
 
 
 def _usd_per_hour(
-    config: RunConfig, prices: Prices, term: Term, replicas: int, *, reducers: bool
+    config: RunConfig, prices: Prices, term: Term, job: Job
 ) -> tuple[float | None, tuple[str, ...], bool]:
     """Price of a job's replicas with boot disks and, for training, reducers; missing prices; whether one is old."""
-    cluster, region = config.cluster, config.gcp.location
+    cluster, region = config.cluster.of_job(job), config.gcp.location
+    replicas = cluster.replica_count
     node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
     disk = prices.boot_disk(cluster.boot_disk_type, region)
-    if (own := config.plan.machine.usd_per_hour) is not None:
+    is_trainings = cluster.machine_type == config.cluster.machine_type
+    if (own := config.plan.machine.usd_per_hour) is not None and is_trainings:
         node = replace(node, usd_per_hour=own, missing=(), old=False)
     missing, old = (*node.missing, *disk.missing), node.old or disk.old
-    others = config.train.trainer.roles if reducers and config.train.trainer else None
+    others = config.train.trainer.roles if job == "train" and config.train.trainer else None
     replicas += others.ps + others.evaluator if others else 0  # on machines like the nodes'
     reducers_usd: float | None = 0.0
-    if reducers and (pool := cluster.reduction_server):
+    if pool := cluster.reduction_server:  # training's only
         server = prices.machine(pool.machine_type, "", 0, region, term)
         missing, old = (*missing, *server.missing), old or server.old
-        reducers_usd = None if server.usd_per_hour is None else pool.replica_count * server.usd_per_hour
+        reducers_usd = None if server.usd_per_hour is None else reducer_count(cluster) * server.usd_per_hour
     if node.usd_per_hour is None or disk.usd_per_gb_month is None or reducers_usd is None:
         return None, missing, old
     disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
@@ -229,7 +233,7 @@ def _best_interval(
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
     plan = config.plan
     if fallback := config.cluster.capacity_fallback:
-        options = ", then ".join(f"{option.scheduling_strategy} for {option.wait}" for option in fallback)
+        options = ", then ".join(f"{option.name} for {option.wait}" for option in fallback)
         yield (
             f"Training tries {options} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
             f"dearest, {chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trainer.sizing.flops import tower_flops_per_image
 from trainer.sizing.model_shape import ModelShape
-from vlmpipe.catalog.machines import Gpu
+from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import sequence_flops
 from vlmpipe.planner.parallel_layout import Layout
@@ -110,7 +110,10 @@ def advise(
 def _per_image(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None
 ) -> tuple[float, tuple[float, float] | None]:
-    """Speedup of computing; an image's seconds of GPU time saved in an epoch, and those of encoding and writing."""
+    """Speedup of computing; an image's seconds of GPU time saved in an epoch, and those of encoding and writing.
+
+    Seconds of the encoding job's own GPU (cluster.features_machine) count as training's, which cost at least as much.
+    """
     online, cached = (sequence_flops(config, shape, load, cached=value) for value in (False, True))
     if gpu is None or not load.images_per_sequence:
         return online.total / cached.total, None
@@ -128,6 +131,10 @@ def _per_image(
     )
     gpus = layout.world_size // layout.data_parallel  # that compute a sequence together
     write_s = feature_bytes(shape) / SAVE_BYTES_PER_S * layout.ranks_per_node
+    if machine := config.cluster.features_machine:
+        if (encoder := load_catalog().gpus.get(machine.accelerator_type)) is None:
+            return online_s / cached_s, None
+        rates, _ = reached(config, shape, layout, encoder, cached=False)
     encode_s = tower_flops_per_image(shape, config.model.feature_layer) / rates.fp32 + write_s
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 

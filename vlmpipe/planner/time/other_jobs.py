@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from trainer.sizing.flops import flops_per_sequence
+from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
@@ -18,10 +19,16 @@ def hours_beside_training(case: Scenario, cache: CacheAdvice) -> dict[str, float
 
     The features job is taken to encode all images: how many have features already is not known here.
     """
-    cluster, encode_hours = case.config.cluster, cache.encode_gpu_hours
+    encode_hours = cache.encode_gpu_hours
     if encode_hours is not None:
-        encode_hours /= cluster.features_replica_count * cluster.processes
+        encode_hours /= case.config.cluster.of_job("cache_features").world_size
     return {"cache_features": encode_hours if case.cached else 0.0, "evaluate": _evaluate_hours(case)}
+
+
+def evaluation_gpu(config: RunConfig, gpu: Gpu | None) -> Gpu | None:
+    """The GPU of the evaluation job, which is training's, `gpu`, where cluster.evaluate_machine names no other."""
+    machine = config.cluster.evaluate_machine
+    return load_catalog().gpus.get(machine.accelerator_type) if machine else gpu
 
 
 def _evaluate_hours(case: Scenario) -> float | None:
@@ -30,11 +37,11 @@ def _evaluate_hours(case: Scenario) -> float | None:
     The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
     once for a batch of questions, which memory bandwidth bounds.
     """
-    config, shape, load, gpu = case.config, case.shape, case.load, case.gpu
+    config, shape, load, gpu = case.config, case.shape, case.load, evaluation_gpu(case.config, case.gpu)
     samples = _held_out_samples(config, load)
     if gpu is None or samples is None:
         return None
-    evaluate, cluster = config.evaluate, config.cluster
+    evaluate = config.evaluate
     asked = min(samples, evaluate.max_samples or samples)
     rounds = 1 + len(evaluate.controls)
     sample = flops_per_sequence(
@@ -47,7 +54,7 @@ def _evaluate_hours(case: Scenario) -> float | None:
     )
     rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
     forward_s = (asked * rounds + samples) * sample.forward / rates.fp32
-    ranks = cluster.evaluate_replica_count * cluster.processes
+    ranks = config.cluster.of_job("evaluate").world_size
     batches = rounds * math.ceil(asked / ranks / evaluate.batch_questions)
     weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary
     token_s = weights * FP32_BYTES / (gpu.memory_gbytes_per_s * 1e9)

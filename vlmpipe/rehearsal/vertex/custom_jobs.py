@@ -1,15 +1,25 @@
-"""Custom jobs that pipelines start in the Vertex AI stand-in. A client can only read them."""
+"""Custom jobs in the Vertex AI stand-in: those that pipelines start, and those that a client creates."""
 
 from __future__ import annotations
 
 import datetime as dt
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from google.cloud.aiplatform_v1 import types as api
 from google.rpc import status_pb2
 
 from vlmpipe.rehearsal.http_server import ApiError
-from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict
+from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, refuse_output_only
+
+NEXT = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
+OPEN = ("QUEUED", "PENDING", "RUNNING")
+OUTPUT_ONLY = {"name", "state", "create_time", "start_time", "end_time", "update_time", "error", "web_access_uris"}
+LABEL_FILTER = re.compile(r'labels\.([a-z0-9_-]+)=([a-z0-9_-]+)(?: AND state="JOB_STATE_([A-Z]+)")?')
+
+Labelled = TypeVar("Labelled", api.CustomJob, api.HyperparameterTuningJob)
 
 EPOCH = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
 
@@ -30,9 +40,45 @@ class CustomJobs:
         self.jobs: dict[str, api.CustomJob] = {}
         self.now = EPOCH.timestamp()
         self._parent = parent
+        self._created: set[str] = set()
 
     def answer(self, call: Call) -> Json:
-        return call.route({("GET", True, ""): lambda: as_dict(self.known(call.name))})
+        return call.route(self.routes(call))
+
+    def routes(self, call: Call) -> dict[tuple[str, bool, str], Callable[[], Json]]:
+        """What a client may ask for."""
+        return {
+            ("POST", False, ""): lambda: self.create(call),
+            ("GET", False, ""): lambda: {"customJobs": [as_dict(job) for job in labelled(self.jobs.values(), call)]},
+            ("GET", True, ""): lambda: as_dict(self.asked(call.name)),
+            ("POST", True, "cancel"): lambda: self.cancel(call.name),
+        }
+
+    def create(self, call: Call) -> Json:
+        """customJobs.create. Raises ApiError for what the real service refuses."""
+        job = call.parse(api.CustomJob)
+        check_custom_job(job)
+        job.name = f"{self._parent}/customJobs/{9001 + len(self.jobs)}"
+        job.create_time = job.update_time = self.moment()
+        job.state = api.JobState.JOB_STATE_PENDING
+        self.jobs[job.name] = job
+        self._created.add(job.name)
+        return as_dict(job)
+
+    def asked(self, name: str) -> api.CustomJob:
+        """The job, one state further each time if a client created it: others follow their pipeline."""
+        job = self.known(name)
+        if name in self._created and (following := NEXT.get(state_of(job))):
+            self.move(job, Step(following))
+        return job
+
+    def cancel(self, name: str) -> Json:
+        """customJobs.cancel, which is done at once."""
+        job = self.known(name)
+        if state_of(job) not in OPEN:
+            raise ApiError(400, f"The CustomJob is in state {job.state.name} and cannot be cancelled.")
+        self.move(job, Step("CANCELLED", 1, "CANCELED"))
+        return {}
 
     def begin(self, name: str) -> None:
         """Start the job of a pipeline's task. It has its machines at once, and runs until `end`."""
@@ -67,3 +113,28 @@ class CustomJobs:
 def state_of(job: api.CustomJob | api.HyperparameterTuningJob) -> str:
     """The job's state, such as RUNNING."""
     return str(job.state.name).removeprefix("JOB_STATE_")
+
+
+def labelled(jobs: Iterable[Labelled], call: Call) -> list[Labelled]:
+    """The jobs with the label, and in the state, that the listing's filter asks for."""
+    wanted = call.query.get("filter", "")
+    if not (match := LABEL_FILTER.fullmatch(wanted)):
+        raise ApiError(501, f"a filter that this fake does not know: {wanted}")
+    label, value, state = match.groups()
+    return [job for job in jobs if job.labels.get(label) == value and state in (None, state_of(job))]
+
+
+def check_custom_job(job: api.CustomJob) -> None:
+    """Raise ApiError for what the real service refuses in a custom job."""
+    refuse_output_only(job, OUTPUT_ONLY)
+    if not job.display_name or not job.job_spec.worker_pool_specs:
+        raise ApiError(400, "Required field display_name or job_spec.worker_pool_specs is missing")
+    scheduling, pools = job.job_spec.scheduling, job.job_spec.worker_pool_specs
+    flex_start = scheduling.strategy == api.Scheduling.Strategy.FLEX_START
+    if scheduling.max_wait_duration and not flex_start:
+        raise ApiError(400, "max_wait_duration is only for FLEX_START")
+    machines = {(pool.machine_spec.machine_type, pool.machine_spec.accelerator_count) for pool in pools}
+    if flex_start and (len(machines) > 1 or not pools[0].machine_spec.accelerator_count):
+        raise ApiError(400, "FLEX_START needs the same GPU machines in all pools")
+    if pools[0].replica_count != 1:
+        raise ApiError(400, "worker pool 0 has exactly one replica")

@@ -15,12 +15,14 @@ from vlmpipe.backends.vertex.client import Place
 
 SUBMITTED = Path("build/submitted")  # a record for each run that was submitted from this folder
 SUBMIT = "vlmpipe submit"
-_RESOURCE = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/pipelineJobs/(?P<job>[^/?]+)")
+_RESOURCE = re.compile(
+    r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/(pipelineJobs/|customJobs/(?=[0-9]+$))(?P<job>[^/?]+)"
+)
 _CONSOLE = re.compile(
-    r"https://console\.cloud\.google\.com/.*locations/(?P<location>[^/]+)/pipelines/runs/(?P<job>[^/?]+)"
+    r"https://console\.cloud\.google\.com/.*locations/(?P<location>[^/]+)/(pipelines/runs|training)/(?P<job>[^/?]+)"
     r".*[?&]project=(?P<project>[^&#]+)"
 )
-_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
+_JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}|[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,19 @@ def run_records() -> dict[str, RunRecord]:
 
 @dataclass(frozen=True)
 class Address:
-    """A pipeline job, and where it is."""
+    """A pipeline job, or a custom job without a pipeline, and where it is."""
 
     place: Place
     job_id: str
 
     @property
+    def is_custom_job(self) -> bool:
+        """The service numbers custom jobs; the name of a pipeline job begins with a letter."""
+        return self.job_id.isdigit()
+
+    @property
     def resource_name(self) -> str:
-        return f"{self.place.parent}/pipelineJobs/{self.job_id}"
+        return f"{self.place.parent}/{'customJobs' if self.is_custom_job else 'pipelineJobs'}/{self.job_id}"
 
     @property
     def console_url(self) -> str:
@@ -84,7 +91,7 @@ class Address:
 
 def address_of(name: str, *, project: str = "", location: str = "") -> Address | None:
     """The run on Vertex AI called `name`: a resource name, a console link, a run submitted from this folder, or a job
-    in `project` and `location`. None where nothing shows that it is on Vertex AI."""
+    (a custom job by its number) in `project` and `location`. None where nothing shows that it is on Vertex AI."""
     record = read_record_file(SUBMITTED / f"{name}.json") if _JOB_ID.fullmatch(name) else {}
     text = str(record.get("resource_name") or name)
     if match := _RESOURCE.fullmatch(text) or _CONSOLE.match(text):

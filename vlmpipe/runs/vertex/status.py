@@ -75,6 +75,8 @@ class VertexStatus:
     started_s: float
     ended_s: float
     continuation: str = ""  # how to resume it: a command, or a sentence
+    web_access: Mapping[str, str] = field(default_factory=dict)  # replica -> address of its shell or dashboard
+    web_access_unknown: str = ""  # why they could not be asked for
 
     @property
     def files(self) -> RunFiles:
@@ -135,10 +137,13 @@ class VertexStatus:
             table["to stop"] = f"vlmpipe cancel {self.address.argument}"
         lines += [f"  {name:<9} {value}" for name, value in table.items() if value]
         lines += [f"  option      {option.line()}" for option in self.files.options]
+        lines += web_access_lines(self.web_access)
         if self.outcome == "done":
             lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].content("decision.json"))]
             lines += result_lines(*map(self.files.content, RESULTS[1:]))
         notes = self.state.notes + restart_lines(self.state)
+        if self.web_access_unknown:
+            notes.append(f"addresses of shells are missing, because {self.web_access_unknown}")
         if self.files.unreadable:
             notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
         return lines + [f"note: {note}" for note in notes]
@@ -164,6 +169,7 @@ class VertexStatus:
             "decision": decision or None,
             "registered": registered or None,
             "capacity_fallback": [option.as_json() for option in self.files.options] or None,
+            "web_access_uris": dict(self.web_access),
             "unreadable": self.files.unreadable or None,
         }
 
@@ -180,18 +186,23 @@ class VertexStatus:
         said = str(step.detail.get("error") or step.message) if step else self.error
         lines += f"  {said}".splitlines() if said else []
         name, run = (f" --step {step.title}" if step else ""), self.address.argument
-        if not any(line.startswith("  to do:") for line in lines) and (hit := _first_hit(said, self.error)):
+        if not any(line.startswith("  to do:") for line in lines) and (hit := first_hit(said, self.error)):
             lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
         return [*lines, f"  logs:     vlmpipe logs {run}{name}",
                 f"  more:     vlmpipe diagnose {run}",
                 f"  continue: {self.continuation}"]  # fmt: skip
 
 
+def web_access_lines(uris: Mapping[str, str]) -> list[str]:
+    """The shells and dashboards of a job's replicas, a line each."""
+    return [f"  shell       {replica}: {uri}" for replica, uri in sorted(uris.items())]
+
+
 def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None) -> VertexStatus:
     """The run's state from its job and the files in its folder."""
     now_s = time.time() if now_s is None else now_s
     uri = run_uri_of_job(job)
-    created_s = _seconds(job.create_time)
+    created_s = seconds_of(job.create_time)
     stages, files_of = stages_of_job(job), dict[str, RunFiles]()
     for stage in stages:
         own = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
@@ -223,8 +234,8 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
         state=replace(state, metrics=metrics, train_eta_s=eta_s),
         files_of=files_of,
         error=job.error.message,
-        started_s=_seconds(job.start_time) or created_s,
-        ended_s=_seconds(job.end_time),
+        started_s=seconds_of(job.start_time) or created_s,
+        ended_s=seconds_of(job.end_time),
         continuation=continue_with(
             address.job_id,
             run_id,
@@ -272,7 +283,7 @@ def _step(
         task = other if _state(other) not in ("waiting", "skipped") else task
     earlier = [one for one in EARLIER.get(name, ()) if _state(tasks.get(one)) == "running"]
     if _state(task) == "waiting" and earlier and not is_over:
-        began_s = _seconds(tasks[earlier[0]].start_time)
+        began_s = seconds_of(tasks[earlier[0]].start_time)
         elapsed_s = max(0.0, now_s - began_s) if began_s else 0.0
         message = f"{earlier[0]} is running"
         return Step(name, "running", started_s=began_s, elapsed_s=elapsed_s, message=message, stage=stage)
@@ -282,8 +293,8 @@ def _step(
     record = files.records.get(name)
     if task is None or state in ("waiting", "skipped"):
         return Step(name, state, stage=stage)
-    started_s = _seconds(task.start_time) or _seconds(task.create_time)
-    elapsed_s = max(0.0, (_seconds(task.end_time) or now_s) - started_s) if started_s else 0.0
+    started_s = seconds_of(task.start_time) or seconds_of(task.create_time)
+    elapsed_s = max(0.0, (seconds_of(task.end_time) or now_s) - started_s) if started_s else 0.0
     said = step_of_record(record, elapsed_s) if record else Step(name, elapsed_s=elapsed_s)
     if state == "done" and said.state == "reused":
         state = "reused"
@@ -317,7 +328,7 @@ def _exit_code(words: str) -> int:
     """The exit code in the task's error, else the one for the kind of failure."""
     if code := named_code(words):
         return code
-    hit = _first_hit(words)
+    hit = first_hit(words)
     if not hit:
         return int(ExitCode.UNEXPECTED)
     return next(iter(hit.pattern.exit_codes), hit.pattern.ends_as or int(ExitCode.UNEXPECTED))
@@ -329,7 +340,7 @@ def named_code(words: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _first_hit(*texts: str) -> Hit | None:
+def first_hit(*texts: str) -> Hit | None:
     return next((hit for text in filter(None, texts) for hit in hits("the service", text)), None)
 
 
@@ -341,6 +352,6 @@ def json_object(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def _seconds(moment: Any) -> float:
+def seconds_of(moment: Any) -> float:
     """Unix seconds of a proto timestamp; 0 where it is not set."""
     return float(moment.timestamp()) if moment else 0.0

@@ -25,7 +25,7 @@ from vlmpipe.backends.vertex.capacity_fallback import CapacityFallback
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.job_spec.build import check_jobs, job_settings, worker_pools
+from vlmpipe.job_spec.build import Job, check_jobs, job_settings, worker_pools
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 
 SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
@@ -37,6 +37,10 @@ SETTINGS = [
     FALLBACK, "cluster.reduction_server=null", "plan.samples=100000", "plan.sample_tokens=700",
     "gcp.project=test-project", "gcp.location=us-central1",
 ]  # fmt: skip
+RESERVATION = "projects/test-project/zones/us-central1-a/reservations/mine"
+RESERVED = (
+    "cluster.reservation_affinity={reservation_affinity_type: specific_reservation, values: [" + RESERVATION + "]}"
+)
 WAITS = [Step("QUEUED"), Step("PENDING")]
 RUNS = [Step("RUNNING"), Step("RUNNING"), Step("SUCCEEDED")]
 STOCKOUT = Step("FAILED", 8, "Resources are insufficient in region: us-central1. Please try a different region.")
@@ -65,12 +69,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def climb(server: FakeVertex, run: Path) -> str:
+def climb(server: FakeVertex, run: Path, wanted: RunConfig | None = None, job: Job = "train") -> str:
     """As the step does, by the server's clock."""
-    wanted = config()
-    settings = {"encryption_spec_key_name": "", **job_settings(wanted, "train")}
+    wanted = wanted or config()
+    settings = {"encryption_spec_key_name": "", "max_wait_duration": "", **job_settings(wanted, job)}
     spec = {
-        "worker_pool_specs": worker_pools(wanted, "train", str(run)),
+        "worker_pool_specs": worker_pools(wanted, job, str(run)),
         "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
         "base_output_directory": {"output_uri_prefix": str(run)},
     }
@@ -114,6 +118,44 @@ def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server
     why = [one["why"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
     assert why[0] == "no machines within 600 s, job PENDING"
     assert why[1].startswith("Resources are insufficient")
+
+
+def test_a_reservation_is_an_option_and_the_others_leave_it_alone(server: FakeVertex, run: Path) -> None:
+    wanted = config(RESERVED, "cluster.capacity_fallback=[reservation, spot, standard]")
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    server.custom_jobs.scripts = [[STOCKOUT], [STOCKOUT], RUNS]
+    climb(server, run, wanted)
+    assert tried(run) == [("reservation", "no capacity"), ("spot", "no capacity"), ("standard", "done")]
+    assert strategies(server) == ["STANDARD", "SPOT", "STANDARD"]
+    pools = [[pool.machine_spec for pool in job.job_spec.worker_pool_specs] for job in server.custom_jobs.jobs.values()]
+    assert [list(machine.reservation_affinity.values) for machine in pools[0]] == [[RESERVATION]] * len(pools[0])
+    assert not any("reservation_affinity" in machine for of_job in pools[1:] for machine in of_job)
+    assert next(iter(server.custom_jobs.jobs.values())).display_name == "llava-7b-zero2-spot-train-reservation"
+
+
+@pytest.mark.parametrize("job", ["train", "evaluate"])
+def test_fields_that_googles_component_lacks_reach_the_api(server: FakeVertex, run: Path, job: Job) -> None:
+    own = ["cluster.disable_retries=true", "cluster.restart_job_on_worker_restart=false"]
+    wanted = config("cluster.capacity_fallback=[]", "gcp.enable_dashboard_access=true", *own)
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    server.custom_jobs.scripts = [[*WAITS, *RUNS]]
+    climb(server, run, wanted, job)
+    (sent,) = server.custom_jobs.jobs.values()
+    assert sent.job_spec.scheduling.disable_retries and sent.job_spec.enable_dashboard_access
+    assert sent.display_name == f"llava-7b-zero2-spot-{job}" and strategies(server) == ["SPOT"]
+    assert json.loads((run / f"vertex_jobs/{job}.json").read_text())["attempts"][0]["outcome"] == "done"
+
+
+def test_a_job_without_fallback_waits_as_long_as_vertex_lets_it(server: FakeVertex, run: Path) -> None:
+    wanted = config("cluster.capacity_fallback=[]", "cluster.disable_retries=true")
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    server.custom_jobs.scripts = [[Step("PENDING")] * 5000 + RUNS]
+    climb(server, run, wanted)
+    server.custom_jobs.scripts = [[STOCKOUT]]
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()) + "\n")
+    with pytest.raises(UserError, match="no machines were found") as caught:
+        climb(server, run, wanted)
+    assert caught.value.code == ExitCode.UNAVAILABLE
 
 
 def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: FakeVertex, run: Path) -> None:
@@ -276,7 +318,29 @@ def test_the_graph_is_the_same_on_both_targets_and_the_step_is_ours(tmp_path: Pa
     assert run_vertex_job.__name__ == "run_vertex_job"
 
 
+@pytest.mark.parametrize("field", ["cluster.disable_retries=true", "gcp.enable_dashboard_access=true"])
+def test_jobs_with_such_fields_are_steps_of_ours(tmp_path: Path, field: str) -> None:
+    wanted = config("cluster.capacity_fallback=[]", field)
+    spec = yaml.safe_load(compile_pipeline(wanted, "vertex", tmp_path / "p.yaml").path.read_text())
+    executors = [str(one["container"]) for one in spec["deploymentSpec"]["executors"].values()]
+    assert not any("google_cloud_pipeline_components.container" in one for one in executors)
+    assert any("run_vertex_job" in one for one in executors)
+
+
 REFUSALS = {
+    "a reservation on Spot": (
+        "cluster.capacity_fallback=[{scheduling_strategy: spot, reservation: true}, standard]",
+        "reservation needs scheduling_strategy standard",
+    ),
+    "a reservation without a name": ("cluster.capacity_fallback=[reservation, spot]", "which says which one"),
+    "a reservation that nothing uses": (
+        "cluster.reservation_affinity={reservation_affinity_type: any_reservation}",
+        "add reservation to it",
+    ),
+    "a specific reservation without a name": (
+        "cluster.reservation_affinity={reservation_affinity_type: specific_reservation}",
+        "takes at least one",
+    ),
     "one option": ("cluster.capacity_fallback=[spot]", "two or three different"),
     "a option twice": ("cluster.capacity_fallback=[spot, spot]", "two or three different"),
     "an endless wait before others": (

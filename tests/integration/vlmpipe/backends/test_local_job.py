@@ -17,13 +17,35 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.receiver import Receiver
 from tests.fakes.replicas import pool, record, run, run_failing, spec
 from trainer.errors import ConfigError, ExitCode
+from trainer.redaction import HIDDEN, SECRETS_VARIABLE
+from trainer.storage.local import LocalStorage
+from trainer.storage.records import write_record
 
 pytestmark = pytest.mark.timeout(60)
 
 WRITE_ENVIRONMENT = '(here / f"{name}.json").write_text(json.dumps(dict(os.environ)))'
 HOLD = "signal.pause()"
+
+
+def test_replicas_get_the_run_files_secrets_and_their_logs_hide_them(
+    tmp_path: Path, alive: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "projects/p/secrets/tracker/versions/1"
+    for variable in ("TRACKER", "MINE", SECRETS_VARIABLE):
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setenv("MINE", "sesame open")
+    write_record(LocalStorage(tmp_path / "run"), "run.json", {"secrets": {"TRACKER": name, "MINE": name}})
+    with Receiver() as receiver:
+        receiver.secrets[name] = "correct horse"
+        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        run(spec(tmp_path, pool(tmp_path, 'print("got", os.environ["TRACKER"], "and", os.environ["MINE"])')))
+        assert receiver.asked == [name], "once for the machine, and not for a variable that is there"
+    (log,) = (tmp_path / "run").rglob("workerpool0-0.log")
+    shown = f"got {HIDDEN} and {HIDDEN}"
+    assert shown in log.read_text() and shown in capsys.readouterr().out
 
 
 def test_each_replica_sees_the_environment_that_vertex_sets(

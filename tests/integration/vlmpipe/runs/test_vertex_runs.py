@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from google.auth.exceptions import RefreshError
+from google.cloud.aiplatform_v1.types import PipelineJob
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
@@ -73,6 +74,29 @@ def test_the_rungs_of_a_ladder_are_shown_with_what_became_of_them(
     assert steps_of(answer)["train"].message == "spot: no capacity; flex_start: machines are being found or started"
     put(bucket, "run.json", {"of": "the next attempt"})
     assert vlmpipe("status", RUN, "--json").json["capacity_fallback"] is None
+
+
+def test_shells_into_running_jobs_are_shown_where_the_run_file_allows_them(
+    started: FakeVertex, vlmpipe: Submit, created: PipelineJob
+) -> None:
+    course(started, *TRAINING, begun=4)
+    jobs = started.custom_jobs
+    for number, folder in ((71, f"gs://example-bucket/vlmpipe/runs/{JOB}"), (72, "gs://example-bucket/vlmpipe/runs/b")):
+        name = f"{started.parent}/customJobs/{number}"
+        jobs.begin(name)
+        jobs.jobs[name].labels["vlmpipe-step"] = "train"
+        jobs.jobs[name].job_spec.base_output_directory.output_uri_prefix = folder
+        jobs.jobs[name].web_access_uris["workerpool0-0"] = f"https://shell.example/{number}"
+    assert "shell" not in vlmpipe("status", RUN).out, "the run file does not allow it"
+    parameters = started.jobs[RUN].pipeline_spec["root"]["inputDefinitions"]["parameters"]
+    run_file = json.loads(parameters["run_file"]["defaultValue"])
+    run_file["gcp"]["enable_web_access"] = True
+    parameters["run_file"]["defaultValue"] = json.dumps(run_file)
+    assert "  shell       workerpool0-0: https://shell.example/71\n" in vlmpipe("status", RUN).out
+    assert vlmpipe("status", RUN, "--json").json["web_access_uris"] == {"workerpool0-0": "https://shell.example/71"}
+    started.faults.append(Fault("status", method="GET", code=403, message="no permission", times=1))
+    started.faults[-1].matches = lambda method, path, body: "/customJobs?" in path  # type: ignore[method-assign]
+    assert "note: addresses of shells are missing, because no permission" in vlmpipe("status", RUN).out
 
 
 def test_a_failed_step_reports_its_own_error_and_code(started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.support.pipelines.run_files import small
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, job_violations, worker_pools
+from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, job_violations, reducer_count, worker_pools
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.planner.cost.quotas import quotas
@@ -204,3 +205,31 @@ def test_an_evaluation_of_ones_own_runs_in_the_programs_image() -> None:
     (chief,) = trainer_pools("evaluate", result="opaque", evaluate_command=["python", "judge.py", "{model}"])
     assert chief["container_spec"]["image_uri"] == "mine:1"
     assert chief["container_spec"]["command"][-1] == "trainer.external.evaluate"
+
+
+L4 = {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
+
+
+def test_jobs_beside_training_may_run_on_machines_of_their_own() -> None:
+    own = "{machine_type: g2-standard-8, accelerator_type: NVIDIA_L4, accelerator_count: 1, boot_disk_size_gb: 200}"
+    config = load_run_file(ROOT / "configs/llava-13b-fsdp.yaml", [f"cluster.evaluate_machine={own}"])
+    pools = {job: worker_pools(config, job, "gs://b/r") for job in JOBS}
+    assert pools["evaluate"][0]["machine_spec"] == L4
+    assert pools["evaluate"][0]["disk_spec"]["boot_disk_size_gb"] == 200
+    assert pools["evaluate"][0]["container_spec"]["args"][:2] == ["--nproc-per-node", "1"]
+    assert {pools[job][0]["machine_spec"]["machine_type"] for job in ("train", "cache_features")} == {"a3-highgpu-8g"}
+    with pytest.raises(ConfigError, match="each rank needs its own GPU"):
+        load_run_file(
+            ROOT / "configs/digits.yaml", [f"cluster.features_machine={own[:-1]}, processes_per_replica: 2}}"]
+        )
+
+
+def test_auto_gives_the_reducers_that_match_the_nodes_bandwidth() -> None:
+    path = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
+    config = load_run_file(path, ["cluster.reduction_server={replica_count: auto}"])
+    nodes = config.cluster.replica_count
+    gbps = load_catalog().machines[config.cluster.machine_type].nic_gbps
+    assert worker_pools(config, "train", "gs://b/r")[2]["replica_count"] == math.ceil(nodes * gbps / 32)
+    unknown = config.cluster.model_copy(update={"machine_type": "z9-standard-8"})
+    with pytest.raises(ConfigError, match="nothing is known of z9-standard-8"):
+        reducer_count(unknown)

@@ -101,7 +101,7 @@ def test_every_machine_of_the_catalogue_with_every_count_is_valid(
             spec["machine_spec"]["reservation_affinity"] = affinity
         return spec | {"disk_spec": {"boot_disk_type": machine.boot_disk_types[0], "boot_disk_size_gb": 200}}
 
-    strategies = ["STANDARD", "SPOT"]
+    strategies = ["STANDARD"] if machine.needs_reservation else ["STANDARD", "SPOT"]
     if accelerator and CATALOG.gpus[accelerator].flex_start:
         strategies.append("FLEX_START")
     region = next(iter(CATALOG.regions.get(accelerator, ("us-central1",))))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from components.runtime.resolve import require_prices
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from trainer.errors import ConfigError
+from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.catalog.prices import load_prices
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
@@ -67,6 +68,33 @@ def test_a_job_that_does_not_run_costs_nothing() -> None:
 def test_evaluation_on_more_nodes_takes_less_time() -> None:
     one, four = (estimated(cluster__evaluate_replica_count=nodes)[0].steps[-1] for nodes in (1, 4))
     assert one.hours is not None and four.hours is not None and four.hours < one.hours
+
+
+def test_evaluation_on_a_machine_of_its_own_is_priced_and_timed_on_it() -> None:
+    own = {"machine_type": "a2-ultragpu-1g", "accelerator_type": "NVIDIA_A100_80GB", "accelerator_count": 1}
+    shared, alone = (estimated(cluster__evaluate_machine=machine)[0] for machine in (None, own))
+    assert shared.steps[0] == alone.steps[0], "training is not touched"
+    (on_eight, on_one) = (cost.steps[-1].hours for cost in (shared, alone))
+    assert on_eight and on_one and 4 * on_eight < on_one
+    other = {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
+    on_l4 = estimated(cluster__evaluate_machine=other)[0].steps[-1].hours
+    assert on_l4 and on_l4 < on_one, "whose fp32 rate outside of tensor cores is higher"
+
+
+def test_reducers_by_bandwidth_cost_as_the_same_number_written_out() -> None:
+    auto, written = (
+        estimated(cluster__replica_count=4, cluster__reduction_server={"replica_count": count})[0]
+        for count in ("auto", reducers_needed(4, load_catalog().machines["a2-ultragpu-8g"].nic_gbps))
+    )
+    assert auto.usd == written.usd and auto.usd
+
+
+def test_a_reservation_is_planned_at_the_standard_price() -> None:
+    affinity = {"reservation_affinity_type": "any_reservation"}
+    options = ["reservation", {"scheduling_strategy": "spot", "wait": "600s"}]
+    cost, _ = estimated(cluster__reservation_affinity=affinity, cluster__capacity_fallback=options)
+    assert (cost.capacity_fallback, cost.term) == (("standard", "spot"), "standard")
+    assert any("Training tries reservation for 3600s, then spot for 600s" in text for text in cost.assumptions)
 
 
 def test_terms_are_compared_side_by_side() -> None:

@@ -1,0 +1,247 @@
+"""`vlmpipe submit --only train` and `--job-spec FILE`: a custom job without a pipeline."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from google.cloud.aiplatform_v1 import types as api
+
+from components.runtime.resolve import compiled_settings, resolve
+from components.runtime.step_logic import point_to_features
+from pipelines.submit import require_own_project
+from trainer.config.job import JobConfig, RunPaths
+from trainer.data.prepare.pipeline import find_prepared
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage import open_storage
+from trainer.storage.records import write_record
+from vlmpipe.backends.vertex.bucket_checks import require_buckets
+from vlmpipe.backends.vertex.client import Place, endpoint, job_client
+from vlmpipe.backends.vertex.custom_job import JobSubmission
+from vlmpipe.backends.vertex.pipeline_job import job_id_at
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
+from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
+from vlmpipe.job_spec.file import SpecFile, read_spec_file
+from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.planner.cost.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
+from vlmpipe.planner.plan import plan_run
+from vlmpipe.runs.vertex.names import Address, RunRecord
+
+_IN_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(/customJobs/.*)?")
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """The request that was sent, or with --dry-run would be. `resource_name` is empty when nothing was sent."""
+
+    submission: JobSubmission
+    run_uri: str
+    spending: Spending
+    question: str  # the reason to confirm; empty for a job that needs none
+    endpoint: str
+    resource_name: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> Address | None:
+        if not self.resource_name:
+            return None
+        return Address(self.submission.place, self.resource_name.rpartition("/")[2])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sent": bool(self.resource_name),
+            "resource_name": self.resource_name or None,
+            "console_url": self.address.console_url if self.address else None,
+            "run_uri": self.run_uri or None,
+            "endpoint": self.endpoint,
+            "notes": list(self.warnings),
+            "request": self.submission.as_dict(),
+            "plan": {"state": self.spending.state, "usd": self.spending.usd, "needs_a_yes": self.question or None},
+        }
+
+    def lines(self) -> list[str]:
+        table = {"results": self.run_uri}
+        if self.address:
+            first = [f"custom job {self.address.job_id} is started on Vertex AI"]
+            table |= {"job": self.resource_name, "console": self.address.console_url}
+            table |= {"to follow": f"vlmpipe status {self.address.job_id} --watch"}
+        else:
+            first = [f"Nothing was sent. Without --dry-run, to {self.endpoint}:"]
+            first += json.dumps(self.submission.as_dict(), indent=2, ensure_ascii=False).splitlines()
+            table |= {"asks": f"{self.question}; --yes answers"} if self.question else {}
+        notes = [f"  warning: {text}" for text in self.warnings]
+        return [*first, *notes, *(f"  {name:<9} {value}" for name, value in table.items() if value)]
+
+
+def submit_training(
+    config: RunConfig,
+    *,
+    source: Sequence[str],
+    run_id: str,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+    ask: Callable[[str], bool] | None,
+) -> SubmittedJob:
+    """Start the training job of `config` alone, on data that is prepared. Arguments as `submit_run`.
+
+    Before the job, `run.json`, `plan.json` and `prepared.json` are written into the run's folder, as the pipeline's
+    steps would. Nothing is exported, evaluated or registered: the pipeline with the same --run-id does that.
+
+    Raises UserError: ConfigError for what one job cannot do, exit 66 for data that is not prepared.
+    """
+    require_vertex(config)
+    require_data_in_cloud(config)
+    if config.stages:
+        raise ConfigError("--only train is given for a run file with stages", fix="submit the pipeline, or one stage")
+    if config.cluster.capacity_fallback:
+        raise ConfigError(
+            "--only train sends one job, and cluster.capacity_fallback needs a step that sends the next one",
+            fix="add cluster.capacity_fallback=[], or submit the pipeline",
+        )
+    place, root_uri = Place.of(config), config.root_uri("vertex")
+    run_id = run_id or job_id_at(config, datetime.now())
+    run_uri = RunPaths(run_id=run_id, root_uri=root_uri).run_uri
+    spending = _of_training(config)
+    fail_on_error(spending, force=force)
+    check_jobs(config, run_uri)
+    client, limit_usd = None, config.plan.confirm_above_usd
+    if not dry_run:
+        require_own_project(config)
+        client = job_client(place.location)
+        if not force:
+            require_buckets(config)
+    require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
+    if client:
+        compiled = compiled_settings(config, "vertex", root_uri)
+        resolved = resolve(json.dumps(config.to_dict()), compiled, run_id=run_id)
+        config = resolved.config
+        _point_to_data(f"{run_uri}/run.json")
+    submission = _training_job(config, place, run_uri)
+    sent = submission.send(client) if client else None
+    if sent:
+        _record(sent, run_uri, spending.usd, source)
+    question = reasons_to_confirm(spending, limit_usd)
+    return SubmittedJob(submission, run_uri, spending, question, endpoint(place.location), sent.name if sent else "")
+
+
+def submit_spec(
+    path: Path,
+    *,
+    project: str,
+    location: str,
+    yes: bool,
+    dry_run: bool,
+    ask: Callable[[str], bool] | None,
+) -> SubmittedJob:
+    """Start the custom job of a spec that breaks no rule. What it costs is not planned, so it needs a confirmation.
+
+    Args:
+        path: a CustomJobSpec, a list of worker pools, or a CustomJob, whose display name, labels and key are taken.
+        project: where it runs, as location; empty takes what a CustomJob's own name says.
+
+    Raises ConfigError that lists the broken rules.
+    """
+    file = read_spec_file(path)
+    place = _place(file, project, location)
+    found = file.check(load_catalog(), place.location)
+    if errors := [one for one in found if one.severity == "error"]:
+        lines = [f"  {one.text()}" for one in errors]
+        raise ConfigError(
+            "\n".join([f"{path} has {len(errors)} errors", *lines]), fix=f"vlmpipe check --job-spec {path}"
+        )
+    around = file.around
+    submission = JobSubmission.of(
+        place,
+        parse_job_spec(file.fields()),
+        display_name=str(around.get("display_name") or path.stem),
+        labels={str(name): str(value) for name, value in (around.get("labels") or {}).items()},
+        encryption_key=_key(around.get("encryption_spec")),
+    )
+    spec = submission.job.job_spec
+    machines = " + ".join(f"{pool.replica_count} x {pool.machine_spec.machine_type}" for pool in spec.worker_pool_specs)
+    term = spec.scheduling.strategy.name.lower() if spec.scheduling.strategy else "standard"
+    spending = Spending(path.name, "green", (), None, None, machines, term, unknown="a job spec has no plan")
+    client = None if dry_run else job_client(place.location)
+    require_approval(spending, confirm_above_usd=0.0, force=False, yes=yes or dry_run, ask=ask)
+    sent = submission.send(client) if client else None
+    run_uri = spec.base_output_directory.output_uri_prefix
+    if sent:
+        _record(sent, run_uri, None, ("--job-spec", str(path)))
+    return SubmittedJob(
+        submission,
+        run_uri,
+        spending,
+        reasons_to_confirm(spending, 0.0),
+        endpoint(place.location),
+        sent.name if sent else "",
+        tuple(one.text() for one in found),
+    )
+
+
+def _of_training(config: RunConfig) -> Spending:
+    """The plan's spending, of the training job alone."""
+    plan = plan_run(config)
+    spending = spending_of(config, plan)
+    if plan.cost is None or plan.cost.usd is None:
+        return spending
+    train = next(step for step in plan.cost.steps if step.job == "train")
+    return replace(spending, usd=train.usd, hours=train.hours)
+
+
+def _point_to_data(run_json: str) -> None:
+    """Write `prepared.json` for data, and features, that an earlier run left."""
+    job = JobConfig.load(run_json)
+    pointers = point_to_features(job, find_prepared(job))
+    if pointers.features == "encode":
+        raise UserError(
+            "images of the run have no features yet, and only the pipeline encodes them",
+            expected="features that an earlier run encoded",
+            fix="submit the pipeline, or train without them: features.cache=off",
+            code=ExitCode.NOT_FOUND,
+        )
+    write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump(), indent=1)
+
+
+def _training_job(config: RunConfig, place: Place, run_uri: str) -> JobSubmission:
+    settings = job_settings(config, "train")
+    return JobSubmission.of(
+        place,
+        parse_job_spec(job_spec(config, "train", run_uri)),
+        display_name=settings["display_name"],
+        labels=settings["labels"],
+        encryption_key=settings.get("encryption_spec_key_name", ""),
+    )
+
+
+def _place(file: SpecFile, project: str, location: str) -> Place:
+    if file.is_of_a_search:
+        raise ConfigError("the file is a hyperparameter tuning job", expected="a CustomJob, or its spec")
+    match = _IN_NAME.fullmatch(str(file.around.get("name") or ""))
+    if match and not (project and location):
+        project, location = project or match[1], location or match[2]
+    if not (project and location):
+        raise ConfigError(
+            f"{'--location' if project else '--project'} is missing",
+            expected="--project and --location, or VERTEX_PROJECT_ID and VERTEX_LOCATION: a job spec names neither",
+        )
+    return Place(project, location)
+
+
+def _key(encryption_spec: Any) -> str:
+    """The key's name, in either spelling."""
+    names = encryption_spec if isinstance(encryption_spec, dict) else {}
+    return str(names.get("kms_key_name") or names.get("kmsKeyName") or "")
+
+
+def _record(job: api.CustomJob, run_uri: str, usd: float | None, source: Sequence[str]) -> None:
+    """So that `vlmpipe status` and the others know the job by its number."""
+    RunRecord(job.name, run_uri, datetime.now().timestamp(), usd, tuple(source)).write(job.name.rpartition("/")[2])
