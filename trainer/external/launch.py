@@ -103,9 +103,11 @@ class Session:
         folders = {**{name: str(path) for name, path in self._folders.items()}, "model": model, "resume": resume}
         process = self._start(folders)
         if not self._node.is_chief:
-            while process.wait(POLL_S) is None:
+            while (code := process.wait(POLL_S)) is None:
                 pass
-            return self._end_of_worker(process)
+            process.clean_up()
+            nothing = TrainingProgress([], self._scratch / "none")
+            return ExitCode.OK if judge(trainer, code, nothing, 0, stopped=process.stopping) else ExitCode.PREEMPTED
         return self._follow(process, base, checkpoint.record.step if checkpoint else 0, record)
 
     def _choose(self, record: CommitRecord) -> Checkpoint | None:
@@ -142,19 +144,7 @@ class Session:
             "VLMPIPE_ATTEMPT": str(choice.get("attempt", "")),
         }
         print(f"launcher: starting {' '.join(command)}", flush=True)
-        return TrainerProcess(
-            command,
-            environment(trainer, node, variables),
-            grace_s=trainer.stop_grace_s,
-            to_all=trainer.launch != "torchrun",
-        )
-
-    def _end_of_worker(self, process: TrainerProcess) -> ExitCode:
-        code = process.wait(0)
-        assert code is not None
-        process.clean_up()
-        nothing = TrainingProgress([], self._scratch / "none")
-        return ExitCode.OK if judge(self._trainer, code, nothing, 0, stopped=process.stopping) else ExitCode.PREEMPTED
+        return TrainerProcess(command, environment(trainer, node, variables), grace_s=trainer.stop_grace_s)
 
     def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
         states, trainer = self._states, self._trainer

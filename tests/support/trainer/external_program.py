@@ -1,6 +1,8 @@
 """A training program without torch, for tests: each step changes one number, which is its model.
 
-python external_program.py MODE STEPS [RESUME]; what goes wrong is MODE.
+python external_program.py MODE STEPS [RESUME]; what goes wrong is MODE. A second SIGTERM ends it at once.
+python external_program.py self MODE STEPS [RESUME] starts that as launchers do which know nothing of signals, such as
+llamafactory-cli: it waits for its child, in a session of its own as torchrun's workers are, and dies of SIGTERM.
 """
 
 import json
@@ -12,10 +14,26 @@ import sys
 import time
 from pathlib import Path
 
+if sys.argv[1] == "self":
+    told = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT")
+    print("told", json.dumps([os.environ[name] for name in told[:3]]), int(os.environ["MASTER_PORT"]) > 0, flush=True)
+    if others := sorted({"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"} & set(os.environ)):
+        raise SystemExit(f"torchrun's variables: {others}")
+    child = subprocess.Popen([sys.executable, __file__, *sys.argv[2:]], start_new_session=True)
+    raise SystemExit(child.wait())
 mode, steps = sys.argv[1], int(sys.argv[2])
 folder = {name: Path(os.environ[f"VLMPIPE_{name}"]) for name in ("OUTPUT", "CHECKPOINTS", "METRICS")}
 stop = []
-signal.signal(signal.SIGTERM, lambda *_: None if mode == "deaf" else stop.append(1))
+
+
+def on_stop(*_: object) -> None:
+    if stop:
+        os._exit(9)
+    if mode != "deaf":
+        stop.append(1)
+
+
+signal.signal(signal.SIGTERM, on_stop)
 
 
 def weights(path: Path, number: float, kind: str = "F32") -> None:
@@ -48,9 +66,10 @@ while done < steps and not (mode == "early" and done == steps // 2):
         print(json.dumps({"step": done, "loss": loss, "total_steps": steps}), file=metrics)
     if done % 5 == 0:
         save(done, number)
-    if mode in ("slow", "deaf"):
+    if mode in ("slow", "slow-saving", "deaf"):
         time.sleep(0.1)
     if stop:
+        time.sleep(1.5 if mode == "slow-saving" else 0)
         save(done, number) if done % 5 else None
         break
 if mode != "nothing":

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.short_form import WHOLE
-from tests.support.trainer.external_runs import ExternalRun, external_run
+from tests.support.trainer.external_runs import PROGRAM, ExternalRun, external_run
 from trainer.errors import ExitCode
 
 
@@ -88,6 +89,26 @@ def test_stopped_is_not_done_and_resumes_to_the_same_model_also_past_a_damaged_c
     assert run.result() == straight.result()
 
 
+def test_a_launcher_that_dies_of_a_stop_leaves_its_child_the_time_to_save(tmp_path: Path) -> None:
+    straight = external_run(tmp_path, steps=90, run_id="straight")
+    assert straight.launch()[0] == 0
+    command = ["python", str(PROGRAM), "self"]
+    settings: dict[str, Any] = {"steps": 90, "run_id": "self", "launch": "self"}
+    run = external_run(tmp_path, command=[*command, "slow-saving", "{max_steps}"], **settings)
+    process = run.popen("--nproc-per-node", "2")
+    wait_for_step(run, 6, process)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.PREEMPTED, text
+    assert 'told ["1", "0", "2"] True' in text and "killed" not in text
+    saved = run.record("steps/train.json")["message"]
+    assert saved == f"stopped on request after step {run.steps()[-1]}; a checkpoint of step {run.steps()[-1]} is saved"
+    code, text = external_run(tmp_path, command=[*command, "plain", "{max_steps}"], **settings).launch()
+    assert code == 0, text
+    assert run.steps() == list(range(1, 91))
+    assert run.result() == straight.result()
+
+
 def test_a_program_that_ignores_a_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
     run = external_run(tmp_path, "deaf", steps=600, stop_grace_s=1)
     process = run.popen()
@@ -95,6 +116,7 @@ def test_a_program_that_ignores_a_stop_is_killed_after_the_grace(tmp_path: Path)
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.PREEMPTED, text
+    assert "1 processes still ran 1 s after SIGTERM, and were killed" in text
 
 
 def test_killed_at_random_it_ends_with_the_same_model(tmp_path: Path) -> None:
