@@ -6,6 +6,7 @@ python -m trainer.external.launch --nproc-per-node 2 --config gs://bucket/runs/1
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from trainer.external.base_model import base_model, model_section_sha256
 from trainer.external.follow import TrainingProgress
 from trainer.external.outcome import judge, steps_wanted
 from trainer.external.process import Node, TrainerProcess, command_line, environment
+from trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
 from trainer.external.report import TrainerReport, is_done
 from trainer.external.result import model_type_of, require_result
 from trainer.external.states import SavedStates, fetch_state
@@ -73,6 +75,8 @@ class Session:
         for name in ("output", "checkpoints", "resume"):
             self._folders[name].mkdir()
         self._states: SavedStates | None = None
+        wanted = node.is_chief and not platform_has_one(os.environ)
+        self._endpoint = ProgressEndpoint(scratch) if wanted else None
 
     def run(self) -> ExitCode:
         """Prepare the inputs, run the program, judge what it leaves."""
@@ -101,7 +105,13 @@ class Session:
         resume = str(fetch_state(job, checkpoint, self._folders["resume"])) if checkpoint else ""
         model = resume if resume and trainer.resume_as_model else base
         folders = {**{name: str(path) for name, path in self._folders.items()}, "model": model, "resume": resume}
-        process = self._start(folders)
+        with self._endpoint or contextlib.nullcontext():
+            return self._run(folders, base, checkpoint, record)
+
+    def _run(
+        self, folders: Mapping[str, str], base: str, checkpoint: Checkpoint | None, record: CommitRecord
+    ) -> ExitCode:
+        process, trainer = self._start(folders), self._trainer
         if not self._node.is_chief:
             while (code := process.wait(POLL_S)) is None:
                 pass
@@ -142,6 +152,7 @@ class Session:
             "VLMPIPE_METRICS": str(self._scratch / "metrics.jsonl"),
             "VLMPIPE_RUN_ID": self._job.run.run_id,
             "VLMPIPE_ATTEMPT": str(choice.get("attempt", "")),
+            **(self._endpoint.variables if self._endpoint else {}),
         }
         print(f"launcher: starting {' '.join(command)}", flush=True)
         return TrainerProcess(command, environment(trainer, node, variables), grace_s=trainer.stop_grace_s)
@@ -154,7 +165,7 @@ class Session:
         )
         report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
         while (code := process.wait(POLL_S)) is None:
-            report.log(progress)
+            report.log(progress, self._endpoint.posted if self._endpoint else None)
             states.save_newest()
         print(f"launcher: train.trainer {trainer.name} ended with exit code {code}", flush=True)
         if process.clean_up():

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 if sys.argv[1] == "self":
@@ -50,6 +51,15 @@ def save(step: int, number: int) -> None:
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
 
 
+def post_that_all_is_done() -> None:
+    """As transformers does at the end, also where that comes too early."""
+    token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text()
+    metrics = [{"name": "current_step", "value": str(steps)}, {"name": "total_steps", "value": str(steps)}]
+    body = json.dumps({"trainerStatus": {"progressPercentage": 100, "metrics": metrics}}).encode()
+    headers = {"Authorization": f"Bearer {token}"}
+    urllib.request.urlopen(urllib.request.Request(os.environ["KUBEFLOW_TRAINER_SERVER_URL"], body, headers), timeout=9)
+
+
 done, number = 0, 1
 if len(sys.argv) > 3:
     resume = Path(sys.argv[3])
@@ -72,6 +82,8 @@ while done < steps and not (mode == "early" and done == steps // 2):
         time.sleep(1.5 if mode == "slow-saving" else 0)
         save(done, number) if done % 5 else None
         break
+if mode in ("plain", "early"):
+    post_that_all_is_done()
 if mode != "nothing":
     model_type = "other" if mode == "other-model" else "tiny"
     (folder["OUTPUT"] / "config.json").write_text(json.dumps({"model_type": model_type}))
