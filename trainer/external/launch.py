@@ -28,7 +28,7 @@ from trainer.external.process import Node, TrainerProcess, command_line, environ
 from trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
 from trainer.external.report import TrainerReport, is_done
 from trainer.external.result import model_type_of, require_result
-from trainer.external.states import SavedStates, fetch_state
+from trainer.external.states import NodeParts, SavedStates, fetch_state
 from trainer.external.versions import versions_in
 from trainer.launch import one_node, processes_on_node
 from trainer.preflight import announce, check_node
@@ -74,6 +74,8 @@ class Session:
         self._folders = {name: scratch / name for name in FOLDERS}
         for name in ("output", "checkpoints", "resume"):
             self._folders[name].mkdir()
+        self._saved_in = [self._folders["checkpoints"], self._folders["output"]]
+        self._attempt: int | None = None  # None on a replica that does not train
         self._states: SavedStates | None = None
         wanted = node.is_chief and not platform_has_one(os.environ)
         self._endpoint = ProgressEndpoint(scratch) if wanted else None
@@ -113,8 +115,9 @@ class Session:
     ) -> ExitCode:
         process, trainer = self._start(folders), self._trainer
         if not self._node.is_chief:
+            parts = NodeParts(self._job.run.run_uri, self._attempt, self._node.cluster.node_rank, self._saved_in)
             while (code := process.wait(POLL_S)) is None:
-                pass
+                parts.note()
             process.clean_up()
             nothing = TrainingProgress([], self._scratch / "none")
             return ExitCode.OK if judge(trainer, code, nothing, 0, stopped=process.stopping) else ExitCode.PREEMPTED
@@ -124,17 +127,21 @@ class Session:
         """The checkpoint to resume from; the chief's choice on all nodes, which have met then."""
         store, mine = open_storage(self._job.run.run_uri), None
         if self._node.is_chief:
-            folders = [self._folders["checkpoints"], self._folders["output"]]
-            self._states = SavedStates(self._job, record, folders)
+            self._states = SavedStates(self._job, record, self._saved_in)
             mine, passed_over = self._states.resume()
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
-            write_record(store, CHOICE, {"attempt": self._states.attempt, "checkpoint": mine.name if mine else ""})
+            self._attempt = self._states.attempt
+            write_record(store, CHOICE, {"attempt": self._attempt, "checkpoint": mine.name if mine else ""})
         if not self._node.trains:
             return None
         meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
-        if self._node.is_chief or not (name := read_record(store, CHOICE)["checkpoint"]):
+        if self._node.is_chief:
             return mine
+        choice = read_record(store, CHOICE)
+        self._attempt = choice["attempt"]
+        if not (name := choice["checkpoint"]):
+            return None
         from trainer.checkpoint.commit import verify
         from trainer.checkpoint.manifest import signing_key
         from trainer.external.states import states_of
@@ -146,12 +153,11 @@ class Session:
         values = {**setting_values(self._job, node.world_size), **folders}
         words = (*trainer.command, *(trainer.resume_args if folders["resume"] else ()))
         command = command_line(trainer, fill_in(words, values), node)
-        choice = read_record(open_storage(self._job.run.run_uri), CHOICE) if node.trains else {}
         variables = {
             **{f"VLMPIPE_{name.upper()}": folders[name] for name in FOLDERS},
             "VLMPIPE_METRICS": str(self._scratch / "metrics.jsonl"),
             "VLMPIPE_RUN_ID": self._job.run.run_id,
-            "VLMPIPE_ATTEMPT": str(choice.get("attempt", "")),
+            "VLMPIPE_ATTEMPT": "" if self._attempt is None else str(self._attempt),
             **(self._endpoint.variables if self._endpoint else {}),
         }
         print(f"launcher: starting {' '.join(command)}", flush=True)
@@ -160,9 +166,7 @@ class Session:
     def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
         states, trainer = self._states, self._trainer
         assert states
-        progress = TrainingProgress(
-            [self._folders["output"], self._folders["checkpoints"]], self._scratch / "metrics.jsonl"
-        )
+        progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl")
         report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
         while (code := process.wait(POLL_S)) is None:
             report.log(progress, self._endpoint.posted if self._endpoint else None)

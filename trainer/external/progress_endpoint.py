@@ -62,7 +62,7 @@ class ProgressEndpoint:
     @property
     def variables(self) -> dict[str, str]:
         """By which transformers finds it. Proxies are for other hosts."""
-        hosts = [name for name in (os.environ.get("no_proxy", ""), "127.0.0.1") if name]
+        hosts = [name for name in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1") if name]
         return {
             URL: f"http://127.0.0.1:{self._server.server_port}/",
             TOKEN: str(self._token_file),
