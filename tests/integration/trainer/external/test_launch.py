@@ -109,6 +109,30 @@ def test_a_launcher_that_dies_of_a_stop_leaves_its_child_the_time_to_save(tmp_pa
     assert run.result() == straight.result()
 
 
+HOROVODRUN = """#!/usr/bin/env python
+# Stands in for horovodrun, which needs a build of its own: it takes exactly what horovodrun is given here.
+import os, subprocess, sys
+option, count, *command = sys.argv[1:]
+assert option == "-np" and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & os.environ.keys(), sys.argv
+ranks = [{"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": count} for rank in range(int(count))]
+# All but the first rank do nothing: the program of this test is no distributed one.
+others = [subprocess.Popen([sys.executable, "-c", "pass"], env=os.environ | rank) for rank in ranks[1:]]
+print("ranks", len(ranks), command[1].rpartition("/")[2], flush=True)
+sys.exit(max(subprocess.call(command, env=os.environ | ranks[0]), *(other.wait() for other in others)))
+"""
+
+
+def test_horovodrun_starts_the_processes_of_the_node(tmp_path: Path) -> None:
+    (folder := tmp_path / "bin").mkdir()
+    (folder / "horovodrun").write_text(HOROVODRUN)
+    (folder / "horovodrun").chmod(0o755)
+    run = external_run(tmp_path, launch="horovod")
+    code, text = run.launch("--nproc-per-node", "2", PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert code == 0, text
+    assert "starting horovodrun -np 2 python" in text and "ranks 2 external_program.py" in text
+    assert run.record("summary.json")["world_size"] == 2 and run.result()
+
+
 def test_a_program_that_ignores_a_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
     run = external_run(tmp_path, "deaf", steps=600, stop_grace_s=1)
     process = run.popen()
