@@ -42,7 +42,10 @@ SETTINGS = {
 PLACEHOLDERS = (*FOLDERS, *SETTINGS)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 # Programs that start a process for each GPU themselves.
-SELF_LAUNCHING = ("llamafactory-cli", "swift", "automodel", "axolotl", "torchrun", "accelerate", "deepspeed")
+SELF_LAUNCHING = (
+    "llamafactory-cli", "swift", "automodel", "axolotl", "torchrun", "accelerate", "deepspeed",
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",  # after python -m
+)  # fmt: skip
 WITH_ROLES = ("tensorflow", "roles")
 HF_RESULTS = ("hf-model", "hf-adapter")
 TORCHRUN_GRACE_S = 30  # torchrun kills its workers this long after SIGTERM
@@ -186,7 +189,7 @@ class ExternalTrainerConfig(Section):
     @property
     def self_launching(self) -> str:
         """The program of the command that starts processes itself; empty for others."""
-        words = [os.path.basename(word) for word in self.command[:3]]  # `python -m torch.distributed.run` is not named
+        words = [os.path.basename(word) for word in self.command[:3]]
         return next((word for word in words if word in SELF_LAUNCHING), "")
 
     @property

@@ -41,6 +41,8 @@ def evaluate(job: JobConfig) -> None:
             folders[name].mkdir()
         if trainer.data_format != "none":
             export_data(job.pointers().prepared_uri, trainer.data_format, folders["data"])
+        else:
+            folders["data"].mkdir()
         for name in described["files"]:
             target = folders["model"] / name
             target.parent.mkdir(parents=True, exist_ok=True)

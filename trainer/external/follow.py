@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,9 +45,9 @@ class TrainingProgress:
     def read(self) -> list[dict[str, Any]]:
         """Lines that came since the last call, each of a new step, by vlmpipe's names and in order."""
         lines: list[dict[str, Any]] = []
-        for path in [self.metrics, *(path for folder in self.folders for name in LOGS for path in folder.rglob(name))]:
+        for path in [self.metrics, *(path for folder in self.folders for path in paths_below(folder, *LOGS))]:
             lines += self._new_lines(path)
-        for path in (path for folder in self.folders for path in folder.rglob(STATE)):
+        for path in (path for folder in self.folders for path in paths_below(folder, STATE)):
             lines += self._new_state(path)
         found: dict[int, dict[str, Any]] = {}
         for line in lines:
@@ -104,6 +105,14 @@ class TrainingProgress:
         self.step = max(self.step, int(step))
         values = {name: value for key, name in NAMES.items() if _is_number(value := entry.get(key))}
         return {"step": int(step), **values} if "loss" in values else None
+
+
+def paths_below(folder: Path, *names: str) -> list[Path]:
+    """Files in and below the folder, of these names if any are given, sorted.
+
+    Unlike Path.rglob it passes over folders that the program deletes meanwhile, as it does with old checkpoints.
+    """
+    return sorted(Path(top, name) for top, _, files in os.walk(folder) for name in files if not names or name in names)
 
 
 def steps_of(folder: Path) -> int:

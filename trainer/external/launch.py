@@ -6,6 +6,7 @@ python -m trainer.external.launch --nproc-per-node 2 --config gs://bucket/runs/1
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -24,9 +25,10 @@ from trainer.external.base_model import base_model, model_section_sha256
 from trainer.external.follow import TrainingProgress
 from trainer.external.outcome import judge, steps_wanted
 from trainer.external.process import Node, TrainerProcess, command_line, environment
+from trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
 from trainer.external.report import TrainerReport, is_done
 from trainer.external.result import model_type_of, require_result
-from trainer.external.states import SavedStates, fetch_state
+from trainer.external.states import NodeParts, SavedStates, fetch_state
 from trainer.external.versions import versions_in
 from trainer.launch import one_node, processes_on_node
 from trainer.preflight import announce, check_node
@@ -74,7 +76,11 @@ class Session:
         self._folders = {name: scratch / name for name in FOLDERS}
         for name in ("output", "checkpoints", "resume"):
             self._folders[name].mkdir()
+        self._saved_in = [self._folders["checkpoints"], self._folders["output"]]
+        self._attempt: int | None = None  # None on a replica that does not train
         self._states: SavedStates | None = None
+        wanted = node.is_chief and not platform_has_one(os.environ)
+        self._endpoint = ProgressEndpoint(scratch) if wanted else None
 
     def run(self) -> ExitCode:
         """Prepare the inputs, run the program, judge what it leaves."""
@@ -103,28 +109,41 @@ class Session:
         resume = str(fetch_state(job, checkpoint, self._folders["resume"])) if checkpoint else ""
         model = resume if resume and trainer.resume_as_model else base
         folders = {**{name: str(path) for name, path in self._folders.items()}, "model": model, "resume": resume}
-        process = self._start(folders)
+        with self._endpoint or contextlib.nullcontext():
+            return self._run(folders, base, checkpoint, record)
+
+    def _run(
+        self, folders: Mapping[str, str], base: str, checkpoint: Checkpoint | None, record: CommitRecord
+    ) -> ExitCode:
+        process, trainer = self._start(folders), self._trainer
         if not self._node.is_chief:
-            while process.wait(POLL_S) is None:
-                pass
-            return self._end_of_worker(process)
+            parts = NodeParts(self._job.run.run_uri, self._attempt, self._node.cluster.node_rank, self._saved_in)
+            while (code := process.wait(POLL_S)) is None:
+                parts.note()
+            process.clean_up()
+            nothing = TrainingProgress([], self._scratch / "none")
+            return ExitCode.OK if judge(trainer, code, nothing, 0, stopped=process.stopping) else ExitCode.PREEMPTED
         return self._follow(process, base, checkpoint.record.step if checkpoint else 0, record)
 
     def _choose(self, record: CommitRecord) -> Checkpoint | None:
         """The checkpoint to resume from; the chief's choice on all nodes, which have met then."""
         store, mine = open_storage(self._job.run.run_uri), None
         if self._node.is_chief:
-            folders = [self._folders["checkpoints"], self._folders["output"]]
-            self._states = SavedStates(self._job, record, folders)
+            self._states = SavedStates(self._job, record, self._saved_in)
             mine, passed_over = self._states.resume()
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
-            write_record(store, CHOICE, {"attempt": self._states.attempt, "checkpoint": mine.name if mine else ""})
+            self._attempt = self._states.attempt
+            write_record(store, CHOICE, {"attempt": self._attempt, "checkpoint": mine.name if mine else ""})
         if not self._node.trains:
             return None
         meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
-        if self._node.is_chief or not (name := read_record(store, CHOICE)["checkpoint"]):
+        if self._node.is_chief:
             return mine
+        choice = read_record(store, CHOICE)
+        self._attempt = choice["attempt"]
+        if not (name := choice["checkpoint"]):
+            return None
         from trainer.checkpoint.commit import verify
         from trainer.checkpoint.manifest import signing_key
         from trainer.external.states import states_of
@@ -136,37 +155,23 @@ class Session:
         values = {**setting_values(self._job, node.world_size), **folders}
         words = (*trainer.command, *(trainer.resume_args if folders["resume"] else ()))
         command = command_line(trainer, fill_in(words, values), node)
-        choice = read_record(open_storage(self._job.run.run_uri), CHOICE) if node.trains else {}
         variables = {
             **{f"VLMPIPE_{name.upper()}": folders[name] for name in FOLDERS},
             "VLMPIPE_METRICS": str(self._scratch / "metrics.jsonl"),
             "VLMPIPE_RUN_ID": self._job.run.run_id,
-            "VLMPIPE_ATTEMPT": str(choice.get("attempt", "")),
+            "VLMPIPE_ATTEMPT": "" if self._attempt is None else str(self._attempt),
+            **(self._endpoint.variables if self._endpoint else {}),
         }
         print(f"launcher: starting {' '.join(command)}", flush=True)
-        return TrainerProcess(
-            command,
-            environment(trainer, node, variables),
-            grace_s=trainer.stop_grace_s,
-            to_all=trainer.launch != "torchrun",
-        )
-
-    def _end_of_worker(self, process: TrainerProcess) -> ExitCode:
-        code = process.wait(0)
-        assert code is not None
-        process.clean_up()
-        nothing = TrainingProgress([], self._scratch / "none")
-        return ExitCode.OK if judge(self._trainer, code, nothing, 0, stopped=process.stopping) else ExitCode.PREEMPTED
+        return TrainerProcess(command, environment(trainer, node, variables), grace_s=trainer.stop_grace_s)
 
     def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
         states, trainer = self._states, self._trainer
         assert states
-        progress = TrainingProgress(
-            [self._folders["output"], self._folders["checkpoints"]], self._scratch / "metrics.jsonl"
-        )
+        progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl")
         report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
         while (code := process.wait(POLL_S)) is None:
-            report.log(progress)
+            report.log(progress, self._endpoint.posted if self._endpoint else None)
             states.save_newest()
         print(f"launcher: train.trainer {trainer.name} ended with exit code {code}", flush=True)
         if process.clean_up():

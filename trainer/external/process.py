@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.config.external_trainer import ExternalTrainerConfig
 from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, Roles
 from trainer.distributed.rendezvous import rendezvous_timeout_s
 from trainer.errors import ConfigError
+from trainer.external.process_tree import Running, adopt_orphans, below, kill_all, to_ask
 
 ROLE_VARIABLE = "VLMPIPE_ROLE"  # chief, worker, ps or evaluator
+POLL_S = 0.2  # between two looks at what is left of a program that was asked to stop
+KILL_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,16 @@ def environment(trainer: ExternalTrainerConfig, node: Node, variables: Mapping[s
 class TrainerProcess:
     """The running program. SIGTERM and SIGINT are passed on to it; what is left of it is killed after the grace.
 
-    All its processes are in a session of their own, so that children it leaves behind are found.
+    It is in a session of its own, and this process inherits the orphans of all that it starts: so children that it
+    leaves behind are found, those of torchrun too, which have sessions of their own.
     """
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *, grace_s: float, to_all: bool) -> None:
-        self._grace_s, self._to_all = grace_s, to_all
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *, grace_s: float) -> None:
+        self._grace_s = grace_s
         self.stopping = False  # no Event: a second signal inside its set() would wait for the first
         self._timer: threading.Timer | None = None
+        adopt_orphans()
+        self._others = frozenset(one.pid for one in below(os.getpid()))
         asked: list[int] = []  # signals before it started
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: asked.append(number))
@@ -125,53 +131,56 @@ class TrainerProcess:
         if asked:
             self.ask_to_stop()
 
-    def poll(self) -> int | None:
-        """The exit code once it has ended; 128 + number for a signal."""
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code once it has ended, None after `timeout_s`; 128 + number for a signal.
+
+        Of one that was asked to stop: once all that it has started has ended too, as what ends at a stop may leave
+        others that still save.
+        """
+        end = time.monotonic() + timeout_s
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        while self.stopping and self._running():
+            if (left_s := end - time.monotonic()) <= 0:
+                return None
+            time.sleep(min(left_s, POLL_S))
         code = self._process.poll()
         return code if code is None or code >= 0 else 128 - code
 
-    def wait(self, timeout_s: float) -> int | None:
-        """The same, after at most `timeout_s`."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        return self.poll()
-
     def ask_to_stop(self) -> None:
-        """Send SIGTERM, once; SIGKILL after the grace."""
+        """Send SIGTERM, once, to the program and where it does not pass it on to those below it; SIGKILL after the
+        grace."""
         if self.stopping:
             return
         self.stopping = True
-        # torchrun passes it on itself; a second one would end workers that are saving.
-        self._send(signal.SIGTERM, to_all=self._to_all)
-        self._timer = threading.Timer(self._grace_s, self.kill)
+        for pid in to_ask(os.getpid(), self._running()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        self._timer = threading.Timer(self._grace_s, self._end_grace)
         self._timer.daemon = True
         self._timer.start()
-
-    def kill(self) -> None:
-        """Kill the program and every process that it left in its session."""
-        self._send(signal.SIGKILL, to_all=True)
 
     def clean_up(self) -> bool:
         """After its end: kill what it has left behind. Returns whether there was anything."""
         if self._timer:
             self._timer.cancel()
-        left = _group_is_alive(self._process.pid)
-        self.kill()
-        return left
+        return self._kill() > 0
 
-    def _send(self, number: signal.Signals, *, to_all: bool) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            if to_all:
-                os.killpg(self._process.pid, number)
-            else:
-                self._process.send_signal(number)
+    def _end_grace(self) -> None:
+        if killed := self._kill():
+            print(
+                f"launcher: {killed} processes still ran {self._grace_s:g} s after SIGTERM, and were killed", flush=True
+            )
 
+    def _kill(self) -> int:
+        """Kill the program and all that it has started. Returns how many processes that were."""
+        killed: set[int] = set()
+        end = time.monotonic() + KILL_LIMIT_S  # one that the kernel holds ends later
+        while (left := self._running()) and time.monotonic() < end:
+            kill_all(left)
+            killed |= {one.pid for one in left}
+            time.sleep(0.01)
+        return len(killed)
 
-def _group_is_alive(group: int) -> bool:
-    """Whether a process of the group runs; a zombie that nobody has waited for does not count."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, _, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
-            if int(pgrp) == group and state != "Z":
-                return True
-    return False
+    def _running(self) -> list[Running]:
+        return below(os.getpid(), without=self._others)

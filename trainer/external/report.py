@@ -14,6 +14,7 @@ from trainer.errors import UserError
 from trainer.external.base_model import model_section_sha256
 from trainer.external.follow import TrainingProgress
 from trainer.external.process import Node
+from trainer.external.progress_endpoint import Posted
 from trainer.external.states import newest_result
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.progress import Progress
@@ -64,8 +65,8 @@ class TrainerReport:
         steps = read_record(open_storage(job.run.run_uri), SUMMARY)["steps"]
         Progress(job.run.run_uri, STEP).finish("reused", f"all {steps} steps were made before")
 
-    def log(self, progress: TrainingProgress) -> None:
-        """Log what the program has written since the last call."""
+    def log(self, progress: TrainingProgress, posted: Posted | None = None) -> None:
+        """Log what the program has written since the last call; show what it has posted where that is further."""
         now = time.perf_counter()
         lines = [line for line in progress.read() if line["step"] > self._last_step]
         for line in lines:
@@ -74,10 +75,13 @@ class TrainerReport:
             self._log.write(line["step"], {**values, "step_s": step_s, "time_s": time.time()})
         if lines:
             self._last_step, self._last_s = lines[-1]["step"], now
-            loss = lines[-1]["loss"]
-            self._progress.update(
-                progress.step, progress.total_steps, unit="steps", message=f"loss {loss:.4f}", loss=loss
-            )
+            self._show(progress.step, progress.total_steps, lines[-1]["loss"])
+        elif posted and posted.step > self._progress.record.done:
+            self._show(posted.step, posted.total_steps, posted.loss)
+
+    def _show(self, step: int, total_steps: int, loss: float | None) -> None:
+        said: dict[str, Any] = {} if loss is None else {"message": f"loss {loss:.4f}", "loss": loss}
+        self._progress.update(step, total_steps, unit="steps", **said)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, require_beginning
+from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from trainer.checkpoint.commit import (
     Checkpoint,
     CommitRecord,
@@ -31,15 +32,19 @@ from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.config.external_trainer import HF_RESULTS
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError
-from trainer.external.follow import STATE, steps_of
+from trainer.external.follow import STATE, paths_below, steps_of
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
 from trainer.storage.file_sums import files_below
+from trainer.storage.records import read_record, write_record
 
 STATES, RESULT = "trainer", "result"  # folders of a run
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # transformers', while it saves after SIGTERM
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
+PARTS = "parts"  # names of files that other nodes have, by attempt
 _NAME = re.compile(r"checkpoint-(\d+)")
+# transformers leaves states of random generators on each rank's node, and resumes without.
+_CHECKPOINT_FILE = re.compile(r".*/checkpoint-(?P<step>\d+)/(?P<name>(?P<random>rng_state.*\.pth)|.+)")
 
 
 def states_of(run_uri: str) -> Storage:
@@ -75,6 +80,7 @@ class SavedStates:
         _, checkpoint, passed_over = newest_good_of([self._store], key=self._key)
         if checkpoint:
             require_same_model(checkpoint, self._record)
+            require_all_parts(self._store, checkpoint)
         self.newest_step = checkpoint.record.step if checkpoint else 0
         begin_at(self._store, self._mine, self.newest_step, most=self._job.checkpoint.max_starts_without_progress)
         return checkpoint, passed_over
@@ -126,6 +132,43 @@ class SavedStates:
             note_end(store, self._mine, how)
 
 
+class NodeParts:
+    """Files of checkpoints on the disk of a node that is not the chief. They are not copied; their names are noted."""
+
+    def __init__(self, run_uri: str, attempt: int | None, node: int, folders: Sequence[Path]) -> None:
+        self._store, self._node = states_of(run_uri), node
+        self._folders = () if attempt is None else folders  # of a replica that does not train
+        self._record, self._names = f"{PARTS}/{attempt or 0:04d}/node-{node}.json", dict[str, list[str]]()
+
+    def note(self) -> None:
+        """Note what has been added since the last call."""
+        found: dict[str, list[str]] = {}
+        for file in (file.as_posix() for folder in self._folders for file in paths_below(folder)):
+            if (match := _CHECKPOINT_FILE.fullmatch(file)) and not match["random"]:
+                found.setdefault(match["step"], []).append(match["name"])
+        new = {step: names for step, names in found.items() if names != self._names.get(step)}
+        if new and not self._names:
+            print(f"launcher: files of checkpoints on the disk of node {self._node} are not copied", flush=True)
+        if new:
+            self._names |= new
+            write_record(self._store, self._record, {"names": self._names})
+
+
+def require_all_parts(store: Storage, checkpoint: Checkpoint) -> None:
+    """Raise ConfigError where another node has kept files of the checkpoint that the chief did not have."""
+    kept = {info.name for info in store.list(f"{CHECKPOINTS}/{checkpoint.name}")}
+    for info in store.list(f"{PARTS}/{checkpoint.record.attempt:04d}"):
+        noted = read_record(store, info.name)["names"].get(str(checkpoint.record.step), [])
+        if missing := [name for name in noted if f"{CHECKPOINTS}/{checkpoint.name}/{name}" not in kept]:
+            node = info.name.rpartition("/")[2].removesuffix(".json")
+            raise ConfigError(
+                f"checkpoint {checkpoint.name} lacks {missing[0]}, which {node} kept on its own disk",
+                expected="checkpoints that are whole on the first node's disk",
+                fix="have the program gather its checkpoints on its first process (a full state dict), and start a new "
+                "run (train.resume=never, or another run id)",
+            )
+
+
 def fetch_state(job: JobConfig, checkpoint: Checkpoint, folder: Path) -> Path:
     """A copy of the checkpoint's verified files that the program may change, in a folder named as it had named it."""
     verified = fetch_folder(states_of(job.run.run_uri), checkpoint, folder / "verified")
@@ -158,7 +201,7 @@ def require_same_model(checkpoint: Checkpoint, expected: CommitRecord) -> None:
 def _finished(folder: Path) -> list[tuple[int, Path]]:
     """Step and path of the folders that the program has finished writing, as far as names tell."""
     found = []
-    for state in folder.rglob(f"checkpoint-*/{STATE}"):
+    for state in paths_below(folder, STATE):
         match = _NAME.fullmatch(state.parent.name)
         if match and not (state.parent / INCOMPLETE).exists() and steps_of(state.parent) == int(match[1]):
             found.append((int(match[1]), state.parent))

@@ -121,11 +121,7 @@ class Diagnosis:
 
 def decide(texts: Sequence[Text], code: int | None) -> tuple[Pattern | None, Hit | None, list[str]]:
     """The cause, where it was seen, and what else was recognised."""
-    found = [
-        hit if text.first_line else replace(hit, line=0)
-        for text in texts
-        for hit in hits(text.where, text.text, first_line=text.first_line)
-    ]
+    found = _hits(texts)
     causes = [hit for hit in found if hit.pattern.kind == "cause"]
     said = [hit for hit in causes if code in hit.pattern.exit_codes] or causes
     by_code = next((pattern for pattern in patterns() if code in pattern.exit_codes), None)
@@ -136,6 +132,20 @@ def decide(texts: Sequence[Text], code: int | None) -> tuple[Pattern | None, Hit
     else:
         hit = found[0] if found else None
     return (hit.pattern, hit, _others(found, hit.pattern)) if hit else (None, None, [])
+
+
+def warnings(texts: Sequence[Text]) -> list[str]:
+    """What makes a finished run's model doubtful, each with its remedy."""
+    found = {hit.pattern.id: hit for hit in reversed(_hits(texts)) if hit.pattern.kind == "warning"}
+    return [f"{hit.pattern.cause} ({hit.place}): {hit.pattern.remedy}" for hit in found.values()]
+
+
+def _hits(texts: Sequence[Text]) -> list[Hit]:
+    return [
+        hit if text.first_line else replace(hit, line=0)
+        for text in texts
+        for hit in hits(text.where, text.text, first_line=text.first_line)
+    ]
 
 
 def _others(found: Sequence[Hit], chosen: Pattern) -> list[str]:

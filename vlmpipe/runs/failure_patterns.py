@@ -18,7 +18,7 @@ _FIELDS = re.compile(r"{(\w+)}")
 
 @checked(frozen=True, config=ConfigDict(extra="forbid"))
 class Pattern:
-    """One kind of failure. A consequence counts only when no cause is found."""
+    """One kind of failure. A consequence or warning counts only when no cause is found."""
 
     id: str
     any: tuple[str, ...]
@@ -27,7 +27,7 @@ class Pattern:
     detail: str = ""
     exit_codes: tuple[int, ...] = ()
     ends_as: int = 0
-    kind: Literal["cause", "consequence"] = "cause"
+    kind: Literal["cause", "consequence", "warning"] = "cause"
     source: str = Field(default="")
 
     def find(self, text: str) -> re.Match[str] | None:

@@ -32,13 +32,13 @@ class ExternalRun:
     def command(self) -> list[str]:
         return [sys.executable, "-m", "trainer.external.launch", "--config", f"{self.uri}/run.json"]
 
-    def popen(self, **variables: str) -> subprocess.Popen[str]:
-        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(self.command(), env={**os.environ, **variables}, **piped)  # type: ignore[call-overload,no-any-return]
+    def popen(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        command, piped = [*self.command(), *arguments], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(command, env={**os.environ, **variables}, text=True, **piped)
 
-    def launch(self) -> tuple[int, str]:
+    def launch(self, *arguments: str, **variables: str) -> tuple[int, str]:
         """Exit code and everything printed."""
-        process = self.popen()
+        process = self.popen(*arguments, **variables)
         text, _ = process.communicate(timeout=120)
         return process.returncode, text
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer.storage.records import read_record_file
 from trainer.storage.regular_files import NotRegularFileError, open_regular
-from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
+from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends, warnings
 from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
 from vlmpipe.runs.local.stages import stage_folders
@@ -48,8 +48,8 @@ def diagnose_folder(folder: Path) -> Diagnosis:
         outcome = "failed" if step else "done"
     bad = outcome in ("failed", "stopped")
     of_stage = stage_folders(folder).get(step.stage, folder) if step else folder
-    texts = _texts(folder, of_stage, step) if bad else []
-    pattern, hit, also = decide(texts, code) if bad else (None, None, [])
+    texts = [] if running else _texts(folder, of_stage, step)
+    pattern, hit, also = decide(texts, code) if bad else (None, None, warnings(texts))
     ends = rank_ends(texts)
     stall = None
     if pattern and pattern.id in STALL_IDS:

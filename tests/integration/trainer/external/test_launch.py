@@ -8,11 +8,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.short_form import WHOLE
-from tests.support.trainer.external_runs import ExternalRun, external_run
+from tests.support.trainer.external_runs import PROGRAM, ExternalRun, external_run
 from trainer.errors import ExitCode
 
 
@@ -88,6 +89,50 @@ def test_stopped_is_not_done_and_resumes_to_the_same_model_also_past_a_damaged_c
     assert run.result() == straight.result()
 
 
+def test_a_launcher_that_dies_of_a_stop_leaves_its_child_the_time_to_save(tmp_path: Path) -> None:
+    straight = external_run(tmp_path, steps=90, run_id="straight")
+    assert straight.launch()[0] == 0
+    command = ["python", str(PROGRAM), "self"]
+    settings: dict[str, Any] = {"steps": 90, "run_id": "self", "launch": "self"}
+    run = external_run(tmp_path, command=[*command, "slow-saving", "{max_steps}"], **settings)
+    process = run.popen("--nproc-per-node", "2")
+    wait_for_step(run, 6, process)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.PREEMPTED, text
+    assert 'told ["1", "0", "2"] True' in text and "killed" not in text
+    saved = run.record("steps/train.json")["message"]
+    assert saved == f"stopped on request after step {run.steps()[-1]}; a checkpoint of step {run.steps()[-1]} is saved"
+    code, text = external_run(tmp_path, command=[*command, "plain", "{max_steps}"], **settings).launch()
+    assert code == 0, text
+    assert run.steps() == list(range(1, 91))
+    assert run.result() == straight.result()
+
+
+HOROVODRUN = """#!/usr/bin/env python
+# Stands in for horovodrun, which needs a build of its own: it takes exactly what horovodrun is given here.
+import os, subprocess, sys
+option, count, *command = sys.argv[1:]
+assert option == "-np" and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & os.environ.keys(), sys.argv
+ranks = [{"HOROVOD_RANK": str(rank), "HOROVOD_SIZE": count} for rank in range(int(count))]
+# All but the first rank do nothing: the program of this test is no distributed one.
+others = [subprocess.Popen([sys.executable, "-c", "pass"], env=os.environ | rank) for rank in ranks[1:]]
+print("ranks", len(ranks), command[1].rpartition("/")[2], flush=True)
+sys.exit(max(subprocess.call(command, env=os.environ | ranks[0]), *(other.wait() for other in others)))
+"""
+
+
+def test_horovodrun_starts_the_processes_of_the_node(tmp_path: Path) -> None:
+    (folder := tmp_path / "bin").mkdir()
+    (folder / "horovodrun").write_text(HOROVODRUN)
+    (folder / "horovodrun").chmod(0o755)
+    run = external_run(tmp_path, launch="horovod")
+    code, text = run.launch("--nproc-per-node", "2", PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert code == 0, text
+    assert "starting horovodrun -np 2 python" in text and "ranks 2 external_program.py" in text
+    assert run.record("summary.json")["world_size"] == 2 and run.result()
+
+
 def test_a_program_that_ignores_a_stop_is_killed_after_the_grace(tmp_path: Path) -> None:
     run = external_run(tmp_path, "deaf", steps=600, stop_grace_s=1)
     process = run.popen()
@@ -95,6 +140,7 @@ def test_a_program_that_ignores_a_stop_is_killed_after_the_grace(tmp_path: Path)
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == ExitCode.PREEMPTED, text
+    assert "1 processes still ran 1 s after SIGTERM, and were killed" in text
 
 
 def test_killed_at_random_it_ends_with_the_same_model(tmp_path: Path) -> None:

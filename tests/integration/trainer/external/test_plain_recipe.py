@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -19,7 +20,9 @@ from tests.support.trainer.external_runs import ExternalRun
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode
 from trainer.progress import Progress
+from vlmpipe.backends.local.job import run_job
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
 
 def plain_run(root: Path, run_id: str, *, steps: int) -> ExternalRun:
@@ -44,13 +47,21 @@ def finished(run: ExternalRun) -> str:
     return text
 
 
-def test_two_processes_train_and_the_export_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_train_by_one_torchrun_each_and_the_export_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     run = plain_run(tmp_path, "plain", steps=4)
-    text = finished(run)
-    assert "--nproc-per-node 2" in text
+    task = {"image_uri": "image", "command": ["python"], "args": [*run.command()[1:], "--nproc-per-node", "1"]}
+    machine = {"machine_type": "n1-standard-4"}
+    pool: dict[str, Any] = {"machine_spec": machine, "container_spec": task, "replica_count": 1}
+    spec = {"worker_pool_specs": [pool] * 2, "base_output_directory": {"output_uri_prefix": run.uri}}
+    run_job("train", spec, labels={STEP_LABEL: "train"})
+    logs = [Path(run.uri, f"logs/train/workerpool{node}-0.log").read_text() for node in range(2)]
+    assert all(f"--nnodes 2 --node-rank {node} --nproc-per-node 1" in log for node, log in enumerate(logs))
+    assert "checkpoints on the disk of node 1" not in logs[1]
     summary = run.record("summary.json")
-    assert (summary["steps"], summary["world_size"], summary["trainer"]) == (4, 2, "plain")
+    assert (summary["steps"], summary["world_size"], summary["nodes"], summary["trainer"]) == (4, 2, 2, "plain")
     exported = sync_model(run.job)
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= exported["files"].keys()
     assert not [name for name in exported["files"] if name.endswith((".pt", ".bin"))]

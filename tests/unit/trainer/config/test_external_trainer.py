@@ -29,6 +29,7 @@ PACKAGE = {
         ({"evaluate_command": ["a", "{outputs}"]}, r"did you mean \{output\}"),
         ({"command": ["a", "{resume}"]}, "put it into resume_args"),
         ({"command": ["llamafactory-cli", "train"]}, "starts processes itself: use launch self"),
+        ({"command": ["python", "-m", "torch.distributed.run", "a.py"]}, "starts processes itself: use launch self"),
         ({"command": ["python", "-m", "a"], "roles": {"ps": 1}}, "use one of tensorflow, roles"),
         ({"stop_grace_s": 31}, "use launch self, or at most 30"),
         ({"result": "opaque"}, "evaluate_command is missing"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +70,25 @@ def test_the_last_loss_that_is_no_number_is_noted(tmp_path: Path) -> None:
     path.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 1.0}\n')
     found.read()
     assert found.not_finite == 0
+
+
+def test_folders_that_are_deleted_meanwhile_are_passed_over(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def keep_only_the_newest_checkpoint() -> None:
+        for step in itertools.count(1):
+            (folder := tmp_path / f"checkpoint-{step}/global_step{step}").mkdir(parents=True)
+            (folder.parent / "trainer_state.json").write_text(json.dumps(STATE))
+            shutil.rmtree(folder.parent)
+            if over.is_set():
+                return
+
+    program = threading.Thread(target=keep_only_the_newest_checkpoint)
+    program.start()
+    found = progress(tmp_path)
+    try:
+        for _ in range(300):
+            found.read()
+    finally:
+        over.set()
+        program.join()

@@ -186,6 +186,14 @@ def test_ordered_mishaps_are_noted(run: Run) -> None:
     assert found.notes == ("ordered by --inject-fault: kill:rank=0,after_step=7",)
 
 
+def test_a_run_that_is_done_with_weights_that_were_not_resumed_is_told(run: Run) -> None:
+    found = diagnose_folder(run(exit_code=0, logs={"workerpool0-0": example("weights-not-resumed")}))
+    assert (found.outcome, found.pattern) == ("done", None)
+    (told,) = found.also
+    assert "without all weights of its checkpoint (logs/train/workerpool0-0.log" in told
+    assert "train.trainer.resume_as_model" in told
+
+
 def test_a_run_that_is_done_needs_nothing(run: Run) -> None:
     found = diagnose_folder(run(exit_code=0, logs={"workerpool0-0": example("no-space")}))
     assert (found.outcome, found.cause) == ("done", "nothing: the run is done")

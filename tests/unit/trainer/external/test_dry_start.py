@@ -1,0 +1,75 @@
+"""What a program lacks is said before data is prepared, and nothing of it is started for that."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.external_trainer import ExternalTrainerConfig
+from trainer.errors import ExitCode, UserError
+from trainer.external.dry_start import require_startable
+
+SCRIPT = """
+from __future__ import annotations
+import json, vlmpipe_no_such_package.part
+from vlmpipe_no_other import name
+from neighbour import thing
+from .relative import other
+try:
+    import vlmpipe_optional
+except ImportError:
+    pass
+raise SystemExit("it was started")
+"""
+
+
+def trainer(*command: str, **changes: Any) -> ExternalTrainerConfig:
+    return ExternalTrainerConfig(name="mine", command=command, **changes)
+
+
+def refused(*command: str, **changes: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        require_startable(trainer(*command, **changes))
+    return caught.value
+
+
+def test_packages_that_the_script_imports_and_nothing_brings_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    (tmp_path / "neighbour.py").write_text("thing = 1")
+    error = refused("python", str(script), "{data}")
+    assert error.code == ExitCode.UNAVAILABLE
+    assert f"{script} imports vlmpipe_no_other, vlmpipe_no_such_package, which {sys.executable}" in error.found
+
+    script.write_text(SCRIPT.replace("vlmpipe_no_such_package.part", "os.path").replace("vlmpipe_no_other", "re"))
+    assert f"{script} can start (python 3." in require_startable(trainer("python", str(script)))
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "sentence"),
+    [
+        (("vlmpipe-no-such-program", "a"), {}, "there is no program vlmpipe-no-such-program"),
+        (("python", "no/such/train.py"), {}, "there is no file no/such/train.py"),
+        (("python", "a.py"), {"python": "/no/such/bin/python"}, "there is no /no/such/bin/python"),
+        (("python", "a.py"), {"python": "/bin/false"}, "/bin/false does not start"),
+    ],
+)
+def test_a_missing_python_program_or_script_is_a_wrong_setting(
+    command: tuple[str, ...], changes: dict[str, str], sentence: str
+) -> None:
+    error = refused(*command, **changes)
+    assert (error.code, sentence in error.found) == (ExitCode.CONFIG, True), error.found
+
+
+def test_a_script_that_is_no_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def (")
+    assert "is no Python" in refused("python", str(tmp_path / "a.py")).found
+
+
+def test_modules_other_programs_and_packages_are_taken_as_they_are() -> None:
+    assert require_startable(trainer("python", "-m", "anything", launch="each-node")).startswith("python can start")
+    package = {"package_uris": ("gs://b/a.tar.gz",), "executor_image_uri": "i", "python_module": "a.task"}
+    assert "gs://b/a.tar.gz, installed when the job starts" in require_startable(trainer(kind="package", **package))

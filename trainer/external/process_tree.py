@@ -1,0 +1,78 @@
+"""The processes that a program has started, whatever sessions they are in, and which of them must hear of a stop."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_SIGTERM_BIT = 1 << (signal.SIGTERM - 1)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process that runs."""
+
+    pid: int
+    parent: int
+    handles_stop: bool  # it catches SIGTERM, or waits for it: what it has started is its own affair then
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process whose parent ends below this one, so that all are found. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def below(root: int, *, without: Collection[int] = ()) -> list[Running]:
+    """Children of a process, their children and so on; each comes after its parent.
+
+    Args:
+        without: processes that do not count, and neither do those below them.
+    """
+    everything, found, parents = _everything(), list[Running](), [root]
+    while parents:
+        children = [one for one in everything if one.parent in parents and one.pid not in without]
+        found += children
+        parents = [one.pid for one in children]
+    return found
+
+
+def to_ask(parent: int, processes: Iterable[Running]) -> list[int]:
+    """Whom SIGTERM must be sent so that each process below `parent` hears of the stop once.
+
+    One that handles the signal passes it on as it likes: torchrun does, and a second one would end workers that save.
+    Below one that it ends, such as a command that starts torchrun and waits, nobody would hear of it.
+    """
+    asked, silent = [], {parent}
+    for one in processes:  # parents first
+        if one.parent in silent:
+            asked.append(one.pid)
+            if not one.handles_stop:
+                silent.add(one.pid)
+    return asked
+
+
+def _everything() -> list[Running]:
+    """All processes of the machine but those that have ended and were not waited for."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+            if fields["State"].split()[0] not in "ZX":
+                handled = int(fields["SigCgt"], 16) | int(fields["SigBlk"], 16)
+                found.append(Running(int(path.parent.name), int(fields["PPid"]), bool(handled & _SIGTERM_BIT)))
+    return found
+
+
+def kill_all(processes: Iterable[Running]) -> None:
+    """SIGKILL to each that is still there."""
+    for one in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
