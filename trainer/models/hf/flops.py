@@ -1,8 +1,8 @@
 """FLOPs of a model of family hf, counted in its own forward pass.
 
 The pass runs on the CPU with all layers, real inputs and weights that take no memory. Products are counted by torch's
-formulas and not computed, so that it takes a second. Widths alone do not tell experts, latent or linear attention,
-windows and what pools images.
+formulas. Neither they nor activations and norms are computed, so that it takes a second. Widths alone do not tell
+experts, latent or linear attention, windows and what pools images.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from transformers.initialization import no_init_weights
 
 from trainer.config.model import PARTS, ModelConfig, ModelPart
-from trainer.models.hf.model import BLANK, PROJECTED, HfVLM
+from trainer.models.hf.model import PROJECTED, HfVLM
 from trainer.models.hf.processor import kind_of, published_images
 from trainer.models.hf_native.pretrained import part_config
 from trainer.models.layers.deferred_weights import parameters_on_meta
@@ -32,7 +32,8 @@ from trainer.models.layers.freeze import part_of
 from trainer.sizing.model_shape import CountedFlops, Growth
 
 SECTION = {"family", "pretrained", "tokenizer", "image_processor"}  # fields of the model section that change FLOPs
-LARGE_IMAGE = (448, 448)  # pixels
+SMALL_IMAGE, LARGE_IMAGE = (48, 32), (448, 448)  # pixels
+LARGE = 1 << 14  # numbers
 TOKENS = (64, 128)  # of a sample; linear attention takes 64 at a time
 
 
@@ -51,7 +52,7 @@ def _counted(section: str) -> CountedFlops:
     images = published_images(config.tower, config.image_processor)
     module = HfVLM(config, _without_memory(config), images).eval()
     of_images = []
-    for size in (BLANK, LARGE_IMAGE):
+    for size in (SMALL_IMAGE, LARGE_IMAGE):
         inputs = images.tensors([Image.new("RGB", size)])
         with _counting(module) as counts:
             module.features({name: one for name, one in inputs.items() if name in module.features_of})
@@ -106,6 +107,8 @@ def _counting(module: nn.Module) -> Iterator[Counter[ModelPart]]:
 
 
 class _Count(TorchDispatchMode):
+    """Numbers of features have no values inside. Indices and masks do, as models decide by them."""
+
     def __init__(self) -> None:
         super().__init__()
         self.flops, self._part = Counter[ModelPart](), PARTS[0]
@@ -114,18 +117,30 @@ class _Count(TorchDispatchMode):
         self._part = part
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         formula = FORMULAS.get(func._overloadpacket)
-        if formula is None:
-            return func(*args, **(kwargs or {}))
-        on_meta = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs or {}))
+        if formula is None and not _may_be_left_out(func, args):
+            return func(*args, **kwargs)
+        on_meta = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
         output = func(*on_meta[0], **on_meta[1])
-        self.flops[self._part] += formula(*args, **(kwargs or {}), out_val=output)
-        return tree_map_only(Tensor, lambda one: torch.zeros_like(one, device="cpu"), output)
+        if formula:
+            self.flops[self._part] += formula(*args, **kwargs, out_val=output)
+        elif any(isinstance(one, Tensor) and not one.is_floating_point() for one in tree_leaves(output)):
+            return func(*args, **kwargs)  # a comparison
+        return tree_map_only(Tensor, lambda one: torch.empty_like(one, device="cpu"), output)
+
+
+def _may_be_left_out(func: Any, args: Any) -> bool:
+    """Whether an operation takes large features number by number, or row by row, and gives new ones."""
+    if func._schema.is_mutable or (torch.Tag.pointwise not in func.tags and func._overloadpacket not in BY_ROW):
+        return False
+    return any(isinstance(one, Tensor) and one.is_floating_point() and one.numel() >= LARGE for one in args)
 
 
 def _fused_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, out_val: Any, **__: Any) -> int:
     return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
+BY_ROW = {torch.ops.aten.native_layer_norm, torch.ops.aten._softmax, torch.ops.aten.mean}
 # torch has no formula for the CPU's fused kernel.
 FORMULAS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention}

@@ -229,7 +229,7 @@ def _sentences(config: RunConfig, shape: ModelShape, layout: Layout, load: Workl
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.family == "hf":
         said.append(
-            "FLOPs were counted in a pass of the model's own code over a small image and a short text, all layers of it."
+            "FLOPs were counted in a pass of the model's own code over a small image and a short text, all layers."
             if shape.counted
             else "FLOPs follow from widths, as if all layers were equal: the model's code does not run on zeros."
         )

@@ -148,7 +148,7 @@ def test_simpo_trains_without_references(any_model: dict[str, JobConfig]) -> Non
     sync_run(job)
     run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     found = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
-    assert 0 < found["simpo_loss"] < 10 and 0 <= found["reward_accuracy"] <= 1 and 0 <= found["preference_accuracy"]
+    assert 0 < found["simpo_loss"] < 10 and 0 <= found["reward_accuracy"] <= 1 and found["preference_accuracy"] >= 0
     assert "dpo_loss" not in found
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support.hf.kinds import INSTALLED
+from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen
 from trainer.config.model import ModelConfig
@@ -21,9 +21,10 @@ from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 TYPES = chosen({name: kind for name, kind in INSTALLED.items() if name != "paligemma"}, lambda name: name == "internvl")
 FREEZE = {"frozen": ("tower",), **({"trained": ()} if WHOLE else {})}
 NEAR = 0.03
-TOKENS, IMAGES = 640, 4
-# Experts, latent and linear attention, convolutions, inputs of each layer: widths do not tell what these compute.
-NOT_BY_WIDTHS = ("qwen3_vl_moe", "glm4v_moe", "kimi_k25", "qwen3_5", "lfm2_vl", "gemma4")
+TOKENS = 640
+IMAGES = {"lighton_ocr": 1, "mistral3": 1}  # these compute attention between all images of a sequence; else 4
+FAR_BACKWARD = {"qwen3_5": 0.15}  # torch's own linear attention, in place of a kernel, repeats products there
+NOT_BY_WIDTHS = ("qwen3_vl_moe", "qwen3_5")  # experts, linear attention
 
 
 @pytest.mark.parametrize("freeze", FREEZE.values(), ids=FREEZE)
@@ -31,30 +32,31 @@ NOT_BY_WIDTHS = ("qwen3_vl_moe", "glm4v_moe", "kimi_k25", "qwen3_5", "lfm2_vl", 
 def test_a_step_computes_what_is_counted_before_it(model_type: str, freeze: tuple[str, ...], tmp_path: Path) -> None:
     """With images of the largest size in one long sample."""
     config = ModelConfig.model_validate(model_section(publish(model_type, tmp_path / "model"), freeze=freeze))
-    family = HfFamily()
-    images, shape = family.images(config), SequenceShape(1, TOKENS, IMAGES, TOKENS // 4)
+    family, number_of_images = HfFamily(), IMAGES.get(model_type, 4)
+    images, shape = family.images(config), SequenceShape(1, TOKENS, number_of_images, TOKENS // 4)
     model = family.build(config, images.processor.tokenizer)
+    model.set_experts_implementation("eager")  # torch counts no grouped product
     module = family.training_module(config, model, cached=False).train()
-    inputs = inputs_of(config, shape, len(images.processor.tokenizer), cached=False)
+    inputs = inputs_of(config, shape, len(images.processor.tokenizer), cached=False, sequence_samples=1)
     inputs["input_ids"].zero_()
-    for number in range(IMAGES):  # with a text token before each: some models tell images apart by that
+    for number in range(number_of_images):  # with a text token before each: some models tell images apart by that
         start = number * (images.most_tokens + 1) + 1
         inputs["input_ids"][0, start : start + images.most_tokens] = images.image_token_id
-    inputs["images"] = images.tensors([Image.new("RGB", images.largest)] * IMAGES)
+    inputs["images"] = images.tensors([Image.new("RGB", images.largest)] * number_of_images)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(**inputs).backward()
     found = flops_per_sequence(
         family.shape(config),
         sequence_length=TOKENS,
-        images=IMAGES,
+        images=number_of_images,
         label_tokens=len(inputs["label_ids"]),
         cached=False,
         activation_checkpointing="none",
     )
-    assert found.total == pytest.approx(counter.get_total_flops(), rel=NEAR)
+    assert found.total == pytest.approx(counter.get_total_flops(), rel=FAR_BACKWARD.get(model_type, NEAR))
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", [name for name in TYPES if not KINDS[name].needs_torchvision])
 def test_widths_tell_the_same_of_plain_layers_and_not_of_others(model_type: str, tmp_path: Path) -> None:
     config = ModelConfig.model_validate(model_section(publish(model_type, tmp_path / "model")))
     counted = HfFamily().shape(config)

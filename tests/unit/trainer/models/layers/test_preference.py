@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from tests.support.trainer.flop_cases import model_config
+from trainer.config.train import TrainConfig
 from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedSequence
-from trainer.config.train import TrainConfig
 from trainer.dataloading.batches import collate, no_images
 from trainer.models.layers.chunked_loss import compute_in_chunks
 from trainer.models.layers.preference import PreferencePairs, dpo_loss, pair_loss_of, simpo_loss
