@@ -204,7 +204,7 @@ def preference_scores(log_probs: torch.Tensor, references: torch.Tensor | None, 
 
 
 def simpo_scores(log_probs: torch.Tensor, tokens: torch.Tensor, beta: float, gamma: float) -> dict[str, float]:
-    """Of held-out pairs, (pairs, 2): chosen, rejected. tokens: of the answers, whose mean log probability is a reward."""
+    """Of held-out pairs, (pairs, 2): chosen, rejected. tokens: of the answers; a reward is a mean log probability."""
     rewards = log_probs / tokens.clamp(min=1)
     margins = rewards[:, 0] - rewards[:, 1]
     return {
