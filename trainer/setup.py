@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,6 +39,7 @@ from trainer.models.layers.deferred_weights import DeferredWeights
 from trainer.models.layers.float8 import compute_in_float8
 from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
+from trainer.models.layers.preference import pair_loss_of
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.monitoring.rank_metrics import WITHOUT_WAITS, ForwardTimer
@@ -118,9 +120,11 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     strategy, timer = build_strategy(job, family, data, built, worker, compiling)
     image_source = _image_source(job, readers.features, built.tower_sha256, replica)
     record = _record(job, strategy, data, built, worker)
-    if job.train.in_pairs:
+    if job.train.has_reference:
         references = ReferenceLogProbs(job, strategy, record, data.chat, readers.samples, image_source, replica)
         loader.references = references.find(data.index, worker)
+    elif job.train.in_pairs:
+        loader.references = np.zeros((len(data.train), 2), np.float32)  # known, and not looked at
     return TrainingSetup(
         strategy=strategy,
         replica=replica,
@@ -239,7 +243,7 @@ def build_strategy(
     Recompute.of(job.train).apply(family, module)
     use_tf32(job.train.precision, worker.device)
     units = dataclasses.replace(family.blocks(module), sequence_flops=built.sequence_flops)
-    units.loss.dpo_beta = job.train.dpo_beta
+    units.loss.pair_loss = pair_loss_of(job.train)
     if built.deferred:
         fill = DeferredWeights(built.model, built.deferred, worker.device).fill
         units = dataclasses.replace(units, fill=fill)

@@ -97,8 +97,8 @@ class LoraConfig(Section):
     quantize_base: Literal["nf4"] | None = Field(
         None,
         description="nf4 stores the frozen linear layers of the language blocks in 4 bits (QLoRA): 0.52 bytes a weight "
-        "instead of 2, and slower steps. For ddp, fsdp and hsdp. The export is the model that was trained: adapters "
-        "merged into the quantized weights.",
+        "instead of 2, and slower steps. For ddp, fsdp and hsdp. A merged export is the model that was trained: "
+        "adapters merged into the quantized weights. An adapter alone is for the base in full, and evaluated on it.",
     )
 
 

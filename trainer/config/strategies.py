@@ -16,6 +16,7 @@ STATE_IN_8_BITS = ("fsdp", "hsdp")  # strategies that shard 8-bit moments and sa
 QUANTIZING = ("ddp", "fsdp", "hsdp")  # strategies under which a quantized base equals its dequantized weights
 DECOMPOSING = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "pp")  # a DoRA layer has whole weights on each rank
 PREFERRING = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3")  # a rank has whole pairs and their whole loss
+OF_OBJECTIVES = {"dpo_beta": "dpo", "simpo_beta": "simpo", "simpo_gamma": "simpo"}  # settings of one objective
 GATHERING = ("fsdp", "hsdp", "tp")  # strategies that gather weights for each pass
 OFFLOADING_ACTIVATIONS = ("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp")  # one micro-batch at a time
 # zero3 gathers weights by hooks inside of layers, which torch.compile cannot trace.
@@ -42,6 +43,13 @@ def require_support(train: TrainConfig) -> None:
 
 
 def _objective_works(train: TrainConfig) -> None:
+    for name, objective in OF_OBJECTIVES.items():
+        value = getattr(train, name)
+        if train.objective != objective and value != type(train).model_fields[name].default:
+            raise ValueError(
+                f"{name} {value:g} has no meaning for objective {train.objective}: leave it out, or set objective "
+                f"{objective}"
+            )
     if train.objective == "sft":
         return
     if train.strategy not in PREFERRING or train.context_parallel > 1:

@@ -36,14 +36,21 @@ class TrainConfig(Section):
     strategy: Literal["ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp", "tp", "pp", "tp+pp+dp"] = Field(
         "ddp", description="How training is distributed."
     )
-    objective: Literal["sft", "dpo"] = Field(
+    objective: Literal["sft", "dpo", "simpo"] = Field(
         "sft",
         description="sft learns the answers. dpo learns to prefer each sample's last answer to its rejected one, as "
-        "the model that training starts from does not yet (Rafailov et al., 2023). For ddp, fsdp, hsdp and the zero "
+        "the model that training starts from does not yet (Rafailov et al., 2023); simpo the same without a reference, "
+        "by the mean log probability of an answer's tokens (Meng et al., 2024). Both for ddp, fsdp, hsdp and the zero "
         "strategies.",
     )
     dpo_beta: float = Field(
         0.1, gt=0, description="How strongly dpo holds the model to the one it starts from; higher is closer."
+    )
+    simpo_beta: float = Field(
+        2.0, gt=0, description="What simpo multiplies an answer's mean log probability by; higher trains harder."
+    )
+    simpo_gamma: float = Field(
+        1.0, ge=0, description="Least lead of the chosen answer that simpo aims at, in units of simpo_beta's product."
     )
     offload: Literal["none", "optimizer", "optimizer+weights"] = Field(
         "none",
@@ -237,6 +244,11 @@ class TrainConfig(Section):
     @property
     def in_pairs(self) -> bool:
         """Whether a sample is a pair of a chosen and a rejected answer."""
+        return self.objective != "sft"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether pairs are compared with the model that training starts from."""
         return self.objective == "dpo"
 
     @property

@@ -38,7 +38,7 @@ from trainer.errors import DataError
 from trainer.evaluation.confusion_matrix import confusions
 from trainer.evaluation.generate import GenerationInputs, generate_answers
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
-from trainer.evaluation.reference_log_probs import preference_scores, references_of_run
+from trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
 from trainer.feature_cache.encode import encode_images
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
@@ -46,6 +46,7 @@ from trainer.models.image_inputs import join_features
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
+from trainer.models.layers.preference import answer_tokens
 from trainer.models.registry import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -287,11 +288,11 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
             if batch.pairs is None:
                 total += torch.stack([found.double(), found.new_tensor(len(batch.label_ids)).double()])
                 continue
-            log_probs = found.view(-1, 2).double()
+            log_probs, tokens = found.view(-1, 2).double(), answer_tokens(batch.pairs).view(-1, 2)
             total[0] -= log_probs[:, 0].sum()
-            total[1] += int((batch.pairs.label_sequences % 2 == 0).sum())
+            total[1] += int(tokens[:, 0].sum())
             ids = [identity for row in rows for identity in row.sample_ids]
-            pairs |= dict(zip(ids, log_probs.tolist(), strict=True))
+            pairs |= dict(zip(ids, torch.cat([log_probs.cpu(), tokens], dim=1).tolist(), strict=True))
     dist.all_reduce(total)
     loss = float(total[0] / total[1])
     if not in_pairs:
@@ -300,8 +301,11 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     dist.all_gather_object(everyone, pairs)
     of_all = {identity: values for part in everyone for identity, values in part.items()}
     ordered = torch.tensor([of_all[identity] for identity in subject.split.ids])
+    log_probs, tokens = ordered[:, :2], ordered[:, 2:]
+    if job.train.objective == "simpo":
+        return loss, simpo_scores(log_probs, tokens, job.train.simpo_beta, job.train.simpo_gamma)
     references = None if job.train.trainer else torch.from_numpy(references_of_run(job.run.run_uri, "eval"))
-    return loss, preference_scores(ordered, references, job.train.dpo_beta)
+    return loss, preference_scores(log_probs, references, job.train.dpo_beta)
 
 
 def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:

@@ -203,5 +203,16 @@ def preference_scores(log_probs: torch.Tensor, references: torch.Tensor | None, 
     }
 
 
+def simpo_scores(log_probs: torch.Tensor, tokens: torch.Tensor, beta: float, gamma: float) -> dict[str, float]:
+    """Of held-out pairs, (pairs, 2): chosen, rejected. tokens: of the answers; a reward is a mean log probability."""
+    rewards = log_probs / tokens.clamp(min=1)
+    margins = rewards[:, 0] - rewards[:, 1]
+    return {
+        "preference_accuracy": _share(log_probs[:, 0] > log_probs[:, 1]),
+        "reward_accuracy": _share(margins > 0),
+        "simpo_loss": float(-torch.nn.functional.logsigmoid(beta * margins - gamma).mean()),
+    }
+
+
 def _share(holds: torch.Tensor) -> float:
     return float(holds.double().mean())

@@ -100,9 +100,12 @@ def flops_per_sequence(
     head_products = int(reaches_language) + int("head" not in shape.frozen)
 
     language = shape.language
-    layers = language.layers * sequence_length * 2 * language.matrices
     pairs = sequence_length**2 if sample_pairs is None else sample_pairs
-    attention = language.layers * _attention_flops(language, pairs)
+    if shape.counted:
+        layers, attention = shape.counted.language.linear * sequence_length, shape.counted.language.quadratic * pairs
+    else:
+        layers = language.layers * sequence_length * 2 * language.matrices
+        attention = language.layers * _attention_flops(language, pairs)
     adapters = language.layers * sequence_length * 2 * sum(shape.adapters.values())
     reached = 1 - shape.first_reached_layer(cached=cached) / language.layers if reaches_language else 0
     again = reached if activation_checkpointing == "full" else 0
@@ -189,8 +192,11 @@ def _attention_flops(stack: Stack, pairs: float) -> float:
 
 def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     stack, tokens = shape.tower, shape.tower_tokens
-    in_weights, attention = stack.layers * tokens * 2 * stack.matrices, _tower_attention(shape)
     patches = 2 * tokens * shape.patch_pixels * stack.hidden  # one too many with a class token: below 0.1 %
+    if shape.counted:
+        in_weights, attention = _counted_in_tower(shape, patches)
+    else:
+        in_weights, attention = stack.layers * tokens * 2 * stack.matrices, _tower_attention(shape)
     used_layers = feature_layer if feature_layer >= 0 else stack.layers + 1 + feature_layer
     in_used_layers = (in_weights + attention) * used_layers / stack.layers
     forward = patches + in_used_layers
@@ -213,6 +219,13 @@ def _tower(shape: ModelShape, feature_layer: int) -> PartFlops:
     return PartFlops(int(forward), int(backward))
 
 
+def _counted_in_tower(shape: ModelShape, patches: float) -> tuple[float, float]:
+    """Forward, all layers that run: products with weights, and attention between all patches of an image."""
+    assert shape.counted
+    counted, tokens = shape.counted.tower, shape.tower_tokens
+    return max(0.0, counted.linear * tokens - patches), counted.quadratic * tokens**2
+
+
 def _tower_attention(shape: ModelShape) -> float:
     """Forward, all layers. With windows, images are taken as nearly square."""
     stack, tokens, windows = shape.tower, shape.tower_tokens, shape.windows
@@ -232,6 +245,8 @@ def _projector(shape: ModelShape, *, reaches_inputs: bool) -> PartFlops:
     adapters = PartFlops(in_adapters, 2 * in_adapters)
     if shape.projector_layers == 1:
         only = 2 * shape.image_tokens * shape.feature_width * shape.language.hidden
+        if shape.counted:
+            only = int(shape.counted.projector.of(shape.tower_tokens))
         return adapters + PartFlops(only, only * (int("projector" not in shape.frozen) + int(reaches_inputs)))
     width = shape.feature_width // shape.levels
     inner = width if shape.images_differ else shape.language.hidden

@@ -79,6 +79,26 @@ class TrainableSubset:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """FLOPs of n tokens or patches: linear * n + quadratic * n**2."""
+
+    linear: float
+    quadratic: float = 0.0
+
+    def of(self, count: float) -> float:
+        return self.linear * count + self.quadratic * count**2
+
+
+@dataclass(frozen=True)
+class CountedFlops:
+    """Forward FLOPs that were counted in a pass, where widths do not tell them. The head's are not in it."""
+
+    tower: Growth  # of the patches of one image; products with the patches themselves included
+    projector: Growth  # of the same patches
+    language: Growth  # of the tokens of one sample, all layers together
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A vision-language model: tower, projector, embedding, language layers with adapters, and head.
 
@@ -110,6 +130,7 @@ class ModelShape:
     shards_frozen: bool = False  # train.shard_frozen_weights
     quantized: int = 0  # frozen weights of the language layers that rest in 4 bits
     quantized_bytes: int = 0  # that these take, scales and tables included
+    counted: CountedFlops | None = None  # None: FLOPs follow from the widths
     in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
 
     def __hash__(self) -> int:

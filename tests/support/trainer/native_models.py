@@ -20,8 +20,9 @@ def picture(seed: int, size: tuple[int, int]) -> bytes:
     return buffer.getvalue()
 
 
-def write_data(folder: Path, samples: int = 24) -> dict[str, Any]:
-    """LLaVA records with none, one or two pictures each. Returns the fields of the data section that read them."""
+def write_data(folder: Path, samples: int = 24, *, pairs: bool = False) -> dict[str, Any]:
+    """LLaVA records with none, one or two pictures each. Returns the fields of the data section that read them. pairs:
+    with a rejected answer."""
     folder.mkdir()
     records = []
     for number in range(samples):
@@ -30,7 +31,9 @@ def write_data(folder: Path, samples: int = 24) -> dict[str, Any]:
             (folder / name).write_bytes(picture(number * 2 + place, SIZES[(number + place) % len(SIZES)]))
         question = "<image>\n" * len(names) + f"which number is this, {number} or {number + 1}?"
         turns = [{"from": "human", "value": question}, {"from": "gpt", "value": f"it is {number}"}]
-        records.append({"id": f"sample-{number:02}", "conversations": turns} | ({"image": names} if names else {}))
+        rejected = {"rejected": f"it is {number + 1} or so"} if pairs else {}
+        record = {"id": f"sample-{number:02}", "conversations": turns} | ({"image": names} if names else {})
+        records.append(record | rejected)
     (folder / "records.json").write_text(json.dumps(records))
     return {
         "source": str(folder / "records.json"),

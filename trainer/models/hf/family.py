@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -24,6 +26,7 @@ from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError
 from trainer.models.base import ShardingUnits
 from trainer.models.hf.examine import examine, require_trainable
+from trainer.models.hf.flops import counted_flops
 from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
 from trainer.models.hf.processor import PublishedImages, kind_of, published_images
 from trainer.models.hf.stored import StoredOutput, encoder_output
@@ -141,13 +144,16 @@ class HfFamily(NativeFamily):
         language_layers: int | None = None,
         one_inner_tower_layer: bool = False,
     ) -> nn.Module:
-        """The model of `build` with undefined weights, for the meta device and fake tensors."""
+        """The model of `build` with undefined weights, for the meta device and fake tensors. Constructors that read
+        numbers have them: the model gets fake tensors when it is built."""
         whole = self.whole_config(config)
         whole.get_text_config().vocab_size = vocabulary
         if language_layers is not None:
             fewer_layers(whole.get_text_config(), language_layers)
-        with no_init_weights():
+        with unset_fake_temporarily() as fake, parameters_on_meta() if fake else nullcontext(), no_init_weights():
             model = self.kind(self.type_of(config))(whole)
+        if fake:
+            _become_fake(model)
         model.tie_weights()  # skipped together with initialization
         return self.freeze(model, config, is_whole=language_layers is None)
 
@@ -177,6 +183,7 @@ class HfFamily(NativeFamily):
             merge=0 if is_fixed else 1,
             shards_tower=False,
             stored_numbers=self.stored_numbers(config),
+            counted=counted_flops(config),
         )
 
     def stored_numbers(self, config: ModelConfig) -> int | None:
@@ -208,6 +215,20 @@ def stored_model(weights: str, revision: str) -> PretrainedModel:
 
     embedding = f"{modules[model.get_input_embeddings()]}.weight"
     return PretrainedModel(kind, embedding, tower=f"{modules[encoder_of(model)]}.", renamed=renamed)
+
+
+def _become_fake(model: nn.Module) -> None:
+    """Replace parameters and buffers by tensors made under the fake mode that is on, shared ones by the same."""
+    made: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
+            if tensor is None:
+                continue
+            if tensor not in made:
+                empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                made[tensor] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+            (module._parameters if name in module._parameters else module._buffers)[name] = made[tensor]
 
 
 def _no_stages(stage: Stage) -> Any:

@@ -12,18 +12,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from trainer.models.layers.preference import PreferencePairs, dpo_loss, log_probabilities
+from trainer.models.layers.preference import PairLoss, PreferencePairs, log_probabilities
 
 
 class TokenLoss(nn.Module):
     """Summed cross-entropy of label tokens, or the loss of pairs, a scalar in fp32.
 
     chunk_tokens: label tokens that have logits at a time (see `compute_in_chunks`); 0 means all.
-    dpo_beta: of the loss of pairs.
+    pair_loss: of the run; None where only log probabilities are asked for.
     """
 
     chunk_tokens = 0
-    dpo_beta = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair_loss: PairLoss | None = None
 
     def forward(
         self, head: nn.Module, hidden: Tensor, label_ids: Tensor, pairs: PreferencePairs | None = None
@@ -38,7 +41,10 @@ class TokenLoss(nn.Module):
             losses = F.cross_entropy(head(hidden).float(), label_ids, reduction="sum" if pairs is None else "none")
         if pairs is None:
             return losses.sum()
-        return log_probabilities(losses, pairs) if pairs.references is None else dpo_loss(losses, pairs, self.dpo_beta)
+        if pairs.references is None:
+            return log_probabilities(losses, pairs)
+        assert self.pair_loss, "a run on pairs has a loss of theirs"
+        return self.pair_loss(losses, pairs)
 
 
 def loss_at_labels(

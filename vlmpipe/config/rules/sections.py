@@ -51,7 +51,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         text = "found with evaluate.cider_d off, which gives none; expected auto or on"
         yield Problem("gate.min_scores.cider_d", text)
     if "preference_accuracy" in config.gate.min_scores and not train.in_pairs:
-        text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo"
+        text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo or simpo"
         yield Problem("gate.min_scores.preference_accuracy", text)
     if register.registry.startswith("vertex://"):
         missing = f"missing, found register.registry {register.registry}; expected"
@@ -110,9 +110,9 @@ def _adapter_problems(config: RunConfig) -> Iterator[Problem]:
         if not (model.pretrained and model.pretrained.weights):
             text = "found without model.pretrained.weights, the base that an adapter belongs to; expected that, such as"
             yield Problem(f"model.lora.{name}", f"{text} run:RUN_ID of a run that exported the whole model")
-        if model.quantizes_base:
-            text = "found with quantize_base; an adapter trained on 4-bit weights gives other answers on the base"
-            yield Problem(f"model.lora.{name}", f"{text}; expected export merged, or no quantize_base")
+    if lora.pretrained and model.quantizes_base:
+        text = "found with quantize_base, which starts with new adapters; expected no adapter, or no quantize_base"
+        yield Problem("model.lora.pretrained", text)
     if lora.export == "adapter" and config.register_.serving:
         text = "found with model.lora.export adapter, which a serving container has no base for; expected merged"
         yield Problem("register.serving", text)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from trainer.sizing.flops import model_flops_per_sequence
+from trainer.sizing.model_shape import ModelShape
 from trainer.sizing.pipeline_partition import Stage
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
@@ -173,7 +174,7 @@ def _time_of_steps(case: Scenario) -> Time:
             *assumptions,
             *([calibration.origin] if calibration.origin else []),
             *kernel_sentences(case),
-            *_sentences(config, layout, load),
+            *_sentences(config, shape, layout, load),
             *save_sentences(case, save),
             *update_sentences(case),
             load.origin,
@@ -224,8 +225,14 @@ def work_of(case: Scenario) -> Work:
     )
 
 
-def _sentences(config: RunConfig, layout: Layout, load: Workload) -> list[str]:
+def _sentences(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
+    if config.model.family == "hf":
+        said.append(
+            "FLOPs were counted in a pass of the model's own code over a small image and a short text, all layers."
+            if shape.counted
+            else "FLOPs follow from widths, as if all layers were equal: the model's code does not run on zeros."
+        )
     if config.model.quantizes_base:
         said.append(
             "Not counted: dequantizing 4-bit weights in each pass. Published steps of 4,096 tokens took 15 to 18 % "

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PeftModel
 from PIL import Image
+from transformers import AutoModelForImageTextToText
 
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, run_ranks, train_runs
@@ -19,9 +21,11 @@ from trainer.config.job import JobConfig
 from trainer.data.tokenize import load_tokenizer
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
+from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.model_card import loading, model_card
 
 LORA = {"rank": 4, "alpha": 8.0}
+FULL: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +46,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
         "model.lora.export": "adapter",
     }
     made["adapter"] = run("adapter", on_base)
-    train_runs([made["adapter"]], processes=1)
-    sync_run(made["adapter"])
+    quantized = on_base | {"model.lora.quantize_base": "nf4", "train.seed": 1}
+    made["quantized"] = run("quantized", quantized)
+    train_runs([made["adapter"], made["quantized"]], processes=1)
+    for name in ("adapter", "quantized"):
+        sync_run(made[name])
     started = on_base | {"model.lora.pretrained": open_storage(made["adapter"].run.run_uri).uri("export")}
     made |= {name: run(name, started | {"train.strategy": name}) for name in ("ddp", "fsdp")}
     train_runs([made["ddp"], made["fsdp"]], processes=2)
@@ -74,6 +81,53 @@ def test_an_adapter_is_evaluated_as_the_merged_model_of_its_checkpoint(runs: dic
     assert not sync_run(job)["reused"]
     assert loss == pytest.approx(merged_loss, rel=1e-5)
     assert [one["prediction"] for one in answers] == [one["prediction"] for one in merged_answers]
+
+
+def test_peft_loads_the_adapter_of_a_4_bit_base_onto_the_base_itself(runs: dict[str, JobConfig]) -> None:
+    """With what was trained, and the base's own weights under it; the run's evaluation measures that model."""
+    job = runs["quantized"]
+    assert losses(job) != losses(runs["adapter"])
+    assert job.model.pretrained
+    base = AutoModelForImageTextToText.from_pretrained(job.model.pretrained.weights, **FULL)
+    plain = {name: weight.clone() for name, weight in base.state_dict().items()}
+    model = PeftModel.from_pretrained(base, f"{job.run.run_uri}/export")
+    assert model.peft_config["default"].base_model_name_or_path == job.model.pretrained.weights
+    found, trained = dict(model.base_model.model.named_parameters()), trained_weights(job)
+    assert any(".lora_B." in name and weight.any() for name, weight in trained.items())
+    for name, weight in trained.items():
+        parent, _, own = name.rpartition(".")
+        assert torch.equal(found[name if name in found else f"{parent}.modules_to_save.default.{own}"], weight), name
+    under = {name.replace(".base_layer.", "."): weight for name, weight in found.items() if ".base_layer." in name}
+    assert under and all(torch.equal(weight, plain[name]) for name, weight in under.items())
+    assert evaluated(job)[1] > 0
+
+
+def test_two_adapters_of_one_base_in_the_registry_are_loaded_together(
+    runs: dict[str, JobConfig], tmp_path: Path
+) -> None:
+    """By PEFT, from the folders that the versions name."""
+    registry, names = FolderRegistry(str(tmp_path / "registry")), ("adapter", "quantized")
+    for name in names:
+        uri = f"{runs[name].run.run_uri}/export"
+        weights = runs[name].model.pretrained.weights
+        registry.register("digits", Candidate(run_id=name, export_uri=uri, metrics={}, base=weights), "card")
+    first, second = registry.versions("digits")
+    assert first.base == second.base
+
+    def base() -> Any:
+        return AutoModelForImageTextToText.from_pretrained(first.base, **FULL)
+
+    def logits(model: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return model(input_ids=torch.arange(4, 24)[None]).logits
+
+    plain, alone = logits(base()), [logits(PeftModel.from_pretrained(base(), one.model_uri)) for one in (first, second)]
+    both = PeftModel.from_pretrained(base(), first.model_uri, adapter_name="first")
+    both.load_adapter(second.model_uri, adapter_name="second")
+    for name, expected in zip(("first", "second"), alone, strict=True):
+        both.set_adapter(name)
+        assert torch.equal(logits(both), expected), name
+    assert not torch.equal(*alone) and not any(torch.equal(plain, one) for one in alone)
 
 
 def test_training_starts_from_an_adapter_under_every_way_to_build_a_model(runs: dict[str, JobConfig]) -> None:

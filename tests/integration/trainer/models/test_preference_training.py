@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
@@ -23,6 +25,7 @@ from trainer.storage import open_storage
 STRATEGIES = chosen(dict.fromkeys(PREFERRING), lambda name: name in ("fsdp", "zero2"))
 RELATIVE, STOP_STEP = 1e-5, 2
 ADAPTERS = {"model.lora": {"rank": 4}}
+SIMPO = {"train.objective": "simpo", "train.global_batch_size": 64, "train.micro_batch_size": 16}
 PAIRS = {"train.objective": "dpo", "train.max_steps": 4, "train.dpo_beta": 0.5, "data.max_samples": 120}
 
 
@@ -46,6 +49,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     made["resumed"] = run("resumed", {"train.strategy": "fsdp"})
     train_runs([made["resumed"]], processes=2)
     return {"reference": reference, **made, **{job.run.run_id: job for job in adapted}}
+
+
+@pytest.fixture(scope="module")
+def any_model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    root = tmp_path_factory.mktemp("any-model")
+    data = write_data(root / "data", pairs=True)
+    base = {
+        "model": model_section(publish("internvl", root / "model")), "features.cache": "off", "train.max_steps": 3,
+        "data": {**data, "sequence_length": 384, "validation_fraction": 0.3}, "train.optimizer.learning_rate": 1e-3,
+    }  # fmt: skip
+    dpo = base | {"train.objective": "dpo", "train.global_batch_size": 4}
+    made = {
+        "reference": make_run(root, "reference", dpo | {"train.micro_batch_size": 4}, features="off"),
+        "simpo": make_run(root, "simpo", base | SIMPO, features="off"),
+    }
+    train_runs(list(made.values()), processes=1)
+    made["fsdp"] = make_run(root, "fsdp", dpo | {"train.strategy": "fsdp", "train.micro_batch_size": 1}, features="off")
+    train_runs([made["fsdp"]], processes=2)
+    return made
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -109,6 +131,25 @@ def test_an_interrupted_pass_goes_on_where_it_was(runs: dict[str, JobConfig]) ->
     is_packed_with_others = (found[known] != -1).all(axis=1)
     assert is_packed_with_others.mean() < 0.5
     reference_log_probs._write(uri, "train", whole)
+
+
+def test_a_model_of_any_type_trains_on_pairs(any_model: dict[str, JobConfig]) -> None:
+    """Through its own forward pass, with the images of both conversations, alone and shared by two processes."""
+    reference = losses(any_model["reference"])
+    assert reference[0] == pytest.approx(math.log(2), abs=1e-6) and reference[1:] != pytest.approx(reference[:-1])
+    assert losses(any_model["fsdp"]) == pytest.approx(reference, rel=RELATIVE)
+
+
+def test_simpo_trains_without_references(any_model: dict[str, JobConfig]) -> None:
+    job = any_model["simpo"]
+    assert not Path(job.run.run_uri, POINTER).exists(), "no pass over the data under a reference"
+    first, *later = losses(job)
+    assert all(loss < first for loss in later[-2:]), "the same pairs in each step"
+    sync_run(job)
+    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    found = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
+    assert 0 < found["simpo_loss"] < 10 and 0 <= found["reward_accuracy"] <= 1 and found["preference_accuracy"] >= 0
+    assert "dpo_loss" not in found
 
 
 def test_the_evaluation_says_what_is_preferred(runs: dict[str, JobConfig]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,12 @@ import torch
 from torch import nn
 
 from tests.support.trainer.flop_cases import model_config
+from trainer.config.train import TrainConfig
 from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedSequence
 from trainer.dataloading.batches import collate, no_images
 from trainer.models.layers.chunked_loss import compute_in_chunks
+from trainer.models.layers.preference import PreferencePairs, dpo_loss, pair_loss_of, simpo_loss
 from trainer.models.registry import family_of
 
 BETA, ROW_TOKENS = 0.3, 40
@@ -66,7 +70,7 @@ def module_of() -> nn.Module:
         nn.init.normal_(parameter, std=0.05)
     module = family_of(config).training_module(config, model, cached=True)
     module.project = lambda features: features.new_zeros(0, 64)  # no sample has an image
-    module.token_loss.dpo_beta = BETA
+    module.token_loss.pair_loss = partial(dpo_loss, beta=BETA)
     return module.train()
 
 
@@ -98,6 +102,35 @@ def test_the_loss_and_its_gradients_are_those_of_the_published_formula() -> None
     assert float(loss) == pytest.approx(float(expected), rel=1e-6)
     for name, gradient in gradients.items():
         torch.testing.assert_close(module.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_simpo_is_the_published_formula_and_asks_for_no_reference() -> None:
+    """-log sigmoid(beta / |chosen| * log p(chosen) - beta / |rejected| * log p(rejected) - gamma): equation 6 of the
+    paper, and TRL's loss_type simpo with cpo_alpha 0."""
+    module, pairs, beta, gamma = module_of(), conversations(), 2.5, 0.75
+    train = TrainConfig.model_validate({"objective": "simpo", "simpo_beta": beta, "simpo_gamma": gamma})
+    module.token_loss.pair_loss = pair_loss_of(train)
+    expected = torch.zeros((), dtype=torch.float64)
+    for chosen, rejected in itertools.chain.from_iterable(pairs):
+        means = [log_probability(module, ids, asked) / (len(ids) - asked) for ids, asked in (chosen, rejected)]
+        expected = expected + torch.log(1 + torch.exp(gamma - beta * means[0] + beta * means[1]))
+    expected.backward()
+    gradients = {name: weight.grad.clone() for name, weight in module.named_parameters() if weight.grad is not None}
+    module.zero_grad()
+    for references in (np.zeros(6, np.float32), REFERENCES):
+        batch = collate([packed(pairs[0], references[:4]), packed(pairs[1], references[4:])], no_images)
+        loss = module(**batch.to(torch.device("cpu")))
+        assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+    loss.backward()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(module.get_parameter(name).grad, gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_simpo_does_not_prefer_the_longer_of_two_equally_likely_answers() -> None:
+    """Token by token: the reward is a mean, so only gamma is left of the loss."""
+    pairs = PreferencePairs(torch.tensor([0, 0, 0, 1]), 2, torch.zeros(2))
+    loss = simpo_loss(torch.full((4,), 1.5), pairs, beta=2.0, gamma=0.5)
+    assert float(loss) == pytest.approx(math.log(1 + math.exp(0.5)))
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
