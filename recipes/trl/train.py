@@ -28,8 +28,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beta", type=float, default=0.1, help="DPO: weight of staying close to the given model")
     for name in ("max-steps", "micro-batch-size", "accumulation", "save-steps", "sequence-length", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("learning-rate", "warmup-fraction"):
+    for name in ("learning-rate", "warmup-fraction", "clip-norm"):
         parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--schedule", choices=("cosine", "linear", "constant"), required=True)
     return parser.parse_args()
 
 
@@ -58,7 +59,9 @@ def shared_settings(given: argparse.Namespace) -> dict[str, Any]:
         "per_device_train_batch_size": given.micro_batch_size,
         "gradient_accumulation_steps": given.accumulation,
         "learning_rate": given.learning_rate,
+        "lr_scheduler_type": "constant_with_warmup" if given.schedule == "constant" else given.schedule,
         "warmup_steps": given.warmup_fraction,  # below 1 it is a fraction of max_steps
+        "max_grad_norm": given.clip_norm,
         "max_length": given.sequence_length,
         "seed": given.seed,
         "save_steps": given.save_steps,

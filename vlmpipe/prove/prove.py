@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def prove(
         limit_s: seconds after which a start is ended.
         reached: called with each verdict.
     """
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which transformers imports, warns of no GPU
     from vlmpipe.prove.reference import Reference
     from vlmpipe.prove.sample_set import write_samples
     from vlmpipe.prove.tiny_model import type_of, write_tiny_model
