@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 from tests.support.paths import ROOT
+from trainer.config.external_trainer import fill_in
+from trainer.config.job import JobConfig, RunPaths
+from trainer.external.launch import setting_values
 from vlmpipe.config.run_config import load_run_file
 
 RECORDED = Path(__file__).with_name("recipe_settings.json")  # settings by trainer, read from their sources
@@ -20,10 +23,14 @@ RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*/*.yaml")) if path.name
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_recipe_is_a_run_file_with_a_trainer_whose_files_exist(path: Path) -> None:
-    trainer = load_run_file(path).train.trainer
+    config = load_run_file(path)
+    trainer = config.train.trainer
     assert trainer and (trainer.name == path.parent.name)
     named = [word for word in trainer.command if word.startswith("recipes/")]
     assert named and all((ROOT / word).is_file() for word in named)
+    job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="one", root_uri="/runs")))
+    filled = fill_in(trainer.command, setting_values(job, world_size=2))
+    assert not [word for word in filled if "None" in word]
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/*/requirements.txt")), ids=lambda path: path.parent.name)

@@ -104,6 +104,8 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 def _versions(trainer: LocalTrainer) -> dict[str, str]:
-    """Those of the trainer where it told them, else of this environment."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"vlmpipe": __version__, "python": platform.python_version(), **found, **trainer.told_versions()}
+    """Those of the environment that the trainer runs in."""
+    found = {"vlmpipe": __version__}
+    if trainer.config.train.trainer is None:
+        found |= {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    return found | trainer.told_versions()
