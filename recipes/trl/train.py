@@ -88,6 +88,9 @@ def main() -> None:
     if "chosen" in data.column_names:
         trainer = DPOTrainer(args=DPOConfig(beta=given.beta, **shared_settings(given)), **own)
     else:
+        # Qwen2.5-VL's class says that it cannot divide by the label tokens of the whole step, and it can. Without this
+        # each process and each micro-batch is averaged by itself, and the result depends on how many there are.
+        model.accepts_loss_kwargs = True
         # Without assistant_only_loss the loss counts the questions, too.
         trainer = SFTTrainer(args=SFTConfig(assistant_only_loss=True, **shared_settings(given)), **own)
     trainer.train(resume_from_checkpoint=given.resume)

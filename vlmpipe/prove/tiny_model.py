@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,40 +105,40 @@ def type_of(config: ModelConfig) -> str:
 
 def write_tiny_model(model_type: str, folder: Path) -> None:
     """Write configuration, weights, tokenizer, chat template and processor."""
-    kind = TYPES[model_type]
-    texts = (f"system\n{SYSTEM}", "user\nWhat do you see?", "And below?", "assistant\n", *COLOURS)
-    tokenizer = make_tokenizer(model_type, [*texts, " ".join(COLOURS)] * 4)
-    model = make_model(model_type, tokenizer, text=TEXT | kind.text, vision=kind.vision)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(WEIGHT_SCALE if weight.ndim > 1 else 1)
-        model.get_output_embeddings().weight.mul_(WEIGHT_SCALE)
-    save_tiny_model(model, tokenizer, folder, side=SIDE)
-
-
-def make_model(
-    model_type: str, tokenizer: PreTrainedTokenizerFast, *, text: dict[str, Any], vision: dict[str, Any]
-) -> PreTrainedModel:
-    """A model of these sizes with random weights in fp32, always the same ones."""
-    kind, ids = TYPES[model_type], tokenizer.convert_tokens_to_ids
-    ends = {"eos_token_id": ids(END), "pad_token_id": ids(PAD)}
+    kind, tokenizer = TYPES[model_type], _tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("IMAGE", kind.mark)
+    ids = dict(zip(SPECIALS, tokenizer.convert_tokens_to_ids(list(SPECIALS)), strict=True))
+    ends = {"eos_token_id": ids[END], "pad_token_id": ids[PAD], "vocab_size": len(tokenizer)}
     marks = {"video_token_id": VIDEO, "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END}
     config = CONFIG_MAPPING[model_type](
-        text_config=text | ends | {"vocab_size": len(tokenizer)},
-        vision_config=vision,
-        image_token_id=ids(kind.image_token),
+        text_config=TEXT | ends | kind.text,
+        vision_config=kind.vision,
+        image_token_id=ids[kind.image_token],
         tie_word_embeddings=False,
-        **({} if model_type == "llava" else {name: ids(token) for name, token in marks.items()}),
+        **({} if model_type == "llava" else {name: ids[token] for name, token in marks.items()}),
         **kind.config,
     )
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, trust_remote_code=False).float()
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ends.values()
-    return model
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(WEIGHT_SCALE if weight.ndim > 1 else 1)
+        model.get_output_embeddings().weight.mul_(WEIGHT_SCALE)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = ids[END], ids[PAD]
+    save_tiny_model(model, tokenizer, folder, side=SIDE)
 
 
-def make_tokenizer(model_type: str, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of these texts with a chat template. Pre-tokens are Qwen's: none straddles an answer's start."""
+def save_tiny_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, *, side: int) -> None:
+    """Write what AutoProcessor and AutoModelForImageTextToText read. side: of the pictures, in pixels."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = model.config
+    save_processor = _save_llava_processor if config.model_type == "llava" else _save_qwen_processor
+    save_processor(config.model_type, folder, side=side, patch=config.vision_config.patch_size)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each word of the answers. Pre-tokens are Qwen's, so that no token straddles an answer's start."""
     backend = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(r"\s*[\r\n]+| ?[^\s<]+|\s+|<"), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -151,25 +150,16 @@ def make_tokenizer(model_type: str, texts: Iterable[str]) -> PreTrainedTokenizer
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
+    texts = (f"system\n{SYSTEM}", "user\nWhat do you see?", "And below?", "assistant\n", *COLOURS)
+    backend.train_from_iterator([*texts, " ".join(COLOURS)] * 4, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=list(SPECIALS),
-        chat_template=CHAT_TEMPLATE.replace("IMAGE", TYPES[model_type].mark),
         clean_up_tokenization_spaces=False,
         model_max_length=8192,
     )
-
-
-def save_tiny_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, *, side: int) -> None:
-    """Write what AutoProcessor and AutoModelForImageTextToText read. side: of the pictures, in pixels."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    config = model.config
-    save_processor = _save_llava_processor if config.model_type == "llava" else _save_qwen_processor
-    save_processor(config.model_type, folder, side=side, patch=config.vision_config.patch_size)
 
 
 def _save_llava_processor(model_type: str, folder: Path, *, side: int, patch: int) -> None:
