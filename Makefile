@@ -90,7 +90,7 @@ build/recipes/%/.installed: recipes/%/requirements.txt recipes/cpu_torch.py
 	$(@D)/bin/python -P recipes/cpu_torch.py
 	@touch $@
 
-build/recipes/tiny-qwen2-5-vl/config.json: recipes/tiny_qwen2_5_vl.py | $(INSTALLED)
+build/recipes/tiny-qwen2-5-vl/config.json: recipes/tiny_qwen2_5_vl.py vlmpipe/prove/tiny_model.py | $(INSTALLED)
 	$(BIN)/python -P recipes/tiny_qwen2_5_vl.py $(@D)
 
 .PHONY: quickstart

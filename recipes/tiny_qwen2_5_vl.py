@@ -8,50 +8,31 @@ The folder has what the published models have: configuration, weights, tokenizer
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLImageProcessorPil,
-)
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from trainer.config.model import IMAGE_TOKEN
+from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN
 from trainer.data.sources.digits import DigitsSource
-
-PAD, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-VISION_START, VISION_END, IMAGE, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
-SPECIALS = (PAD, TURN, END, VISION_START, VISION_END, IMAGE, VIDEO)
-SIDE = 56  # pixels of a picture, which become four tokens
-PIXELS = {"shortest_edge": SIDE**2, "longest_edge": SIDE**2}
-
-# As that of Qwen2.5-VL, with tags around answers, which tell TRL what the loss counts.
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{%- if loop.first and message.role != 'system' -%}"
-    "{{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' -}}"
-    "{%- endif -%}"
-    "{{- '<|im_start|>' + message.role + '\n' -}}"
-    "{%- set content = message.content -%}"
-    "{%- if message.role == 'assistant' -%}"
-    "{%- generation -%}{{- (content if content is string else content[0].text) + '<|im_end|>' -}}{%- endgeneration -%}"
-    "{%- elif content is string -%}{{- content + '<|im_end|>' -}}"
-    "{%- else -%}"
-    "{%- for part in content -%}"
-    "{{- part.text if part.type == 'text' else '<|vision_start|><|image_pad|><|vision_end|>' -}}"
-    "{%- endfor -%}"
-    "{{- '<|im_end|>' -}}"
-    "{%- endif -%}"
-    "{{- '\n' -}}"
-    "{%- endfor -%}"
-    "{{- '<|im_start|>assistant\n' if add_generation_prompt else '' -}}"
+from vlmpipe.prove.tiny_model import (
+    CHAT_TEMPLATE,
+    END,
+    PAD,
+    QWEN_MARK,
+    SYSTEM,
+    TURN,
+    VIDEO,
+    VISION_END,
+    VISION_START,
+    save_tiny_model,
 )
+
+SPECIALS = (PAD, TURN, END, VISION_START, VISION_END, IMAGE_PAD, VIDEO)
+SIDE = 56  # pixels of a picture, which become four tokens
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -71,7 +52,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=list(SPECIALS),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=CHAT_TEMPLATE.replace("IMAGE", QWEN_MARK),
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
@@ -79,7 +60,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def training_texts() -> Iterator[str]:
     for sample in itertools.islice(DigitsSource(validation_fraction=0.1), 600):
-        yield "system\nYou are a helpful assistant."
+        yield f"system\n{SYSTEM}"
         for turn in sample.turns:
             yield f"user\n{turn.question.removeprefix(IMAGE_TOKEN).strip()}"
             yield "assistant\n"
@@ -100,7 +81,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLForConditionalGe
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
             "eos_token_id": ids[END], "pad_token_id": ids[PAD], "bos_token_id": None,
         },
-        image_token_id=ids[IMAGE],
+        image_token_id=ids[IMAGE_PAD],
         video_token_id=ids[VIDEO],
         vision_start_token_id=ids[VISION_START],
         vision_end_token_id=ids[VISION_END],
@@ -114,25 +95,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLForConditionalGe
     return model
 
 
-def save_processor(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """What AutoProcessor reads. Written by hand: a processor with its video half needs torchvision."""
-    images = Qwen2VLImageProcessorPil(size=PIXELS, patch_size=14, temporal_patch_size=2, merge_size=2)
-    images.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    kind = {"processor_class": "Qwen2_5_VLProcessor"}
-    settings = json.loads((folder / "preprocessor_config.json").read_text()) | kind
-    settings["image_processor_type"] = "Qwen2VLImageProcessor"
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2))
-    videos = settings | {"video_processor_type": "Qwen2VLVideoProcessor"}
-    del videos["image_processor_type"]
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(videos, indent=2))
-    (folder / "processor_config.json").write_text(json.dumps(kind))
-
-
 def main(folder: Path) -> None:
     tokenizer = make_tokenizer()
-    make_model(tokenizer).save_pretrained(folder)
-    save_processor(tokenizer, folder)
+    save_tiny_model(make_model(tokenizer), tokenizer, folder, side=SIDE)
 
 
 if __name__ == "__main__":

@@ -41,14 +41,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     for name in ("data", "output", "checkpoints"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--model", required=True)
     given, options = parser.parse_known_args()
     os.environ["ROOT_IMAGE_DIR"] = str(given.data)  # paths of images in the data are relative to it
     from swift.pipelines import sft_main
 
-    options += [word for name, value in OPTIONS.items() for word in (f"--{name}", value)]
+    find_image_tokens(given.model)
+    options += ["--model", given.model, *(word for name, value in OPTIONS.items() for word in (f"--{name}", value))]
     sft_main([*options, "--dataset", str(given.data / "train.jsonl"), "--output_dir", str(given.checkpoints)])
     if int(os.environ["RANK"]) == 0:
         copy_model(given.checkpoints, given.output)
+
+
+def find_image_tokens(model: str) -> None:
+    """Tell the template which tokens stand for images.
+
+    ms-swift's code has the ids of Qwen's vocabulary. With another one it leaves one token for each image where there
+    should be several, and the model's features of one sample's image go to the samples behind it: no error, and a model
+    that does not see.
+    """
+    from swift.template.templates.qwen import Qwen2VLTemplate
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    Qwen2VLTemplate.image_token_id, Qwen2VLTemplate.video_token_id = config.image_token_id, config.video_token_id
 
 
 def copy_model(checkpoints: Path, output: Path) -> None:

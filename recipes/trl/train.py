@@ -28,8 +28,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beta", type=float, default=0.1, help="DPO: weight of staying close to the given model")
     for name in ("max-steps", "micro-batch-size", "accumulation", "save-steps", "sequence-length", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("learning-rate", "warmup-fraction"):
+    for name in ("learning-rate", "warmup-fraction", "clip-norm"):
         parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--schedule", choices=("cosine", "linear", "constant"), required=True)
     return parser.parse_args()
 
 
@@ -58,7 +59,9 @@ def shared_settings(given: argparse.Namespace) -> dict[str, Any]:
         "per_device_train_batch_size": given.micro_batch_size,
         "gradient_accumulation_steps": given.accumulation,
         "learning_rate": given.learning_rate,
+        "lr_scheduler_type": "constant_with_warmup" if given.schedule == "constant" else given.schedule,
         "warmup_steps": given.warmup_fraction,  # below 1 it is a fraction of max_steps
+        "max_grad_norm": given.clip_norm,
         "max_length": given.sequence_length,
         "seed": given.seed,
         "save_steps": given.save_steps,
@@ -85,6 +88,9 @@ def main() -> None:
     if "chosen" in data.column_names:
         trainer = DPOTrainer(args=DPOConfig(beta=given.beta, **shared_settings(given)), **own)
     else:
+        # Qwen2.5-VL's class says that it cannot divide by the label tokens of the whole step, and it can. Without this
+        # each process and each micro-batch is averaged by itself, and the result depends on how many there are.
+        model.accepts_loss_kwargs = True
         # Without assistant_only_loss the loss counts the questions, too.
         trainer = SFTTrainer(args=SFTConfig(assistant_only_loss=True, **shared_settings(given)), **own)
     trainer.train(resume_from_checkpoint=given.resume)

@@ -38,6 +38,8 @@ SETTINGS = {
     "checkpoint_every_steps": "train.checkpoint_every_steps",
     "keep_checkpoints": "train.keep_checkpoints",
     "sequence_length": "data.sequence_length",
+    "min_pixels": "model.min_pixels",
+    "max_pixels": "model.max_pixels",
 }
 PLACEHOLDERS = (*FOLDERS, *SETTINGS)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")

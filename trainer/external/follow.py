@@ -3,6 +3,7 @@
 $VLMPIPE_METRICS        JSON lines of one's own: step, loss, total_steps, learning_rate, ...
 trainer_log.jsonl       LLaMA-Factory
 logging.jsonl           ms-swift
+training.jsonl          NeMo AutoModel
 trainer_state.json      transformers' Trainer, in each checkpoint and at the end
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STATE = "trainer_state.json"
-LOGS = ("trainer_log.jsonl", "logging.jsonl")
+LOGS = ("trainer_log.jsonl", "logging.jsonl", "training.jsonl")
 STEP = ("step", "global_step", "current_steps")
 TOTAL = ("total_steps", "max_steps")
 NAMES = {

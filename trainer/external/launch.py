@@ -193,7 +193,7 @@ class Session:
 
 def setting_values(job: JobConfig, world_size: int) -> dict[str, str]:
     """The values of the placeholders that are settings of the run file."""
-    sections: dict[str, Any] = {"train": job.train.model_dump(mode="json"), "data": job.data.model_dump(mode="json")}
+    sections: dict[str, Any] = {name: getattr(job, name).model_dump(mode="json") for name in ("model", "data", "train")}
     values = {}
     for name, field in SETTINGS.items():
         value: Any = sections

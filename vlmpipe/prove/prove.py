@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def prove(
         limit_s: seconds after which a start is ended.
         reached: called with each verdict.
     """
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed, which transformers imports, warns of no GPU
     from vlmpipe.prove.reference import Reference
     from vlmpipe.prove.sample_set import write_samples
     from vlmpipe.prove.tiny_model import type_of, write_tiny_model
@@ -102,6 +104,8 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 def _versions(trainer: LocalTrainer) -> dict[str, str]:
-    """Those of the trainer where it told them, else of this environment."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"vlmpipe": __version__, "python": platform.python_version(), **found, **trainer.told_versions()}
+    """Those of the environment that the trainer runs in."""
+    found = {"vlmpipe": __version__}
+    if trainer.config.train.trainer is None:
+        found |= {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
+    return found | trainer.told_versions()

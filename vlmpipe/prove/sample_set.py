@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 NUM_SAMPLES, NUM_VALIDATION = 32, 2
-SIDE = 32  # pixels
+SIDE = 56  # pixels: trainers that resize images for Qwen2.5-VL do so to multiples of 28
 COLOURS = ("red", "green", "blue", "white", "black", "grey", "pink", "brown")
 
 

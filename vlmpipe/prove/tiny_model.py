@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoTokenizer,
     LlavaProcessor,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -26,7 +27,7 @@ PAD, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VISION_START, VISION_END, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"
 SPECIALS = (PAD, TURN, END, VISION_START, VISION_END, IMAGE_PAD, VIDEO, IMAGE_TOKEN)
 SYSTEM = "You are a helpful assistant."
-PATCH = 8
+PATCH = 14
 QWEN_MARK = f"{VISION_START}{IMAGE_PAD}{VISION_END}"
 WEIGHT_SCALE = 4  # larger than usual, so that samples differ in their losses
 
@@ -124,9 +125,16 @@ def write_tiny_model(model_type: str, folder: Path) -> None:
             weight.mul_(WEIGHT_SCALE if weight.ndim > 1 else 1)
         model.get_output_embeddings().weight.mul_(WEIGHT_SCALE)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = ids[END], ids[PAD]
+    save_tiny_model(model, tokenizer, folder, side=SIDE)
+
+
+def save_tiny_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, *, side: int) -> None:
+    """Write what AutoProcessor and AutoModelForImageTextToText read. side: of the pictures, in pixels."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (_save_llava_processor if model_type == "llava" else _save_qwen_processor)(model_type, folder)
+    config = model.config
+    save_processor = _save_llava_processor if config.model_type == "llava" else _save_qwen_processor
+    save_processor(config.model_type, folder, side=side, patch=config.vision_config.patch_size)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
@@ -154,18 +162,18 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _save_llava_processor(model_type: str, folder: Path) -> None:
-    images = SiglipImageProcessorPil(size={"height": SIDE, "width": SIDE})
+def _save_llava_processor(model_type: str, folder: Path, *, side: int, patch: int) -> None:
+    images = SiglipImageProcessorPil(size={"height": side, "width": side})
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    options = {"patch_size": PATCH, "vision_feature_select_strategy": "full"}
+    options = {"patch_size": patch, "vision_feature_select_strategy": "full"}
     processor = LlavaProcessor(images, tokenizer, chat_template=tokenizer.chat_template, **options)
     processor.save_pretrained(folder)
 
 
-def _save_qwen_processor(model_type: str, folder: Path) -> None:
+def _save_qwen_processor(model_type: str, folder: Path, *, side: int, patch: int) -> None:
     """What AutoProcessor reads, with the video half that needs torchvision only where a trainer has it."""
-    sizes = {"shortest_edge": SIDE**2, "longest_edge": SIDE**2}
-    images = Qwen2VLImageProcessorPil(size=sizes, patch_size=PATCH, temporal_patch_size=2, merge_size=2)
+    sizes = {"shortest_edge": side**2, "longest_edge": side**2}
+    images = Qwen2VLImageProcessorPil(size=sizes, patch_size=patch, temporal_patch_size=2, merge_size=2)
     images.save_pretrained(folder)
     kind = {"processor_class": {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}[model_type]}
     path = folder / "preprocessor_config.json"

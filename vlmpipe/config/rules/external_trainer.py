@@ -45,6 +45,9 @@ def external_trainer_problems(config: RunConfig) -> Iterator[Problem]:
     if trainer.launch == "horovod" and cluster.replica_count > 1:
         text = f"found horovod with {cluster.replica_count} nodes, which horovodrun reaches by ssh only; expected "
         yield Problem("train.trainer.launch", f"{text}cluster.replica_count 1, or launch torchrun")
+    for field in sorted({"model.min_pixels", "model.max_pixels"} & trainer.used_settings):
+        if getattr(config.model, field.removeprefix("model.")) is None:
+            yield Problem(field, "is missing: a placeholder of train.trainer reads it; expected a number of pixels")
     yield from _role_problems(config)
 
 

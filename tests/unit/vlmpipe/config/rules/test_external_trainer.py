@@ -30,6 +30,7 @@ GPUS = {"cluster__accelerator_type": "NVIDIA_L4", "cluster__accelerator_count": 
             {**GPUS, "cluster__reduction_server": REDUCERS},
             "cluster.reduction_server",
         ),
+        ({"command": ["python", "train.py", "{max_pixels}"]}, {}, "model.max_pixels"),
         ({"launch": "roles", "roles": {"ps": 1}}, {}, "train.trainer.roles.ps"),
         (
             {"launch": "roles", "roles": {"evaluator": 1}},
