@@ -20,7 +20,13 @@ SCORES: dict[BenchmarkFormat, tuple[str, ...]] = {
     "chartqa": ("relaxed_accuracy",),
     "coco-captions": ("cider_d", "bleu_4", "rouge_l"),
 }
+TITLES = {
+    "vqa_accuracy": "VQA accuracy", "anls": "ANLS", "accuracy": "accuracy", "precision": "precision",
+    "recall": "recall", "f1": "F1", "yes_ratio": "share of yes", "circular_accuracy": "circular accuracy",
+    "relaxed_accuracy": "relaxed accuracy", "cider_d": "CIDEr-D", "bleu_4": "BLEU-4", "rouge_l": "ROUGE-L",
+}  # fmt: skip
 NO_GOAL = ("yes_ratio",)  # neither high nor low values are better
+ANSWERS_FOLDER = "benchmarks"  # in a run: <name>.jsonl, the answers to a benchmark's questions
 MOST_CIDER_D = 10.0  # all other scores end at 1
 
 

@@ -151,4 +151,3 @@ def levenshtein(one: str, other: str) -> int:
         now = np.append(row, np.minimum(before[1:] + 1, before[:-1] + (letters != ord(letter))))
         before = np.minimum.accumulate(now - places) + places  # or an insertion
     return int(before[-1])
-

@@ -17,7 +17,7 @@ NUMBERS = {
         ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
     )
 } | {"none": "0"}
-PUNCTUATION = ";/[]\"{}()=+\\_-><@`,?!"
+PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 _POINT = re.compile(r"\.(?!\d)")  # not that of 2.5
 _THOUSANDS = re.compile(r"\d,\d")
 # Ends of contractions, and the words in front of them.

@@ -99,6 +99,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "overlap": overlap_sentence(files.evaluation),
         "controls": controls,
         "slices": slices,
+        "benchmarks": tables.benchmark_rows(files.evaluation),
         "confusions": confusions,
         "not_confused": not_confused,
         "charts": _charts(files),
