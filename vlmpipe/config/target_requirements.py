@@ -86,7 +86,7 @@ def _packages_elsewhere(config: RunConfig) -> list[Problem]:
 def _benchmarks_elsewhere(config: RunConfig) -> list[Problem]:
     """Benchmarks' files that a job could not read."""
     return [
-        Problem(f"evaluate.benchmarks[{number}].{field}", f"found {show(uri)}, expected a gs:// path")
+        Problem(f"evaluate.benchmarks.{number}.{field}", f"found {show(uri)}, expected a gs:// path")
         for number, benchmark in enumerate(config.evaluate.benchmarks)
         for field in ("uri", "annotations", "images")
         if (uri := getattr(benchmark, field)) and not uri.startswith("gs://")
