@@ -1,7 +1,7 @@
 """Two runs of 10,000 questions each to compare: python -m benchmarks.planner.compared_runs FOLDER
 
-Their answers are generated: four slices, five questions a sample, of which each run answers about 70 % right, and its own
-ones wrong. The prepared data that they name is not there, so a page of their comparison shows no pictures.
+Their answers are generated: four slices, five questions a sample, of which each run answers about 70 % right. The
+prepared data that they name is not there, so a page of their comparison shows no pictures.
 """
 
 from __future__ import annotations

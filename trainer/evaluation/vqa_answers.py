@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 ENOUGH = 3  # people who gave an answer, from which it is right
 ARTICLES = {"a", "an", "the"}
@@ -53,6 +54,7 @@ def _contractions() -> dict[str, str]:
 CONTRACTIONS = _contractions()
 
 
+@lru_cache(1 << 16)
 def normalise_answer(text: str) -> str:
     """Lower case, without articles and most punctuation, number words as digits, contractions with their apostrophe.
 

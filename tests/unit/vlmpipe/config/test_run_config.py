@@ -276,6 +276,10 @@ def test_local_data_is_refused_on_vertex() -> None:
     require_data_in_cloud(small())
     with pytest.raises(RunFileError, match=r"data\.source"):
         require_data_in_cloud(small(data__source="my-data/llava.json"))
+    in_cloud = {"uri": "gs://bucket/pope.json", "images": "gs://bucket/images"}
+    require_data_in_cloud(small(evaluate__benchmarks=[POPE | in_cloud]))
+    with pytest.raises(RunFileError, match=r"evaluate\.benchmarks\.0\.images: found \"images\", expected a gs://"):
+        require_data_in_cloud(small(evaluate__benchmarks=[POPE | in_cloud | {"images": "images"}]))
 
 
 @pytest.mark.parametrize(
