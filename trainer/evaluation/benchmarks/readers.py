@@ -13,6 +13,7 @@ import io
 import string
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
@@ -53,6 +54,14 @@ def read_benchmark(config: BenchmarkConfig, max_image_bytes: int) -> list[Benchm
     questions = chosen(questions, config.max_questions)
     _require_images(config, questions)
     return questions
+
+
+def located(config: BenchmarkConfig) -> BenchmarkConfig:
+    """With absolute paths in place of relative ones: a job may run in another folder."""
+    paths = {name: getattr(config, name) for name in ("uri", "annotations", "images")}
+    return config.model_copy(
+        update={name: str(Path(uri).absolute()) for name, uri in paths.items() if uri and "://" not in uri}
+    )
 
 
 def chosen(questions: Sequence[BenchmarkQuestion], most: int) -> list[BenchmarkQuestion]:
