@@ -38,9 +38,9 @@ def _write_run(run: Path, seed: int) -> None:
         lines.append(place | texts | {"correct": said == answer})
     store = open_storage(str(run))
     store.write("predictions.jsonl", seal_lines(lines))
-    records = {"run": {"name": run.name}, "evaluate": {"questions": QUESTIONS}, "prepared": {"prepared_uri": str(run)}}
-    for file, content in records.items():
-        write_record(store, f"{file}.json", content)
+    write_record(store, "run.json", {"name": run.name})
+    write_record(store, "evaluate.json", {"questions": QUESTIONS})
+    write_record(store, "prepared.json", {"prepared_uri": str(run)})
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def resampled_sums(groups: Sequence[Hashable], tallies: ArrayLike) -> Float64Arr
     return np.stack([times @ sums for times in drawn])
 
 
-def interval(values: ArrayLike) -> tuple[float, float]:
+def interval(values: Float64Array) -> tuple[float, float]:
     """The percentiles between which CONFIDENCE of the values lie."""
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(values, [tail, 100 - tail])

@@ -220,8 +220,8 @@ def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
     rows, notes = [], list[str]()
     of_each = [side.evaluation.get("benchmarks") or {} for side in sides]
     for name in dict.fromkeys(name for found in of_each for name in found):
-        described = [found.get(name) for found in of_each]
-        if len({each["questions_sha256"] if each else None for each in described}) > 1:
+        described = [found.get(name) or {} for found in of_each]
+        if len({each.get("questions_sha256") for each in described}) > 1:
             notes.append(f"benchmark {name} is left out: not all runs were asked the same questions")
             continue
         answers = [side.benchmark(name) for side in sides]
