@@ -73,6 +73,7 @@ def _check_training(config: RunConfig) -> list[Finding]:
         ("model", _model),
         ("trainer", _trainer),
         ("data", _data),
+        ("benchmarks", _benchmarks),
         ("batch", _batch),
         ("output", _output),
         ("registry", _registry),
@@ -222,6 +223,20 @@ def _one_source(data: DataConfig) -> Finding:
         text = f"{len(bad)} of the first {len(first)} samples of {data.source} are bad, for example: {bad[0]}"
         return Finding("data", "warning", text)
     return Finding("data", "ok", f"{data.source}: the first {len(first)} samples can be read")
+
+
+def _benchmarks(config: RunConfig) -> Iterator[Finding]:
+    """Whether benchmarks' files are what their formats say, and their images are there."""
+    from trainer.evaluation.benchmarks.readers import read_benchmark
+
+    for benchmark in config.evaluate.benchmarks:
+        if any(uri.startswith("gs://") for uri in (benchmark.uri, benchmark.annotations, benchmark.images)):
+            yield Finding("benchmarks", "unchecked", f"{benchmark.name}: {benchmark.uri} is read by the step evaluate")
+            continue
+        questions = read_benchmark(benchmark, config.data.max_image_bytes)
+        images = len({question.image.name for question in questions})
+        text = f"{benchmark.name}: {len(questions):,} questions of {benchmark.format} about {images:,} images"
+        yield Finding("benchmarks", "ok", text)
 
 
 def _batch(config: RunConfig) -> Iterator[Finding]:

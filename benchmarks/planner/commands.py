@@ -1,4 +1,4 @@
-"""Part `commands`: what the commands take before they do any work, in CPU seconds of their own processes.
+"""Part `commands`: what the commands take, before a run does any work or after it, in CPU seconds of their processes.
 
 `import kfp` is the yardstick of compile: nobody who compiles for KFP can do without it. The first plan of a model
 traces it, the second finds the cached analysis. submit plans, compiles, looks at buckets and sends to a strict stand-in
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from benchmarks.planner.compared_runs import write_runs
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 
@@ -35,6 +36,7 @@ FIGURES = (  # name, what it is, on which data
     ("compile", "vlmpipe compile", "configs/*.yaml"),
     ("import kfp", "import kfp", ""),
     ("submit", "vlmpipe submit, planned before", "7B"),
+    ("compare", "vlmpipe compare, with its page", "10,000 questions"),
 )
 
 
@@ -51,6 +53,8 @@ def commands(bench: Bench) -> None:
         "first plan": lambda: first_plan([*COMMAND, "plan", PLANNED]),
         "next plan": partial(cpu_s, [*COMMAND, "plan", PLANNED], cached),
     }
+    compare = [*COMMAND, "compare", *write_runs(folder / "compared"), "--html", str(folder / "compared.html")]
+    sides["compare"] = partial(cpu_s, compare)
     with rehearsal(PROJECT) as servers:
         numbers = itertools.count()
         submit = [*COMMAND, "submit", PLANNED, PROJECT, "--yes", "--detach"]

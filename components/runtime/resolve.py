@@ -15,6 +15,7 @@ from trainer.config.job import RunPaths
 from trainer.config.model import ModelConfig
 from trainer.data.sources import open_source
 from trainer.errors import ConfigError
+from trainer.evaluation.benchmarks.readers import located, read_benchmark
 from trainer.external.dry_start import require_startable
 from trainer.secret_manager import use_hub_token, use_secrets
 from trainer.storage import open_storage
@@ -128,6 +129,7 @@ def resolve(
             with naming_stage(name):
                 _, plans[name] = _checked(runs[name], settings, name, paths[name])
                 open_source(runs[name].data)
+                _with_benchmarks(runs[name])
     with naming_stage(stage):
         config = runs[stage]
         if number:
@@ -135,6 +137,7 @@ def resolve(
 
             config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])
         config, plans[stage] = _checked(config, settings, stage, this)
+        config = _with_benchmarks(config)
     for name, plan in plans.items():
         if plan:
             write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
@@ -146,6 +149,14 @@ def resolve(
         train_pools=worker_pools(config, "train", this.run_uri),
         evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
     )
+
+
+def _with_benchmarks(config: RunConfig) -> RunConfig:
+    """Benchmarks with absolute local paths. Raises DataError for a wrong file now, and not after training."""
+    found = tuple(located(benchmark) for benchmark in config.evaluate.benchmarks)
+    for benchmark in found:
+        read_benchmark(benchmark, config.data.max_image_bytes)
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"benchmarks": found})})
 
 
 def _checked(

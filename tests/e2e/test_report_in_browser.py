@@ -1,4 +1,4 @@
-"""The run report in a real browser: it asks for nothing, nothing overflows, all text can be read, pictures are there.
+"""The run report and a comparison in a real browser: they ask for nothing, nothing overflows, all text can be read.
 
 Needs a Chromium on PATH and the package playwright; screenshots go to build/report/ for people to look at.
 """
@@ -17,6 +17,9 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.reports import make_run
+from vlmpipe.compare.compare import compare
+from vlmpipe.compare.page import SHOWN, build_page
+from vlmpipe.compare.sides import read_sides
 from vlmpipe.report.build import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
@@ -129,6 +132,38 @@ def test_the_report_reads_well(page: sync_api.Page, report: str, width: int, sch
     sizes = page.evaluate(CHART_TEXT_PIXELS)
     assert len(sizes) > 40
     assert min(sizes) >= 11
+
+
+@pytest.fixture(scope="module")
+def comparison(run: Path, predictions: list[dict[str, Any]]) -> Path:
+    """The page of the run and of another one, which answers every third question otherwise."""
+    other = Path(shutil.copytree(run, run.with_name("a-run-with-a-long-name-20261121-101500")))
+    lines = [dict(line) for line in predictions]
+    for line in lines[::3]:
+        line |= {"correct": not line["correct"], "prediction": "a longer answer" if line["correct"] else line["answer"]}
+    (other / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = run.with_name("comparison.html")
+    path.write_text(build_page(compare(read_sides([str(run), str(other)], str(run.parent.parent)))))
+    return path
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_comparison_reads_well(page: sync_api.Page, comparison: Path, width: int, scheme: str) -> None:
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(f"file://{comparison}")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(SCREENSHOTS / f"comparison-{width}-{scheme}.png"), full_page=True)
+    assert complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    loaded = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+    assert len(loaded) == SHOWN and min(loaded) > 0
+    assert page.evaluate(LOW_CONTRAST) == []
+    answers = page.evaluate("[...document.querySelectorAll('.sample dd')].map(answer => answer.clientWidth)")
+    assert min(answers) > 100, "an answer is written along its line, not letter below letter"
 
 
 def test_hovering_a_line_shows_its_point(page: sync_api.Page, report: str) -> None:

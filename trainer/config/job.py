@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from trainer.config.base import Positive, Section
+from trainer.config.benchmarks import BenchmarkConfig
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
 from trainer.config.model import ModelConfig
@@ -74,6 +75,17 @@ class EvaluateConfig(Section):
         description="Score answers as captions, by CIDEr-D; auto does where expected answers have five words or more "
         "on average.",
     )
+    benchmarks: tuple[BenchmarkConfig, ...] = Field(
+        (), description="Question files of published sets, scored after the held-out questions; none are downloaded."
+    )
+
+    @field_validator("benchmarks")
+    @classmethod
+    def _distinct(cls, benchmarks: tuple[BenchmarkConfig, ...]) -> tuple[BenchmarkConfig, ...]:
+        names = [benchmark.name for benchmark in benchmarks]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"found two benchmarks named {repeated}, expected names that differ")
+        return benchmarks
 
 
 class RunPaths(Section):

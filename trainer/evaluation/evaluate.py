@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN
@@ -35,14 +34,11 @@ from trainer.dataloading.batches import cached_images, collate, online_images
 from trainer.dataloading.readers import open_readers
 from trainer.distributed.process import ProcessContext, run_worker, start_worker
 from trainer.errors import DataError
+from trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from trainer.evaluation.confusion_matrix import confusions
-from trainer.evaluation.generate import GenerationInputs, generate_answers
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
-from trainer.feature_cache.encode import encode_images
-from trainer.feature_cache.reader import FeatureReader
-from trainer.models.base import Family
-from trainer.models.image_inputs import join_features
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
@@ -55,20 +51,26 @@ from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 4
-GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
 
 
 @dataclass(frozen=True)
 class Subject:
     """The exported model and the held-out data."""
 
-    family: Family
-    model: nn.Module
-    chat: Chat
+    model: AnsweringModel
     prepared: Storage
     split: SplitIndex
     shards: ShardReader
-    features: FeatureReader | None  # None: the tower runs during evaluation
+
+    def images(self, sample: int) -> ShownImages:
+        """Those of a held-out sample."""
+        return ShownImages(
+            self.split.image_token_counts(sample),
+            self.split.image_sizes(sample),
+            self.split.image_sha256(sample),
+            lambda: self.shards.images(self.split.sample_location(sample)),
+            are_cached=True,
+        )
 
 
 def evaluate(job: JobConfig, worker: ProcessContext) -> None:
@@ -80,6 +82,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     mine = questions[worker.rank :: worker.world_size]
     rounds = ["", *job.evaluate.controls]
     answered: dict[str, list[Prediction]] = {}
+    benchmarks = open_benchmarks(job)
     for control in rounds:
         answered[control] = []
         for start in range(0, len(mine), job.evaluate.batch_questions):
@@ -88,6 +91,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
             if progress:
                 asked = sum(len(predictions) for predictions in answered.values())
                 progress.update(asked, len(mine) * len(rounds), unit="questions", message=control)
+    benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
     loss, preferences = validation_loss(job, subject, worker)
     everyone: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everyone, answered)
@@ -111,6 +115,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "perplexity": math.exp(min(loss, 100.0)),
         **preferences,
         "confusion": confusions(predictions[""]),
+        **({"benchmarks": benchmarked} if benchmarked else {}),
         "controls": {control: exact_match(predictions[control]) for control in job.evaluate.controls},
         "images": stats["splits"]["eval"]["unique_images"],
         "images_also_in_train": stats["eval_images_also_in_train"],
@@ -152,13 +157,10 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
         model = model.to(worker.device).eval()
     readers = open_readers(job)
     return Subject(
-        family=family,
-        model=model,
-        chat=Chat.load(prepared, image_form_of(job.model)),
+        model=AnsweringModel(family, model, Chat.load(prepared, image_form_of(job.model)), readers.features),
         prepared=prepared,
         split=split,
         shards=readers.samples,
-        features=readers.features,
     )
 
 
@@ -186,78 +188,18 @@ def answer(
     job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: ProcessContext
 ) -> list[Prediction]:
     """The model's answers to questions, with the images of a control ("": the question's own)."""
-    prompts, samples, form = [], [], subject.chat.form
+    form, asked = subject.model.chat.form, []
     for question in questions:
-        counts = subject.split.image_token_counts(question.sample)
-        sizes = subject.split.image_sizes(question.sample)
-        asked = Turn(question.question, "", system=question.system)
-        prompts.append(subject.chat.prompt(asked, counts, sizes))
-        is_shuffled = control == "shuffled_image"
-        samples.append(other_sample(subject.split, question.sample, form) if is_shuffled else question.sample)
-    inputs = published_inputs if form.published else encoded_inputs
-    texts = generate_answers(
-        subject.model,
-        subject.chat,
-        prompts,
-        inputs(job, subject, samples, control, worker),
-        worker.device,
-        max_new_tokens=job.evaluate.max_new_tokens,
-    )
+        other = other_sample(subject.split, question.sample, form) if control == "shuffled_image" else None
+        own = subject.images(question.sample)
+        shown = own if other is None else subject.images(other)
+        asked.append(Asked(Turn(question.question, "", system=question.system), own, shown))
+    most, is_blank = job.evaluate.max_new_tokens, control == "no_image"
+    texts = answer_questions(job, subject.model, asked, worker.device, max_new_tokens=most, is_blank=is_blank)
     return [
         Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
         for q, text in zip(questions, texts, strict=True)
     ]
-
-
-def encoded_inputs(
-    job: JobConfig, subject: Subject, samples: Sequence[int], control: str, worker: ProcessContext
-) -> GenerationInputs:
-    """The model's arguments for prompts about the images of these samples."""
-    form, features = subject.chat.form, image_features(job, subject, samples, worker)
-    if control == "no_image":
-        features = torch.zeros_like(features)
-    grids = None
-    if form.grids:
-        sizes = [size for sample in samples for size in subject.split.image_sizes(sample)]
-        grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes], device=worker.device).reshape(-1, 3)
-    with torch.inference_mode():
-        projected = subject.family.project(subject.model, features)
-    return lambda input_ids: subject.family.generation_inputs(subject.model, input_ids, projected, grids)
-
-
-def published_inputs(
-    job: JobConfig, subject: Subject, samples: Sequence[int], control: str, worker: ProcessContext
-) -> GenerationInputs:
-    """The same for family hf, whose models encode images themselves. Without an image all pixels are a mean grey."""
-    published = subject.chat.form.published
-    assert published is not None
-    of_each = [subject.shards.images(subject.split.sample_location(sample)) for sample in samples]
-    images = image_preparer(job.model)([image for images in of_each for image in images], list(map(len, of_each)))
-    given = images.to(worker.device).values
-    assert isinstance(given, dict)
-    if control == "no_image" and given:
-        given["pixel_values"] = torch.full_like(given["pixel_values"], GREY)
-    if job.train.precision == "bf16":  # as its weights
-        given = {name: one.bfloat16() if one.is_floating_point() else one for name, one in given.items()}
-    return lambda input_ids: {"input_ids": input_ids, **published.types(input_ids), **given}
-
-
-def image_features(job: JobConfig, subject: Subject, samples: Sequence[int], worker: ProcessContext) -> Tensor:
-    """Features of all images of these samples, in order. Each distinct image is read and encoded once."""
-    features: dict[str, Tensor] = {}
-    order = [(sample, sha256) for sample in samples for sha256 in subject.split.image_sha256(sample)]
-    if subject.features:
-        features = {sha256: subject.features.read(sha256) for _, sha256 in order}
-    else:
-        encoded: dict[str, bytes] = {}
-        for sample in set(samples):
-            images = subject.shards.images(subject.split.sample_location(sample))
-            encoded |= dict(zip(subject.split.image_sha256(sample), images, strict=True))
-        tower = subject.family.tower(subject.model)
-        for batch in encode_images(job, tower, list(encoded), encoded.__getitem__, worker.device):
-            features |= batch
-    shape = subject.family.feature_shape(job.model)
-    return join_features([features[sha256] for _, sha256 in order], shape).to(worker.device)
 
 
 def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> tuple[float, dict[str, float]]:
@@ -269,16 +211,15 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
         job.data,
         seed=0,
         global_batch_size=LOSS_ROWS_PER_RANK * worker.world_size,
-        tile_tokens=subject.chat.form.tile_tokens,
+        tile_tokens=subject.model.chat.form.tile_tokens,
         in_pairs=in_pairs,
     )
-    cached = subject.features is not None
-    source = (
-        cached_images(subject.features, job.model) if subject.features else online_images(image_preparer(job.model))
-    )
-    module = subject.family.training_module(job.model, subject.model, cached=cached).eval()
+    model, features = subject.model, subject.model.features
+    cached = features is not None
+    source = cached_images(features, job.model) if features else online_images(image_preparer(job.model))
+    module = model.family.training_module(job.model, model.model, cached=cached).eval()
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
-    loader = PackedLoader(subject.split, sequence, subject.chat, subject.shards, images=not cached)
+    loader = PackedLoader(subject.split, sequence, model.chat, subject.shards, images=not cached)
     pairs: dict[str, list[float]] = {}
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -11,18 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from trainer.evaluation.cider import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
+from trainer.evaluation.vqa_answers import normalise_answer
 
 LEAST_SIMILARITY = 0.5  # lower similarities score 0
-ARTICLES = {"a", "an", "the"}
-NUMBERS = {
-    word: str(number)
-    for number, word in enumerate(
-        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    )
-} | {"none": "0"}
-_IN_NUMBER = re.compile(r"(?<=\d)[,:](?=\d)")  # 1,000 and 10:30
-_POINT = re.compile(r"(?<!\d)\.|\.(?!\d)")  # not that of 2.5
-_MARKS = re.compile(r"[^\w\s.]|_")
 
 
 @dataclass(frozen=True)
@@ -132,12 +122,10 @@ def _share(correct: Sequence[bool]) -> float | None:
 
 def vqa_accuracy(answer: str, prediction: str) -> float:
     """1 for equal texts after the normalisation of the VQA evaluation: case, punctuation, articles and the form of
-    numbers do not matter.
-
-    Source: Antol et al. 2015, arXiv 1505.00468, with the rules of visualqa.org/evaluation, with one reference answer
-    instead of ten.
+    numbers do not matter. With one reference answer instead of ten (`consensus`).
     """
-    return float(_vqa_words(answer) == _vqa_words(prediction))
+    expected, given = (text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for text in (answer, prediction))
+    return float(normalise_answer(expected) == normalise_answer(given))
 
 
 def anls(answer: str, prediction: str) -> float:
@@ -146,8 +134,12 @@ def anls(answer: str, prediction: str) -> float:
     Source: Biten et al. 2019, arXiv 1905.13648, equation 1. Case and white space do not matter.
     """
     expected, read = (" ".join(text.lower().split()) for text in (answer, prediction))
+    if expected == read:
+        return 1.0
     longest = max(len(expected), len(read))
-    similarity = 1 - levenshtein(expected, read) / longest if longest else 1.0
+    if min(len(expected), len(read)) < LEAST_SIMILARITY * longest:  # the distance is the difference in length or more
+        return 0.0
+    similarity = 1 - levenshtein(expected, read) / longest
     return similarity if similarity >= LEAST_SIMILARITY else 0.0
 
 
@@ -159,9 +151,3 @@ def levenshtein(one: str, other: str) -> int:
         now = np.append(row, np.minimum(before[1:] + 1, before[:-1] + (letters != ord(letter))))
         before = np.minimum.accumulate(now - places) + places  # or an insertion
     return int(before[-1])
-
-
-def _vqa_words(text: str) -> list[str]:
-    plain = _IN_NUMBER.sub("", text.lower().replace("'", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", ""))
-    words = _MARKS.sub(" ", _POINT.sub("", plain)).split()
-    return [NUMBERS.get(word, word) for word in words if word not in ARTICLES]

@@ -38,6 +38,11 @@ EXAMPLES = {
         "digits-20260301-120000 --last 0 --json",
     ),
     "diagnose": ("digits-20260301-120000", "digits-20260301-120000 --project my-project --location us-central1"),
+    "compare": (
+        "digits-20260301-120000 digits-20260302-120000",
+        "digits@champion digits-20260302-120000 --html build/compare.html",
+        "digits@3 digits@4 --predictions build/answers.parquet --json",
+    ),
     "schema": ("--markdown", "--output docs/reference"),
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
     "data inspect": ("configs/digits.yaml", "my-run.yaml --first 100 --count 10 --json"),

@@ -1,4 +1,4 @@
-"""`vlmpipe status`, `cancel`, `logs` and `diagnose`, for runs on this machine and on Vertex AI.
+"""`vlmpipe status`, `cancel`, `logs`, `diagnose` and `compare`, for runs on this machine and on Vertex AI.
 
 RUN is looked for on this machine, then among runs submitted from this folder, then on Vertex AI.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, FailOnReject
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
@@ -181,6 +181,54 @@ def diagnose(
     print_json(found.as_json()) if as_json else print_lines(found.lines())
 
 
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Two or more evaluated runs: ids, folders, gs:// addresses, or MODEL@ALIAS or MODEL@VERSION of the "
+            "registry. All are compared with the first.",
+            autocompletion=completion.run_ids,
+        ),
+    ],
+    root: Root = "runs",
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write a page, with pictures.", show_default=False),
+    ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--predictions", metavar="FILE", help="Also write all answers as Parquet.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare evaluated runs. Scores by slice with the paired bootstrap, disagreements, time, cost and tokens."""
+    with doing(f"comparing {', '.join(runs)}"):
+        from vlmpipe.compare.compare import compare as compared
+        from vlmpipe.compare.sides import read_sides
+
+        found = compared(read_sides(runs, root))
+    written = []
+    if html:
+        from vlmpipe.compare.page import build_page
+
+        with os_errors(f"writing {html}"):
+            html.write_text(build_page(found), encoding="utf-8")
+        written.append(f"page         {html}")
+    if predictions:
+        from vlmpipe.compare.predictions import write_predictions
+
+        written.append(f"predictions  {predictions}, {write_predictions(found, predictions):,} rows")
+    if as_json:
+        print_json(found.as_json())
+        return
+    from vlmpipe.cli.views.comparison import print_comparison
+
+    print_comparison(found)
+    if written:
+        print_lines(["", *written])
+
+
 def watch_and_show(
     run: str,
     read: Callable[[], RunReport | SearchStatus | JobStatus | VertexStatus],
@@ -275,4 +323,4 @@ def _list_runs(root: str, as_json: bool) -> None:
         tables.print_submitted(submitted)
 
 
-ALL = (status, cancel, logs, diagnose)
+ALL = (status, cancel, logs, diagnose, compare)

@@ -44,6 +44,11 @@ class GateConfig(Section):
         "held-out pairs of which the chosen answer is likelier) from 0 to 1, cider_d from 0 to 10, for example "
         "{cider_d: 0.8}.",
     )
+    benchmarks: dict[str, dict[str, NonNegative]] = Field(
+        default_factory=dict,
+        description="Least scores of single benchmarks of evaluate.benchmarks, by name, for example "
+        "{pope: {accuracy: 0.8}}.",
+    )
     max_regression: Fraction | None = Field(
         0.0,
         description="Largest drop of exact match against the champion on the questions that both were asked; null does "
@@ -82,7 +87,7 @@ class GateConfig(Section):
     def checks_something(self) -> bool:
         """Whether any threshold could reject a first model, which has no champion."""
         bounds = (self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image)
-        return bool(self.min_exact_match or self.per_slice or self.min_scores) or any(
+        return bool(self.min_exact_match or self.per_slice or self.min_scores or self.benchmarks) or any(
             bound is not None for bound in bounds
         )
 

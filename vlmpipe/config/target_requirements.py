@@ -87,6 +87,16 @@ def _packages_elsewhere(config: RunConfig) -> list[Problem]:
     return [Problem("train.trainer.package_uris", text)] if here else []
 
 
+def _benchmarks_elsewhere(config: RunConfig) -> list[Problem]:
+    """Benchmarks' files that a job could not read."""
+    return [
+        Problem(f"evaluate.benchmarks.{number}.{field}", f"found {show(uri)}, expected a gs:// path")
+        for number, benchmark in enumerate(config.evaluate.benchmarks)
+        for field in ("uri", "annotations", "images")
+        if (uri := getattr(benchmark, field)) and not uri.startswith("gs://")
+    ]
+
+
 def require_data_in_cloud(config: RunConfig, place: str = "Vertex AI") -> None:
     """Raise RunFileError unless jobs on `place` can read the data. A pipeline can be compiled without."""
     problems = [
@@ -94,7 +104,7 @@ def require_data_in_cloud(config: RunConfig, place: str = "Vertex AI") -> None:
         for field, uri in config.data.addresses().items()
         if not uri.startswith(("gs://", "builtin:"))
     ]
-    _raise(config, place, [*problems, *_violated(config, CLOUD_DATA)])
+    _raise(config, place, [*problems, *_violated(config, CLOUD_DATA), *_benchmarks_elsewhere(config)])
 
 
 def unused_on_kubeflow(config: RunConfig) -> list[Problem]:

@@ -20,7 +20,7 @@ from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.prove.laws import LAWS, Proof, Verdict
 from vlmpipe.prove.trainer_runs import LocalTrainer, model_section
-from vlmpipe.report.build import STYLE
+from vlmpipe.report.pages import STYLE
 
 OUR_NAME = "vlmpipe"
 PACKAGES = ("torch", "transformers", "deepspeed")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.base import Section
+from trainer.config.benchmarks import TITLES
 from trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.config.output import GateConfig
 from vlmpipe.registry.paired_bootstrap import PairedAnswers
@@ -84,6 +85,12 @@ def decide(
         checks.append(_limit(SCORE_NAMES[metric], metric, evaluation.get(metric), floor))
     slices = evaluation.get("slices") or {}
     checks += [_slice_check(name, floor, slices) for name, floor in sorted(gate.per_slice.items())]
+    found = {name: benchmark.get("scores") or {} for name, benchmark in (evaluation.get("benchmarks") or {}).items()}
+    checks += [
+        _limit(f"{TITLES[metric]} of {name}", f"benchmarks.{name}.{metric}", found.get(name, {}).get(metric), floor)
+        for name, floors in sorted(gate.benchmarks.items())
+        for metric, floor in sorted(floors.items())
+    ]
     if gate.min_margin_over_chance is not None:
         checks.append(_margin("chance", exact_match, evaluation.get("chance"), gate.min_margin_over_chance))
     if gate.min_margin_over_shuffled_image is not None:

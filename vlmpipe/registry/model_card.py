@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from trainer.config.benchmarks import TITLES
 from trainer.config.data import DataConfig
 from trainer.config.external_trainer import ExternalTrainerConfig
 from trainer.config.job import JobConfig
@@ -77,6 +78,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
         loss=f"{loss:.4g}" if isinstance(loss, int | float) else "",
         controls=[CONTROL_NAMES.get(name, name) for name in controls],
         rows=list(_rows(evaluation, slices, controls)),
+        benchmarks=list(_benchmarks(evaluation)),
         weakest=f"{_one_line(weakest)}, exact match {_share(scored[weakest])}" if weakest is not None else "",
         size=_size(config.model),
         form=_form(config.model),
@@ -180,6 +182,15 @@ def _rows(
         of_slice = [(control.get("slices") or {}).get(name) for control in controls.values()]
         baselines = [value.get("exact_match") if isinstance(value, Mapping) else value for value in of_slice]
         yield row(name, measured, baselines)
+
+
+def _benchmarks(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Cells of the benchmarks' table: each score with its interval."""
+    for name, found in (evaluation.get("benchmarks") or {}).items():
+        for metric, value in found["scores"].items():
+            low, high = found["intervals"][metric]
+            score = f"{_share(value)} ({_share(low)} to {_share(high)})"
+            yield name, found["format"], _count(found["questions"]), TITLES.get(metric, metric), score
 
 
 def _size(model: ModelConfig) -> str:

@@ -15,9 +15,6 @@ from trainer.storage.records import read_lines
 PREDICTIONS = "predictions.jsonl"
 LEAST_SHARE = 0.5  # of the champion's questions: fewer are no fair comparison
 
-RESAMPLES, SEED = 2000, 0
-CONFIDENCE = 0.95
-
 Key = tuple[str, int, str, str]  # id of the sample, turn, question, answer
 
 
@@ -52,20 +49,11 @@ def paired_bootstrap(differences: Mapping[Key, int]) -> tuple[float, float]:
     Questions about one sample are drawn together, since a model that misreads an image misses several of them at once.
     The same draws each time.
     """
-    of_samples: dict[str, list[int]] = {}
-    for (sample, *_), difference in sorted(differences.items()):
-        of_samples.setdefault(sample, []).append(difference)
-    import numpy as np  # the gate's settings are read by commands that compute nothing
+    from trainer.evaluation.bootstrap import interval, resampled_sums  # the gate's settings are read without numpy
 
-    sums, counts = (np.array([measure(each) for each in of_samples.values()]) for measure in (sum, len))
-    draws = np.random.default_rng(SEED)
-    means = []
-    for _ in range(RESAMPLES):
-        drawn = draws.integers(0, len(sums), len(sums))
-        means.append(sums[drawn].sum() / counts[drawn].sum())
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(means, [tail, 100 - tail])
-    return float(low), float(high)
+    ordered = sorted(differences.items())
+    sums = resampled_sums([key[0] for key, _ in ordered], [(difference, 1) for _, difference in ordered])
+    return interval(sums[:, 0] / sums[:, 1])
 
 
 def _right(store: Storage) -> dict[Key, bool]:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
-import json
 import platform
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from trainer.evaluation.metrics import overlap_sentence
@@ -26,14 +23,14 @@ from trainer.storage.base import join_uri
 from vlmpipe.config.stages import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
-from vlmpipe.report.load import RunFiles, column, count, duration, flatten, number, percent, read_run
+from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
+from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.plan_section import plan_view
 from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
 
 SHOWN_SAMPLES = 16
-STYLE = Path(__file__).with_name("style.css").read_text()
 SCRIPT = Path(__file__).with_name("predictions.js").read_text()
 # Title, unit and whether the axis starts at zero.
 CHARTS = {
@@ -52,7 +49,7 @@ def build_report(run_uri: str) -> str:
     """The report of the run in `run_uri`, finished or not, as HTML. Raises UserError when there is no run."""
     files = read_run(run_uri)
     stages = {name: read_run(uri) for name, uri in earlier_stages(run_uri).items()}
-    return _template().render(_context(files, stages))
+    return page_template("vlmpipe.report.build", "template.html.j2").render(_context(files, stages))
 
 
 def write_report(run_uri: str) -> str:
@@ -62,16 +59,6 @@ def write_report(run_uri: str) -> str:
         write_report(stage_uri)
     store.write("report.html", build_report(run_uri).encode())
     return store.uri("report.html")
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("vlmpipe.report.build", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    as_text = functools.partial(json.dumps, ensure_ascii=False)  # plain text: autoescape comes after it
-    environment.filters |= {"percent": percent, "count": count, "duration": duration, "tojson_text": as_text}
-    return environment.get_template("template.html.j2")
 
 
 def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
@@ -99,6 +86,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "overlap": overlap_sentence(files.evaluation),
         "controls": controls,
         "slices": slices,
+        "benchmarks": tables.benchmark_rows(files.evaluation),
         "confusions": confusions,
         "not_confused": not_confused,
         "charts": _charts(files),

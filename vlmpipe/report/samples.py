@@ -57,10 +57,10 @@ def choose(predictions: Sequence[dict[str, Any]], most: int) -> list[dict[str, A
     wrong = [line for line in predictions if not line.get("correct")]
     right = [line for line in predictions if line.get("correct")]
     num_wrong = min(len(wrong), max(most // 2, most - len(right)))
-    return _spread(wrong, num_wrong) + _spread(right, most - num_wrong)
+    return spread(wrong, num_wrong) + spread(right, most - num_wrong)
 
 
-def _spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+def spread(lines: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     """Take from each slice in turn, if possible a sample not taken yet."""
     slices: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for line in lines:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from trainer.config.benchmarks import TITLES
 from trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from trainer.evaluation.metrics import normalise
 from vlmpipe.report.load import RunFiles, column, count, duration, number, percent
@@ -101,6 +102,26 @@ def _control_share(control: dict[str, Any], name: str) -> float | None:
     """A control's slice is recorded as a share, or as an object that holds it."""
     value = (control.get("slices") or {}).get(name)
     return number(value.get("exact_match") if isinstance(value, dict) else value)
+
+
+def benchmark_rows(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line for each score of each benchmark, with its 95 % interval. A damaged value is None."""
+    rows = []
+    for name, found in (evaluation.get("benchmarks") or {}).items():
+        for metric, value in (found.get("scores") or {}).items():
+            low, high = (found.get("intervals") or {}).get(metric) or (None, None)
+            rows.append(
+                {
+                    "name": name,
+                    "format": found.get("format"),
+                    "questions": found.get("questions"),
+                    "metric": TITLES.get(metric, metric),
+                    "value": number(value),
+                    "low": number(low),
+                    "high": number(high),
+                }
+            )
+    return rows
 
 
 def confusions(

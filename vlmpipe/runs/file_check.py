@@ -9,6 +9,7 @@ from typing import Any
 from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from trainer.checkpoint.commit import committed, verify
 from trainer.checkpoint.manifest import DamagedError
+from trainer.config.benchmarks import ANSWERS_FOLDER
 from trainer.config.job import DataPointers
 from trainer.data.shards.prepared_files import Manifest
 from trainer.data.shards.verified_files import mismatch
@@ -85,7 +86,7 @@ def _records(run: Storage) -> int:
 
 def _is_record(name: str) -> bool:
     folder, _, file = name.rpartition("/")
-    return folder in ("", "steps") and file.endswith((".json", ".jsonl")) and file not in UNCHECKED
+    return folder in ("", "steps", ANSWERS_FOLDER) and file.endswith((".json", ".jsonl")) and file not in UNCHECKED
 
 
 def _prepared(prepared: Storage) -> int:

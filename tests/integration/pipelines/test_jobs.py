@@ -10,24 +10,33 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.runs import make_run, metrics, run_ranks, summary, train_runs
 from trainer.checkpoint.sync import sync_run
+from trainer.config.benchmarks import SCORES, BenchmarkFormat
 from trainer.config.job import JobConfig
 from trainer.config.model import ModelConfig
 from trainer.data.shards.index import Index
 from trainer.errors import ConfigError, DataError
+from trainer.evaluation.benchmarks.readers import read_benchmark
+from trainer.evaluation.benchmarks.scores import score
 from trainer.feature_cache.reader import FeatureReader, missing_images
 from trainer.feature_cache.store import features_key
 from trainer.models.registry import family_of
 from trainer.storage import open_storage
 from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_lines
 from trainer.weights_digest import weights_sha256
+
+BENCHMARKS: tuple[BenchmarkFormat, ...] = ("pope", "mmbench")
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     """A run whose features are encoded and whose model is trained a little, exported and evaluated."""
-    job = make_run(tmp_path_factory.mktemp("jobs"), "run", {"train.epochs": 1})
+    root = tmp_path_factory.mktemp("jobs")
+    benchmarks = [write(root / form, form).model_dump() for form in BENCHMARKS]
+    job = make_run(root, "run", {"train.epochs": 1, "evaluate.benchmarks": benchmarks})
     run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     train_runs([job, job], processes=1)  # the second time nothing is left to do
     sync_run(job)
@@ -130,12 +139,26 @@ def test_the_scores_are_those_of_the_predictions(job: JobConfig, result: dict[st
     assert 0 < result["loss"] < 10
 
 
+@pytest.mark.parametrize("form", BENCHMARKS)
+def test_benchmarks_are_answered_and_scored_with_intervals(
+    job: JobConfig, result: dict[str, Any], form: BenchmarkFormat
+) -> None:
+    (config,) = (one for one in job.evaluate.benchmarks if one.name == form)
+    questions = read_benchmark(config, job.data.max_image_bytes)
+    lines = read_lines(open_storage(job.run.run_uri), f"benchmarks/{form}.jsonl")
+    assert [line["id"] for line in lines] == [question.id for question in questions]
+    found = result["benchmarks"][form]
+    assert found["scores"] == score(form, questions, [line["prediction"] for line in lines]).scores()
+    assert set(found["scores"]) == set(SCORES[form]) == set(found["intervals"])
+    assert all(low <= found["scores"][name] <= high for name, (low, high) in found["intervals"].items())
+
+
 def test_evaluating_on_another_number_of_processes_gives_the_same_result(
     job: JobConfig, result: dict[str, Any]
 ) -> None:
     run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     again = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
-    assert {key: again[key] for key in ("exact_match", "slices", "held_out_sha256")} == {
-        key: result[key] for key in ("exact_match", "slices", "held_out_sha256")
+    assert {key: again[key] for key in ("exact_match", "slices", "held_out_sha256", "benchmarks")} == {
+        key: result[key] for key in ("exact_match", "slices", "held_out_sha256", "benchmarks")
     }

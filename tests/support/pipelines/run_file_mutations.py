@@ -61,6 +61,7 @@ MODEL_SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "patch_size", "image_size", "num_channels", "vocab_size", "max_position_embeddings", "head_dim",
 )  # fmt: skip
+BENCHMARK = {"name": "pope", "format": "pope", "uri": "/no/such/file", "images": "/no/such/folder"}
 LISTS: dict[str, tuple[Any, ...]] = {
     "model.freeze": ([], ["tower"], ["tower", "projector", "language_model"], ["language_model"]),
     "model.freeze_parameters": ([], ["*"], ["tower.*"], ["no.such.*"]),
@@ -70,6 +71,8 @@ LISTS: dict[str, tuple[Any, ...]] = {
         {"parts": ["projector"]}, {"parts": ["tower"]}, {"use_dora": True, "use_rslora": True}, {"export": "adapter"},
     ),
     "evaluate.controls": ([], ["shuffled_image"], ["no_such"]),
+    "evaluate.benchmarks": ([], [BENCHMARK], [BENCHMARK, BENCHMARK], [{"format": "pope"}], ["pope"]),
+    "gate.benchmarks": ({}, {"pope": {"f1": 0.5}}, {"pope": {"f1": "high"}}, {"nope": {}}, {"pope": 1}),
     "gate.min_scores": ({}, {"cider_d": 0.5}, {"no_such": 1}),
     "train.deepspeed": ({}, {"zero_optimization": {"reduce_bucket_size": 1}}, {"nonsense": 1}),
     "cluster.capacity_fallback": ([], [{"scheduling_strategy": "spot"}, {"scheduling_strategy": "standard"}]),

@@ -9,6 +9,7 @@ import pytest
 from pipelines.check import check_run, exit_code
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
+from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from trainer.errors import ExitCode
 from vlmpipe.config.run_config import load_run_file
@@ -33,6 +34,17 @@ def test_a_template_of_another_machine_is_proved_later() -> None:
     findings = check_run(small(model__tokenizer="some/model", data__chat_template="gs://bucket/mine.jinja"))
     (found,) = [finding for finding in findings if finding.subject == "chat template"]
     assert found.state == "unchecked"
+
+
+def test_files_of_benchmarks_are_read_and_compared_with_their_format(tmp_path: Path) -> None:
+    pope, chart = (write(tmp_path / form, form) for form in ("pope", "chartqa"))
+    elsewhere = pope.model_copy(update={"name": "elsewhere", "uri": "gs://bucket/pope.json"})
+    wrong = chart.model_copy(update={"name": "wrong", "format": "docvqa"})
+    chosen = [one.model_dump() for one in (pope, elsewhere, wrong)]
+    findings = [one for one in check_run(small(evaluate__benchmarks=chosen)) if one.subject == "benchmarks"]
+    assert [one.state for one in findings] == ["ok", "unchecked", "failed"]
+    assert findings[0].text == "pope: 2 questions of pope about 2 images"
+    assert findings[2].code == ExitCode.DATA and "is not DocVQA's single-document task" in findings[2].text
 
 
 def test_findings_of_a_stage_name_it_and_common_ones_are_printed_once() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
 from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
+from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.validation_errors import Problem
 
@@ -53,6 +54,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
     if "preference_accuracy" in config.gate.min_scores and not train.in_pairs:
         text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo or simpo"
         yield Problem("gate.min_scores.preference_accuracy", text)
+    yield from benchmark_problems(config)
     if register.registry.startswith("vertex://"):
         missing = f"missing, found register.registry {register.registry}; expected"
         if register.serving is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.benchmarks import TITLES
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage.base import join_uri
@@ -221,6 +223,10 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
         for name, result in slices.items():
             chance = f"  (chance {_percent(result.get('chance')).strip()})"
             lines.append(f"  {name:<44} {_percent(result.get('exact_match'))}{chance}")
+    for name, found in (evaluation.get("benchmarks") or {}).items():
+        for metric, value in (found.get("scores") or {}).items():
+            low, high = (found.get("intervals") or {}).get(metric) or (math.nan, math.nan)
+            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<46} {value:8.3f}  ({low:.3f} to {high:.3f})")
     return lines
 
 

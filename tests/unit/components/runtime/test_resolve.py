@@ -12,8 +12,9 @@ import pytest
 from components.runtime.resolve import PARAMETER_FIELDS, Resolved, compiled_settings, parameter_defaults, resolve
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
+from tests.support.trainer.benchmark_files import write
 from trainer.config.job import JobConfig
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.storage import open_storage
 from trainer.storage.model_folders import revision_of
 from trainer.weights_digest import model_sha256
@@ -226,6 +227,20 @@ def begun(config: RunConfig, target: str = "local", **inputs: Any) -> Resolved:
     compiled = compiled_settings(config, target, config.output.root_uri, "align")
     inputs = {"run_id": "r1", "run_file": json.dumps(config.to_dict()), **inputs}
     return resolve(inputs.pop("run_file"), compiled, **inputs)
+
+
+def test_files_of_benchmarks_are_read_before_training_and_found_from_any_folder(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "set", "pope")
+    monkeypatch.chdir(tmp_path)
+    pope = {"name": "pope", "format": "pope", "uri": "set/questions.json", "images": "set/images"}
+    overrides = {"evaluate": {"benchmarks": [pope]}}
+    (found,) = resolved(config, overrides=json.dumps(overrides)).config.evaluate.benchmarks
+    assert (found.uri, found.images) == (str(tmp_path / "set/questions.json"), str(tmp_path / "set/images"))
+    overrides["evaluate"]["benchmarks"][0]["format"] = "chartqa"
+    with pytest.raises(DataError, match="is not ChartQA's list of questions"):
+        resolved(config, overrides=json.dumps(overrides))
 
 
 def test_a_stage_before_the_last_has_a_run_folder_inside_that_of_the_run(staged: RunConfig, tmp_path: Path) -> None:

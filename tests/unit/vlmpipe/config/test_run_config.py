@@ -104,11 +104,19 @@ def test_a_missing_field_is_named_with_its_purpose() -> None:
         parse_run_config(data, "x.yaml")
 
 
+POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"}
+
+
 @pytest.mark.parametrize(
     ("overrides", "field"),
     [
         ({"features__cache": "on", "model__freeze": []}, "features.cache"),
         ({"gate__min_scores": {"cider_d": 1}, "evaluate__cider_d": "off"}, "gate.min_scores.cider_d"),
+        ({"gate__benchmarks": {"pope": {"f1": 0.5}}}, "gate.benchmarks.pope"),
+        ({"gate__benchmarks": {"pope": {"anls": 0.5}}, "evaluate__benchmarks": [POPE]}, "gate.benchmarks.pope.anls"),
+        ({"gate__benchmarks": {"pope": {"f1": 50}}, "evaluate__benchmarks": [POPE]}, "gate.benchmarks.pope.f1"),
+        ({"evaluate__benchmarks": [POPE, POPE]}, "evaluate.benchmarks"),
+        ({"evaluate__benchmarks": [{**POPE, "images": ""}]}, "evaluate.benchmarks.0"),
         ({"train__global_batch_size": 6, "cluster__replica_count": 4}, "train.global_batch_size"),
         ({"gate__min_scores": {"preference_accuracy": 0.5}}, "gate.min_scores.preference_accuracy"),
         ({"train__objective": "dpo", "train__strategy": "tp", "train__tensor_parallel": 2}, "train"),
@@ -272,6 +280,10 @@ def test_local_data_is_refused_on_vertex() -> None:
     require_data_in_cloud(small())
     with pytest.raises(RunFileError, match=r"data\.source"):
         require_data_in_cloud(small(data__source="my-data/llava.json"))
+    in_cloud = {"uri": "gs://bucket/pope.json", "images": "gs://bucket/images"}
+    require_data_in_cloud(small(evaluate__benchmarks=[POPE | in_cloud]))
+    with pytest.raises(RunFileError, match=r"evaluate\.benchmarks\.0\.images: found \"images\", expected a gs://"):
+        require_data_in_cloud(small(evaluate__benchmarks=[POPE | in_cloud | {"images": "images"}]))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ EVALUATION: dict[str, Any] = {
     "images": 40,
     "images_also_in_train": 4,
     "slices": {"digit": {"exact_match": 0.95}, "sum": {"exact_match": 0.7}},
+    "benchmarks": {"pope": {"scores": {"accuracy": 0.8, "f1": 0.7}}},
     "controls": {"shuffled_image": {"exact_match": 0.3}, "no_image": {"exact_match": 0.25}},
 }
 CHAMPION: dict[str, Any] = {"version": 3, "run_id": "run-a", "exact_match": 0.88, "held_out_sha256": "abc"}
@@ -54,6 +55,7 @@ def failed(decision: Decision) -> list[str]:
         (GateConfig(max_loss=0.39), "loss"),
         (GateConfig(min_scores={"cider_d": 1.51}), "CIDEr-D"),
         (GateConfig(per_slice={"digit": 0.9, "sum": 0.8}), "exact match of sum"),
+        (GateConfig(benchmarks={"pope": {"accuracy": 0.8, "f1": 0.71}}), "F1 of pope"),
         (GateConfig(min_margin_over_chance=0.71), "margin over chance"),
         (GateConfig(min_margin_over_shuffled_image=0.61), "margin over shuffled image"),
         (GateConfig(max_images_also_in_train=0.09), "share of held-out images also in training"),
@@ -101,6 +103,7 @@ def test_unknown_slice_is_a_failure_that_names_the_known_ones() -> None:
     ("without", "gate", "words"),
     [
         ("cider_d", GateConfig(min_scores={"cider_d": 1.0}), "the evaluation holds no cider_d"),
+        ("benchmarks", GateConfig(benchmarks={"pope": {"f1": 0.1}}), "the evaluation holds no benchmarks.pope.f1"),
         ("exact_match", GateConfig(), "no exact_match"),
         ("loss", GateConfig(max_loss=1), "no loss"),
         ("chance", GateConfig(min_margin_over_chance=0.1), "no exact match of chance"),

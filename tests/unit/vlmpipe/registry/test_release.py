@@ -145,6 +145,14 @@ def test_a_hostile_slice_name_does_not_break_the_card_table(run: Path) -> None:
     assert rows[0].startswith("| a\\|b # heading | 1 | 0.500 | 0.100 |")
 
 
+def test_the_model_card_has_the_scores_of_benchmarks_with_their_intervals(run: Path) -> None:
+    described = {"format": "pope", "questions": 3000, "scores": {"f1": 0.5}, "intervals": {"f1": [0.4, 0.6125]}}
+    edit(run / "evaluate.json", benchmarks={"pope-random": described})
+    decide_run(str(run))
+    text = Path(register_run(str(run)).model_uri, "README.md").read_text()
+    assert "| pope-random | pope | 3,000 | F1 | 0.500 (0.400 to 0.613) |" in text
+
+
 @pytest.mark.parametrize("name", ["config.json", "vlmpipe.json"])
 def test_a_damaged_export_is_not_registered(run: Path, tmp_path: Path, name: str) -> None:
     decide_run(str(run))

@@ -85,6 +85,16 @@ def edit(path: Path, **changes: Any) -> None:
     write_json(path, {**json.loads(path.read_text()), **changes})
 
 
+def test_benchmarks_are_a_section_of_their_own(run: Path) -> None:
+    assert 'id="benchmarks"' not in build_report(str(run))
+    described = {"format": "pope", "questions": 3000, "scores": {"f1": 0.5}, "intervals": {"f1": [0.4, 0.6125]}}
+    edit(run / "evaluate.json", benchmarks={"pope-random": described, "broken": {"scores": {"f1": None}}})
+    page = Page(build_report(str(run)))
+    assert "benchmarks" in page.attributes("section", "id")
+    for text in ("pope-random", "3,000", "0.500", "0.400 to 0.61", "not measured"):
+        assert text in page.text
+
+
 def test_a_finished_run_shows_every_section_with_its_numbers(finished: Path) -> None:
     page = Page(build_report(str(finished)))
     assert [name for name in page.attributes("section", "id") if name in SECTIONS] == SECTIONS

@@ -1,0 +1,190 @@
+"""Comparison of runs: figures worked out by hand on few questions, and what is said of runs that cannot be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from trainer.errors import ConfigError, DataError, ExitCode, UserError
+from trainer.storage import open_storage
+from trainer.storage.records import seal_lines, write_record
+from vlmpipe.compare.compare import Comparison, compare
+from vlmpipe.compare.page import build_page
+from vlmpipe.compare.predictions import write_predictions
+from vlmpipe.compare.sides import read_sides
+from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.registry.paired_bootstrap import paired_bootstrap
+
+Answers = Sequence[tuple[str, str, str]]  # id of the sample, expected, predicted
+FIRST: Answers = [("a", "red", "red"), ("a", "two", "two"), ("b", "red", "blue"), ("c", "two", "three")]
+BETTER: Answers = [("a", "red", "red"), ("a", "two", "2"), ("b", "red", "red"), ("c", "two", "two")]
+
+
+def make(root: Path, name: str, answers: Answers, **records: dict[str, Any]) -> Path:
+    """An evaluated run under `root`: answers in two slices, and other records in place of the usual ones."""
+    folder, lines = root / "runs" / name, []
+    for turn, (sample, answer, said) in enumerate(answers):
+        place = {"id": sample, "turn": turn, "slice": "count" if answer == "two" else "colour", "question": "What?"}
+        lines.append(place | {"answer": answer, "prediction": said, "correct": answer == said})
+    store = open_storage(str(folder))
+    store.write("predictions.jsonl", seal_lines(lines))
+    settings = {
+        "name": "digits",
+        "run": {"run_id": name, "root_uri": str(root)},
+        "register": {"model_name": "", "alias": "champion", "registry": ""},
+    }
+    usual = {"run": settings, "evaluate": {"questions": len(lines)}, "prepared": {"prepared_uri": str(root / "none")}}
+    for file, record in (usual | records).items():
+        write_record(store, f"{file}.json", record)
+    return folder
+
+
+def compared(root: Path, *names: str) -> Comparison:
+    return compare(read_sides(names, str(root)))
+
+
+def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Path) -> None:
+    make(tmp_path, "first", FIRST)
+    make(tmp_path, "better", BETTER)
+    found = compared(tmp_path, "first", "better")
+    rows = {(row.slice, row.metric): row for row in found.scores}
+    first, better = rows["", "exact_match"].runs
+    assert (first.value, better.value, better.difference) == (0.5, 0.75, 0.25)
+    assert [one.value for one in rows["", "vqa_accuracy"].runs] == [0.5, 1.0], "2 is two"
+    assert [one.value for one in rows["count", "exact_match"].runs] == [0.5, 0.5]
+    assert rows["colour", "exact_match"].questions == 2
+    differences = {("a", 0, "What?", "red"): 0, ("a", 1, "What?", "two"): -1, ("b", 2, "What?", "red"): 1}
+    expected = paired_bootstrap(differences | {("c", 3, "What?", "two"): 1})
+    assert better.difference_interval == pytest.approx(expected), "as the gate computes it"
+    assert (first.verdict, better.verdict) == ("", "no difference shown")
+    (agreement,) = found.agreement
+    assert (agreement.both_right, agreement.only_first, agreement.only_this, agreement.both_wrong) == (1, 1, 2, 0)
+    assert [(one.id, one.predictions, one.correct) for one in found.disagreements] == [
+        ("a", ("two", "2"), (True, False)),
+        ("b", ("blue", "red"), (False, True)),
+        ("c", ("three", "two"), (False, True)),
+    ]
+    assert found.notes == ()
+
+
+def test_a_difference_on_every_sample_is_beyond_chance_in_its_direction(tmp_path: Path) -> None:
+    many = [(f"s{number}", "red", "red") for number in range(20)]
+    for name, wrong in (("right", 0), ("once-wrong", 1), ("wrong", 20)):
+        make(
+            tmp_path,
+            name,
+            [(sample, answer, "blue" if n < wrong else said) for n, (sample, answer, said) in enumerate(many)],
+        )
+    row = compared(tmp_path, "once-wrong", "right", "wrong").scores[0]
+    assert [one.verdict for one in row.runs] == ["", "no difference shown", "worse"]
+    assert compared(tmp_path, "wrong", "right").scores[0].runs[1].verdict == "better"
+
+
+def test_only_shared_questions_count_and_the_rest_is_named(tmp_path: Path) -> None:
+    make(tmp_path, "first", [*FIRST, ("d", "red", "red")])
+    make(tmp_path, "other", [*BETTER, ("e", "red", "red"), ("f", "red", "red")])
+    found = compared(tmp_path, "first", "other")
+    assert found.questions == 4
+    assert found.notes == ("2 questions that not all runs were asked are left out",)
+
+
+def test_runs_that_share_no_question_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    make(tmp_path, "first", FIRST)
+    make(tmp_path, "other", [("z", "red", "red")])
+    with pytest.raises(DataError, match=r"share no question: first 4, other 1") as error:
+        compared(tmp_path, "first", "other")
+    assert error.value.code == ExitCode.DATA
+
+
+def test_runs_that_are_not_there_or_not_evaluated_are_named(tmp_path: Path) -> None:
+    folder = make(tmp_path, "first", FIRST)
+    with pytest.raises(ConfigError, match="1 runs to compare"):
+        read_sides(["first"], str(tmp_path))
+    with pytest.raises(ConfigError, match="named twice"):
+        read_sides(["first", "first"], str(tmp_path))
+    with pytest.raises(UserError, match="no run 'gone'") as error:
+        read_sides(["first", "gone"], str(tmp_path))
+    assert error.value.code == ExitCode.NOT_FOUND
+    with pytest.raises(UserError, match="no digits@champion in the registry") as error:
+        read_sides(["first", "digits@champion"], str(tmp_path))
+    assert error.value.code == ExitCode.NOT_FOUND
+    make(tmp_path, "other", BETTER)
+    (folder / "predictions.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"first has no predictions.jsonl, which the step evaluate writes"):
+        read_sides(["first", "other"], str(tmp_path))
+
+
+def test_a_champion_and_a_version_are_found_by_the_models_name(tmp_path: Path) -> None:
+    registry = FolderRegistry(str(tmp_path / "registry"))
+    for place, (name, answers) in enumerate((("first", FIRST), ("better", BETTER))):
+        folder = make(tmp_path, name, answers)
+        (folder / "export").mkdir()
+        (folder / "export/config.json").write_text("{}")
+        candidate = Candidate(run_id=name, export_uri=str(folder / "export"), metrics={})
+        registry.register("digits", candidate, "card")
+        registry.promote("digits", place + 1, instead_of=place or None)
+    make(tmp_path, "newest", BETTER)
+    sides = read_sides(["digits@champion", "digits@1", "newest"], str(tmp_path))
+    assert [(side.name, side.run_id) for side in sides] == [
+        ("digits@champion", "better"), ("digits@1", "first"), ("newest", "newest")
+    ]  # fmt: skip
+    assert [side.run_id for side in read_sides(["digits@1", "digits@2"], str(tmp_path))] == ["first", "better"]
+
+
+def test_benchmarks_of_the_same_questions_are_compared_and_others_are_named(tmp_path: Path) -> None:
+    for name, scores, digest in (("first", (0.0, 1.0), "x"), ("other", (1.0, 1.0), "y")):
+        described = {
+            "pope": {"format": "pope", "questions_sha256": "same"},
+            "textvqa": {"format": "textvqa", "questions_sha256": digest},
+        }
+        folder = make(tmp_path, name, FIRST, evaluate={"questions": 4, "benchmarks": described})
+        lines = [{"image": f"{number}.jpg", "score": score} for number, score in enumerate(scores)]
+        open_storage(str(folder)).write("benchmarks/pope.jsonl", seal_lines(lines))
+    found = compared(tmp_path, "first", "other")
+    (row,) = found.benchmarks
+    assert (row.slice, row.metric, row.questions) == ("pope", "accuracy", 2)
+    assert [one.value for one in row.runs] == [0.5, 1.0]
+    assert found.notes == ("benchmark textvqa is left out: not all runs were asked the same questions",)
+
+
+def test_time_cost_and_tokens_are_those_of_the_runs_records(tmp_path: Path) -> None:
+    jobs = [{"job": "train", "usd_per_hour": 12.0}, {"job": "evaluate", "usd_per_hour": 3.0}]
+    folder = make(tmp_path, "first", FIRST, summary={"tokens": 7000}, plan={"cost": {"usd": 40.0, "steps": jobs}})
+    times = {"train": (1000.0, 1000.0 + 1.5 * 3600), "evaluate": (7000.0, 7000.0 + 0.5 * 3600)}
+    for step, (began, ended) in times.items():
+        record = {"step": step, "started_s": began, "ended_s": ended}
+        write_record(open_storage(str(folder)), f"steps/{step}.json", record)
+    make(tmp_path, "other", BETTER)
+    first, other = read_sides(["first", "other"], str(tmp_path))
+    assert first.usage.hours == pytest.approx((7000 + 1800 - 1000) / 3600)
+    assert (first.usage.train_hours, first.usage.tokens, first.usage.planned_usd) == (1.5, 7000, 40.0)
+    assert first.usage.usd == pytest.approx(1.5 * 12 + 0.5 * 3)
+    assert set(vars(other.usage).values()) == {None}
+
+
+HOSTILE = "<script>window.hit = 1</script>"
+
+
+def test_the_page_holds_the_figures_and_runs_nothing(tmp_path: Path) -> None:
+    make(tmp_path, "first", [*FIRST, ("d", "red", HOSTILE)])
+    make(tmp_path, "better", [*BETTER, ("d", "red", "red")])
+    page = build_page(compared(tmp_path, "first", "better"))
+    assert "<script" not in page and "&lt;script&gt;" in page
+    for text in ("40.0%", "80.0%", "+0.400", "5 held-out questions", "4 of 4 questions"):
+        assert text in page, text
+
+
+def test_answers_of_all_runs_are_one_table(tmp_path: Path) -> None:
+    make(tmp_path, "first", FIRST)
+    make(tmp_path, "better", [*BETTER, ("d", "red", "red")])
+    assert write_predictions(compared(tmp_path, "first", "better"), tmp_path / "a.parquet") == 9
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [row["run"] for row in rows] == ["first"] * 4 + ["better"] * 5
+    assert rows[2] == {
+        "run": "first", "id": "b", "turn": 2, "slice": "colour", "question": "What?", "answer": "red",
+        "prediction": "blue", "correct": False,
+    }  # fmt: skip

@@ -1,0 +1,64 @@
+"""The run file's `evaluate.benchmarks`: question files of published sets, in their own formats, to be scored."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field, model_validator
+
+from trainer.config.base import Section, StorageUri
+
+BenchmarkFormat = Literal["vqav2", "textvqa", "docvqa", "pope", "mmbench", "chartqa", "coco-captions"]
+FORMATS: tuple[BenchmarkFormat, ...] = get_args(BenchmarkFormat)
+# Scores of each format by falling importance: the first one is shown by slice and compared question by question.
+SCORES: dict[BenchmarkFormat, tuple[str, ...]] = {
+    "vqav2": ("vqa_accuracy",),
+    "textvqa": ("vqa_accuracy",),
+    "docvqa": ("anls",),
+    "pope": ("accuracy", "precision", "recall", "f1", "yes_ratio"),
+    "mmbench": ("accuracy", "circular_accuracy"),
+    "chartqa": ("relaxed_accuracy",),
+    "coco-captions": ("cider_d", "bleu_4", "rouge_l"),
+}
+TITLES = {
+    "vqa_accuracy": "VQA accuracy", "anls": "ANLS", "accuracy": "accuracy", "precision": "precision",
+    "recall": "recall", "f1": "F1", "yes_ratio": "share of yes", "circular_accuracy": "circular accuracy",
+    "relaxed_accuracy": "relaxed accuracy", "cider_d": "CIDEr-D", "bleu_4": "BLEU-4", "rouge_l": "ROUGE-L",
+}  # fmt: skip
+NO_GOAL = ("yes_ratio",)  # neither high nor low values are better
+ANSWERS_FOLDER = "benchmarks"  # in a run: <name>.jsonl, the answers to a benchmark's questions
+MOST_CIDER_D = 10.0  # all other scores end at 1
+
+
+class BenchmarkConfig(Section):
+    """A question file to score the exported model on, after the held-out questions."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$",
+        description="Name in evaluate.json, report and gate, for example pope-random.",
+    )
+    format: BenchmarkFormat = Field(description="Published format of the file, which says how answers are scored.")
+    uri: StorageUri = Field(
+        min_length=1, description="Question file, local or gs://: VQAv2's questions, of other formats the whole set."
+    )
+    annotations: StorageUri = Field("", description="VQAv2's annotations, which hold the answers; no other format's.")
+    images: StorageUri = Field("", description="Folder of the images that the file names; none for mmbench.")
+    prompt: str = Field(
+        "",
+        description="What the model is asked, with {question} in place of the file's question; empty is the question "
+        "alone, for mmbench with its choices, for coco-captions a request for a caption.",
+    )
+    max_questions: int = Field(0, ge=0, description="Questions to ask, evenly spaced in the file; 0 is all.")
+    max_new_tokens: int = Field(0, ge=0, description="Longest answer in tokens; 0 takes evaluate.max_new_tokens.")
+
+    @model_validator(mode="after")
+    def _fits_its_format(self) -> BenchmarkConfig:
+        if bool(self.annotations) != (self.format == "vqav2"):
+            have = "found without annotations" if self.format == "vqav2" else "found with annotations"
+            raise ValueError(f"{have}, which format vqav2 needs and no other has")
+        if bool(self.images) == (self.format == "mmbench"):
+            have = "found with images" if self.images else "found without images"
+            raise ValueError(f"{have}, a folder that every format needs but mmbench, whose file holds its images")
+        if self.prompt and self.format != "coco-captions" and "{question}" not in self.prompt:
+            raise ValueError("found a prompt without {question}, which would ask every question alike")
+        return self

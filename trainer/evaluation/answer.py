@@ -1,0 +1,120 @@
+"""Greedy answers of the exported model to questions about images, wherever the images come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.job import JobConfig
+from trainer.data.chat.encode import Chat
+from trainer.data.sample import Turn
+from trainer.evaluation.generate import GenerationInputs, generate_answers
+from trainer.feature_cache.encode import encode_images
+from trainer.feature_cache.reader import FeatureReader
+from trainer.models.base import Family
+from trainer.models.image_inputs import join_features
+from trainer.models.image_processor import image_preparer
+
+GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
+
+
+@dataclass(frozen=True)
+class AnsweringModel:
+    """An exported model on this rank's device, and the chat template that it is asked in."""
+
+    family: Family
+    model: nn.Module
+    chat: Chat
+    features: FeatureReader | None  # None: the tower runs for all images
+
+
+@dataclass(frozen=True)
+class ShownImages:
+    """The images that a question is asked about, as data preparation stores them.
+
+    counts: tokens of each; sizes: (width, height) in pixels.
+    """
+
+    counts: Sequence[int]
+    sizes: Sequence[tuple[int, int]]
+    sha256: Sequence[str]
+    read: Callable[[], Sequence[bytes]]
+    are_cached: bool  # their features are in the cache, where there is one
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question. `own` are the images that its prompt is written for, `shown` those that the model sees."""
+
+    turn: Turn
+    own: ShownImages
+    shown: ShownImages
+
+
+def answer_questions(
+    job: JobConfig,
+    model: AnsweringModel,
+    questions: Sequence[Asked],
+    device: torch.device,
+    *,
+    max_new_tokens: int,
+    is_blank: bool = False,
+) -> list[str]:
+    """The model's answers, in one batch. is_blank: without what is in the images."""
+    prompts = [model.chat.prompt(asked.turn, asked.own.counts, asked.own.sizes) for asked in questions]
+    inputs = published_inputs if model.chat.form.published else encoded_inputs
+    given = inputs(job, model, [asked.shown for asked in questions], device, is_blank=is_blank)
+    return generate_answers(model.model, model.chat, prompts, given, device, max_new_tokens=max_new_tokens)
+
+
+def encoded_inputs(
+    job: JobConfig, model: AnsweringModel, shown: Sequence[ShownImages], device: torch.device, *, is_blank: bool
+) -> GenerationInputs:
+    """The model's arguments for prompts about these images."""
+    form, features = model.chat.form, image_features(job, model, shown, device)
+    if is_blank:
+        features = torch.zeros_like(features)
+    grids = None
+    if form.grids:
+        sizes = [size for images in shown for size in images.sizes]
+        grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes], device=device).reshape(-1, 3)
+    with torch.inference_mode():
+        projected = model.family.project(model.model, features)
+    return lambda input_ids: model.family.generation_inputs(model.model, input_ids, projected, grids)
+
+
+def published_inputs(
+    job: JobConfig, model: AnsweringModel, shown: Sequence[ShownImages], device: torch.device, *, is_blank: bool
+) -> GenerationInputs:
+    """The same for family hf, whose models encode images themselves. Without an image all pixels are a mean grey."""
+    published = model.chat.form.published
+    assert published is not None
+    of_each = [images.read() for images in shown]
+    images = image_preparer(job.model)([image for images in of_each for image in images], list(map(len, of_each)))
+    given = images.to(device).values
+    assert isinstance(given, dict)
+    if is_blank and given:
+        given["pixel_values"] = torch.full_like(given["pixel_values"], GREY)
+    if job.train.precision == "bf16":  # as its weights
+        given = {name: one.bfloat16() if one.is_floating_point() else one for name, one in given.items()}
+    return lambda input_ids: {"input_ids": input_ids, **published.types(input_ids), **given}
+
+
+def image_features(job: JobConfig, model: AnsweringModel, shown: Sequence[ShownImages], device: torch.device) -> Tensor:
+    """Features of all these images, in order. Each distinct image is read and encoded once."""
+    features: dict[str, Tensor] = {}
+    encoded: dict[str, bytes] = {}
+    for images in shown:
+        if model.features and images.are_cached:
+            features |= {sha256: model.features.read(sha256) for sha256 in images.sha256}
+        elif not encoded.keys() >= set(images.sha256):
+            encoded |= dict(zip(images.sha256, images.read(), strict=True))
+    tower = model.family.tower(model.model)
+    for batch in encode_images(job, tower, list(encoded), encoded.__getitem__, device):
+        features |= batch
+    order = [sha256 for images in shown for sha256 in images.sha256]
+    shape = model.family.feature_shape(job.model)
+    return join_features([features[sha256] for sha256 in order], shape).to(device)

@@ -1,0 +1,73 @@
+"""BLEU-4 and ROUGE-L of captions, given as words.
+
+Sources: Papineni et al. 2002 (BLEU: clipped counts over the whole set, the closest reference's length); Lin 2004
+(ROUGE-L), with the beta and the best reference of the COCO caption evaluation, Chen et al. 2015, arXiv 1504.00325.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.evaluation.bootstrap import Float64Array
+
+LONGEST_GRAM = 4
+BETA = 1.2
+BLEU_COLUMNS = 2 * LONGEST_GRAM + 2
+
+Words = Sequence[str]
+
+
+def bleu_tally(references: Sequence[Words], caption: Words) -> tuple[float, ...]:
+    """Of one caption: n-grams that a reference has, and all, for n from 1 to 4; its length and the closest reference's.
+
+    An n-gram counts at most as often as in the reference that has it most often. Of two references equally close the
+    shorter one counts.
+    """
+    matched, whole = [], []
+    for length in range(1, LONGEST_GRAM + 1):
+        most: Counter[tuple[str, ...]] = Counter()
+        for reference in references:
+            most |= _grams(reference, length)
+        own = _grams(caption, length)
+        matched.append(sum((own & most).values()))
+        whole.append(sum(own.values()))
+    closest = min((abs(len(reference) - len(caption)), len(reference)) for reference in references)[1]
+    return (*matched, *whole, len(caption), closest)
+
+
+def bleu(sums: Float64Array) -> Float64Array:
+    """BLEU-4, 0 to 1, from sums of tallies (..., BLEU_COLUMNS): no smoothing, so 0 where no four words agree."""
+    matched, whole = sums[..., :LONGEST_GRAM], sums[..., LONGEST_GRAM : 2 * LONGEST_GRAM]
+    length, reference = sums[..., -2], sums[..., -1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.exp(np.log(matched / whole).mean(axis=-1))
+        brevity = np.where(length > reference, 1.0, np.exp(1 - reference / length))
+        found = precision * brevity
+    return np.where((matched > 0).all(axis=-1), found, 0.0)
+
+
+def rouge_l(references: Sequence[Words], caption: Words) -> float:
+    """F of the longest common subsequence, 0 to 1: the best precision and the best recall over the references."""
+    common = [_longest_common(reference, caption) for reference in references]
+    precision = max(common) / len(caption) if caption else 0.0
+    recall = max(one / len(reference) if reference else 0.0 for one, reference in zip(common, references, strict=True))
+    if not precision or not recall:
+        return 0.0
+    return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
+
+
+def _longest_common(one: Words, other: Words) -> int:
+    before = [0] * (len(other) + 1)
+    for word in one:
+        row = [0]
+        for place, theirs in enumerate(other):
+            row.append(before[place] + 1 if word == theirs else max(before[place + 1], row[place]))
+        before = row
+    return before[-1]
+
+
+def _grams(words: Words, length: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[start : start + length]) for start in range(len(words) - length + 1))

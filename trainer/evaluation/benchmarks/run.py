@@ -1,0 +1,105 @@
+"""Asks the exported model a benchmark's questions and scores its answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.config.benchmarks import ANSWERS_FOLDER, BenchmarkConfig
+from trainer.config.job import JobConfig
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.prepare.checks import check_image, check_turns
+from trainer.data.rejects import RejectedError
+from trainer.data.sample import Turn
+from trainer.distributed.process import ProcessContext
+from trainer.errors import DataError
+from trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from trainer.evaluation.benchmarks.readers import read_benchmark
+from trainer.evaluation.benchmarks.scores import score
+from trainer.models.image_tokens import sample_image_tokens
+from trainer.progress import Progress
+from trainer.storage import open_storage
+from trainer.storage.records import seal_lines
+
+Benchmarks = Sequence[tuple[BenchmarkConfig, list[BenchmarkQuestion]]]
+
+
+def open_benchmarks(job: JobConfig) -> Benchmarks:
+    """The questions of the run file's benchmarks. Raises DataError for a file that is not what it should be."""
+    return [(config, read_benchmark(config, job.data.max_image_bytes)) for config in job.evaluate.benchmarks]
+
+
+def run_benchmarks(
+    job: JobConfig, model: AnsweringModel, benchmarks: Benchmarks, worker: ProcessContext, progress: Progress | None
+) -> dict[str, Any]:
+    """Answers, scores and 95 % intervals of all benchmarks, for evaluate.json; empty on other ranks. Collective."""
+    results, size = {}, job.evaluate.batch_questions
+    for config, questions in benchmarks:
+        mine = questions[worker.rank :: worker.world_size]
+        predictions: list[str] = []
+        longest = config.max_new_tokens or job.evaluate.max_new_tokens
+        for start in range(0, len(mine), size):
+            batch = [ask(job, model, config, question) for question in mine[start : start + size]]
+            predictions += answer_questions(job, model, batch, worker.device, max_new_tokens=longest)
+            if progress:
+                progress.update(len(predictions), len(mine), unit="questions", message=config.name)
+        everyone: list[list[str]] = [[]] * worker.world_size
+        dist.all_gather_object(everyone, predictions)
+        if progress:
+            ordered = [
+                everyone[place % worker.world_size][place // worker.world_size] for place in range(len(questions))
+            ]
+            results[config.name] = write_scores(job, config, questions, ordered)
+    return results
+
+
+def ask(job: JobConfig, model: AnsweringModel, config: BenchmarkConfig, question: BenchmarkQuestion) -> Asked:
+    """The question with its image, checked as data preparation checks samples. Raises DataError."""
+    turn = Turn(f"{IMAGE_TOKEN}\n{question.text}", "-")  # an answer that is not asked about
+    try:
+        check_turns((turn,), 1, model.chat.control_tokens)
+        image = check_image(question.image.read(), job.data, name=question.image.name)
+        sizes = [(image.width, image.height)]
+        counts = sample_image_tokens(job.model)(sizes)
+    except (RejectedError, ValueError) as error:
+        raise DataError(
+            f"benchmark {config.name}, question {question.id}, image {question.image.name}: {error}",
+            expected="a question that can be asked: a benchmark is scored whole or not at all",
+            fix="correct the file or its image; the section data has the limits of images",
+        ) from error
+    shown = ShownImages(counts, sizes, [image.sha256], lambda: [image.data], are_cached=False)
+    return Asked(turn, shown, shown)
+
+
+def write_scores(
+    job: JobConfig, config: BenchmarkConfig, questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]
+) -> dict[str, Any]:
+    """Write the answers into the run's folder; returns the part of evaluate.json."""
+    scored = score(config.format, questions, predictions)
+    lines = [
+        {
+            "id": asked.id,
+            "slice": asked.slice,
+            "question": asked.text,
+            "answers": asked.answers,
+            "image": asked.image.name,
+            "prediction": said,
+            "score": value,
+        }
+        for asked, said, value in zip(questions, predictions, scored.each, strict=True)
+    ]
+    open_storage(job.run.run_uri).write(f"{ANSWERS_FOLDER}/{config.name}.jsonl", seal_lines(lines))
+    asked = repr([(one.id, one.text, one.answers) for one in questions])
+    return {
+        "format": config.format,
+        "questions": len(questions),
+        "images": len({one.image.name for one in questions}),
+        "scores": scored.scores(),
+        "intervals": scored.intervals(),
+        "slices": scored.slices(),
+        "questions_sha256": hashlib.sha256(asked.encode()).hexdigest(),
+    }

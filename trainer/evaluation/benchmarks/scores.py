@@ -1,0 +1,199 @@
+"""Scores of answers to a benchmark's questions, each after its published definition, with bootstrap intervals.
+
+Every score is a function of sums over questions, so that a resample is scored from its sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.config.benchmarks import SCORES, BenchmarkFormat
+from trainer.evaluation.benchmarks.captions import BLEU_COLUMNS, bleu, bleu_tally, rouge_l
+from trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from trainer.evaluation.bootstrap import Float64Array, interval, resampled_sums
+from trainer.evaluation.cider import cider_d_of_tokens, tokens
+from trainer.evaluation.metrics import anls
+from trainer.evaluation.vqa_answers import consensus
+
+TOLERANCE = 0.05  # ChartQA: of a number, relative to the right one
+CHOICE_MARKS = ".()[],:;!*#{}"
+MOST_WORDS_WITH_A = 3  # in a longer answer, "A" may be the article
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scored answers of a benchmark.
+
+    each: the format's first score, by question.
+    tallies: (questions, columns), from whose sums `of_sums` computes all scores.
+    """
+
+    questions: Sequence[BenchmarkQuestion]
+    each: Sequence[float]
+    tallies: Float64Array
+    of_sums: Callable[[Float64Array], dict[str, Float64Array]]
+
+    def scores(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self.of_sums(self.tallies.sum(axis=0)).items()}
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 %, by the bootstrap over images."""
+        sums = resampled_sums([question.image.name for question in self.questions], self.tallies)
+        return {name: interval(values) for name, values in self.of_sums(sums).items()}
+
+    def slices(self) -> dict[str, dict[str, float]]:
+        """All scores of each slice, by its name."""
+        names = np.array([question.slice for question in self.questions])
+        found = {}
+        for name in sorted(set(names.tolist())):
+            mine = self.tallies[names == name]
+            values = self.of_sums(mine.sum(axis=0))
+            found[name] = {"questions": len(mine), **{score: float(value) for score, value in values.items()}}
+        return found
+
+
+def score(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
+    """Score the predictions, one for each question."""
+    answered = list(zip(questions, predictions, strict=True))
+    match form:
+        case "vqav2" | "textvqa":
+            return _mean(form, questions, [consensus(asked.answers, said) for asked, said in answered])
+        case "docvqa":
+            each = [max(anls(answer, said) for answer in asked.answers) for asked, said in answered]
+            return _mean(form, questions, each)
+        case "chartqa":
+            return _mean(form, questions, [float(relaxed_match(asked.answers[0], said)) for asked, said in answered])
+        case "pope":
+            return _pope(questions, predictions)
+        case "mmbench":
+            return _choices(questions, predictions)
+        case "coco-captions":
+            return _captions(questions, predictions)
+
+
+def _mean(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], each: Sequence[float]) -> Scored:
+    (name,) = SCORES[form]
+    tallies = np.array([(value, 1.0) for value in each])
+    return Scored(questions, each, tallies, lambda sums: {name: _ratio(sums[..., 0], sums[..., 1])})
+
+
+def _ratio(part: Float64Array, whole: Float64Array) -> Float64Array:
+    """0 where nothing was counted."""
+    return np.divide(part, whole, out=np.zeros_like(np.asarray(part, np.float64)), where=np.asarray(whole) > 0)
+
+
+# ---- POPE
+
+
+def says_yes(prediction: str) -> bool:
+    """POPE's reading of an answer: no where the first sentence has the word no, No or not, else yes."""
+    words = prediction.split(".")[0].replace(",", "").split(" ")
+    return not {"No", "not", "no"} & set(words)
+
+
+def _pope(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
+    pairs = [(asked.answers[0] == "yes", says_yes(said)) for asked, said in zip(questions, predictions, strict=True)]
+    order = [(True, True), (False, True), (False, False), (True, False)]  # true and false positives, negatives
+    tallies = np.array([[float(pair == cell) for cell in order] for pair in pairs])
+    return Scored(questions, [float(label == said) for label, said in pairs], tallies, _of_confusion)
+
+
+def _of_confusion(sums: Float64Array) -> dict[str, Float64Array]:
+    right_yes, wrong_yes, right_no, wrong_no = (sums[..., column] for column in range(4))
+    count = sums.sum(axis=-1)
+    return {
+        "accuracy": _ratio(right_yes + right_no, count),
+        "precision": _ratio(right_yes, right_yes + wrong_yes),
+        "recall": _ratio(right_yes, right_yes + wrong_no),
+        "f1": _ratio(2 * right_yes, 2 * right_yes + wrong_yes + wrong_no),
+        "yes_ratio": _ratio(right_yes + wrong_yes, count),
+    }
+
+
+# ---- MMBench
+
+
+def chosen_letter(prediction: str, choices: Sequence[tuple[str, str]]) -> str:
+    """The choice that an answer names by its letter, else by its text; "" where it names none or several.
+
+    MMBench lets a language model decide such answers; here they count as wrong.
+    """
+    words = prediction.translate(str.maketrans(CHOICE_MARKS, " " * len(CHOICE_MARKS))).split()
+    named = [letter for letter, _ in choices if letter in words]
+    if len(named) == 1 and not ("A" in words and len(words) > MOST_WORDS_WITH_A):
+        return named[0]
+    said = prediction.lower()
+    named = [letter for letter, text in choices if text.lower() in said]
+    return named[0] if len(named) == 1 else ""
+
+
+def _choices(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
+    """Accuracy counts originals; circular accuracy counts a question as right if it is so in each rotation."""
+    right = [
+        chosen_letter(said, asked.choices) == asked.answers[0]
+        for asked, said in zip(questions, predictions, strict=True)
+    ]
+    of_group: dict[str, list[bool]] = {}
+    for asked, is_right in zip(questions, right, strict=True):
+        of_group.setdefault(asked.group, []).append(is_right)
+    tallies, met = [], set[str]()
+    for asked, is_right in zip(questions, right, strict=True):
+        is_first, is_original = asked.group not in met, asked.id == asked.group
+        met.add(asked.group)
+        all_right = is_first and all(of_group[asked.group])
+        tallies.append((is_original and is_right, is_original, all_right, is_first))
+    has_rotations = len(of_group) < len(questions)
+
+    def of_sums(sums: Float64Array) -> dict[str, Float64Array]:
+        found = {"accuracy": _ratio(sums[..., 0], sums[..., 1])}
+        return found | ({"circular_accuracy": _ratio(sums[..., 2], sums[..., 3])} if has_rotations else {})
+
+    return Scored(questions, list(map(float, right)), np.array(tallies, np.float64), of_sums)
+
+
+# ---- ChartQA
+
+
+def relaxed_match(answer: str, prediction: str) -> bool:
+    """Numbers within 5 % of the right one, other answers equal but for case. `5%` is 0.05, and 0 is compared as text.
+
+    Source: Masry et al. 2022, arXiv 2203.10244, section 5.1, in the form of Pix2Struct (Lee et al. 2023), which
+    published figures use.
+    """
+    answer, prediction = answer.strip(), prediction.strip()
+    right, found = _number(answer), _number(prediction)
+    if right and found is not None:
+        return abs(found - right) / abs(right) <= TOLERANCE
+    return answer.lower() == prediction.lower()
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.rstrip("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        return None
+
+
+# ---- COCO captions
+
+
+def _captions(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
+    pairs = [
+        ([tokens(text) for text in asked.answers], tokens(said))
+        for asked, said in zip(questions, predictions, strict=True)
+    ]
+    cider = cider_d_of_tokens(pairs)
+    tallies = np.array([(1.0, one, rouge_l(*pair), *bleu_tally(*pair)) for one, pair in zip(cider, pairs, strict=True)])
+
+    def of_sums(sums: Float64Array) -> dict[str, Float64Array]:
+        count = sums[..., 0]
+        return {
+            "cider_d": _ratio(sums[..., 1], count),
+            "bleu_4": bleu(sums[..., -BLEU_COLUMNS:]),
+            "rouge_l": _ratio(sums[..., 2], count),
+        }
+
+    return Scored(questions, cider, tallies, of_sums)

@@ -1,0 +1,51 @@
+"""Tables of a comparison of runs."""
+
+from __future__ import annotations
+
+from vlmpipe.cli.views.tables import ruled_table, standard_output
+from vlmpipe.compare.compare import Comparison, ScoreRow
+from vlmpipe.compare.page import usage_figures
+
+VERDICT_STYLES = {"better": "green", "worse": "red"}
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Scores over all questions, exact match by slice, benchmarks, agreement, and what the runs took."""
+    console = standard_output()
+    first = comparison.sides[0].name
+    console.print(f"{comparison.questions:,} questions that all runs were asked; compared with {first}\n", markup=False)
+    rows = [row for row in comparison.scores if not row.slice or row.metric == "exact_match"]
+    _print_scores([*rows, *comparison.benchmarks])
+    table = ruled_table("right on", "both", f"only {first}", "only this run", "neither", right=("both",))
+    for one in comparison.agreement:
+        counts = (one.both_right, one.only_first, one.only_this, one.both_wrong)
+        table.add_row(one.run, *(f"{count:,}" for count in counts))
+    console.print(table)
+    console.print()
+    table = ruled_table("run", *usage_figures(comparison.sides[0].usage))
+    for side in comparison.sides:
+        table.add_row(side.name, *usage_figures(side.usage).values())
+    console.print(table)
+    for note in comparison.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def _print_scores(rows: list[ScoreRow]) -> None:
+    right = ("questions", "value", "difference")
+    table = ruled_table("slice", "score", "questions", "run", "value", "difference", "95 %", "verdict", right=right)
+    for row in rows:
+        for place, run in enumerate(row.runs):
+            head = ("", "", "") if place else (row.slice or "all", row.metric, f"{row.questions:,}")
+            low, high = run.difference_interval or run.interval
+            sign = "" if run.difference is None else "+"
+            table.add_row(
+                *head,
+                run.run,
+                f"{run.value:.4f}",
+                "" if run.difference is None else f"{run.difference:+.4f}",
+                f"{low:{sign}.4f} to {high:{sign}.4f}",
+                run.verdict,
+                style=VERDICT_STYLES.get(run.verdict, ""),
+            )
+    standard_output().print(table)
+    print()

@@ -1,0 +1,1 @@
+"""Comparison of evaluated runs on the questions that they share."""

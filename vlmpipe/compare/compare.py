@@ -1,0 +1,238 @@
+"""Scores of runs on the questions that all of them were asked, with the paired bootstrap, and where they disagree.
+
+Each run is compared with the first. Intervals hold 95 % of 2,000 resamples, in which the questions about one sample are
+drawn together, and the same ones for all runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainer.config.benchmarks import SCORES
+from trainer.errors import DataError
+from vlmpipe.compare.sides import Side
+
+if TYPE_CHECKING:
+    from trainer.evaluation.bootstrap import Float64Array
+
+Key = tuple[str, int, str, str]  # id of the sample, turn, question, expected answer
+METRICS = ("exact_match", "vqa_accuracy", "anls")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A score of one run, and its difference from the first run's; None for the first run itself."""
+
+    run: str
+    value: float
+    interval: tuple[float, float]
+    difference: float | None = None
+    difference_interval: tuple[float, float] | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is beyond chance: better, worse or no difference shown; empty for the first run."""
+        if self.difference_interval is None:
+            return ""
+        low, high = self.difference_interval
+        return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One score of all runs. `slice` is empty for all questions; of a benchmark it is the benchmark's name."""
+
+    slice: str
+    metric: str
+    questions: int
+    runs: tuple[Measured, ...]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often a run and the first one were right on the same question."""
+
+    run: str
+    both_right: int
+    only_first: int
+    only_this: int
+    both_wrong: int
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A question that some runs answered right and others wrong, with their answers in the order of runs."""
+
+    id: str
+    turn: int
+    slice: str
+    question: str
+    answer: str
+    predictions: tuple[str, ...]
+    correct: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two or more runs."""
+
+    sides: tuple[Side, ...]
+    questions: int  # that all runs were asked
+    scores: tuple[ScoreRow, ...]
+    benchmarks: tuple[ScoreRow, ...]
+    agreement: tuple[Agreement, ...]
+    disagreements: tuple[Disagreement, ...]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "runs": [
+                {
+                    "name": side.name,
+                    "run_id": side.run_id,
+                    "run_uri": side.run_uri,
+                    "questions": len(side.predictions),
+                    **asdict(side.usage),
+                }
+                for side in self.sides
+            ],
+            "questions": self.questions,
+            "scores": [_row_json(row) for row in self.scores],
+            "benchmarks": [_row_json(row) for row in self.benchmarks],
+            "agreement": [asdict(one) for one in self.agreement],
+            "disagreements": [asdict(one) for one in self.disagreements],
+            "notes": self.notes,
+        }
+
+
+def _row_json(row: ScoreRow) -> dict[str, Any]:
+    return {**asdict(row), "runs": [{**asdict(one), "verdict": one.verdict or None} for one in row.runs]}
+
+
+def compare(sides: Sequence[Side]) -> Comparison:
+    """Compare runs with the first. Raises DataError where they share no question."""
+    answers = [{_key(line): line for line in side.predictions} for side in sides]
+    shared = sorted(set(answers[0]).intersection(*answers[1:]))
+    if not shared:
+        counts = ", ".join(f"{side.name} {len(side.predictions):,}" for side in sides)
+        raise DataError(
+            f"the runs share no question: {counts}, of which none is in all with the same expected answer",
+            expected="runs that were evaluated on the same data, or on data that has grown",
+            fix="compare runs of the same data.source, data.validation_fraction and evaluate.max_samples",
+        )
+    lines = [[each[key] for key in shared] for each in answers]
+    slices = [str(line["slice"]) for line in lines[0]]
+    names = tuple(side.name for side in sides)
+    tallies = [_scores(key[3], [of_run[number] for of_run in lines]) for number, key in enumerate(shared)]
+    rows = _rows(names, METRICS, [key[0] for key in shared], tallies, slices)
+    benchmarks, notes = _benchmarks(sides)
+    if left := max(len(each) for each in answers) - len(shared):
+        notes.insert(0, f"{left:,} questions that not all runs were asked are left out")
+    right = [tuple(bool(of_run[number]["correct"]) for of_run in lines) for number in range(len(shared))]
+    disagreements = [
+        Disagreement(
+            *key[:2], slices[number], *key[2:], tuple(of_run[number]["prediction"] for of_run in lines), right[number]
+        )
+        for number, key in enumerate(shared)
+        if len(set(right[number])) > 1
+    ]
+    return Comparison(
+        tuple(sides),
+        len(shared),
+        tuple(rows),
+        tuple(benchmarks),
+        tuple(_agreement(name, [(one[0], one[place]) for one in right]) for place, name in enumerate(names) if place),
+        tuple(disagreements),
+        tuple(notes),
+    )
+
+
+def _key(line: dict[str, Any]) -> Key:
+    return str(line["id"]), int(line["turn"]), str(line["question"]), str(line["answer"])
+
+
+def _scores(answer: str, lines: Sequence[dict[str, Any]]) -> list[float]:
+    """METRICS of each run's answer to one question."""
+    from trainer.evaluation.metrics import anls, vqa_accuracy
+
+    metrics: tuple[Callable[[str, str], float], ...] = (vqa_accuracy, anls)
+    found = []
+    for line in lines:
+        found += [float(line["correct"]), *(metric(answer, str(line["prediction"])) for metric in metrics)]
+    return found
+
+
+def _rows(
+    names: Sequence[str],
+    metrics: Sequence[str],
+    groups: Sequence[str],
+    tallies: Sequence[Sequence[float]],
+    slices: Sequence[str],
+) -> list[ScoreRow]:
+    """All questions, then each slice where there are several. tallies: (questions, runs x metrics)."""
+    import numpy as np
+
+    values, of_slice = np.asarray(tallies, np.float64), np.array(slices)
+    subsets = [("", np.full(len(values), True))]
+    if len(distinct := sorted(set(slices))) > 1:
+        subsets += [(name, of_slice == name) for name in distinct]
+    rows = []
+    for name, mask in subsets:
+        drawn = [group for group, is_in in zip(groups, mask, strict=True) if is_in]
+        measured = _measured(names, len(metrics), drawn, values[mask])
+        rows += [ScoreRow(name, metric, len(drawn), runs) for metric, runs in zip(metrics, measured, strict=True)]
+    return rows
+
+
+def _measured(
+    names: Sequence[str], metrics: int, groups: Sequence[str], values: Float64Array
+) -> list[tuple[Measured, ...]]:
+    """The runs' means of each metric, with the bootstrap's intervals."""
+    import numpy as np
+
+    from trainer.evaluation.bootstrap import interval, resampled_sums
+
+    sums = resampled_sums(groups, np.column_stack([values, np.ones(len(values))]))
+    means, resampled = values.mean(axis=0), sums[:, :-1] / sums[:, -1:]
+    found = []
+    for metric in range(metrics):
+        runs = [Measured(names[0], float(means[metric]), interval(resampled[:, metric]))]
+        for place in range(1, len(names)):
+            column = place * metrics + metric
+            runs.append(
+                Measured(
+                    names[place],
+                    float(means[column]),
+                    interval(resampled[:, column]),
+                    float(means[column] - means[metric]),
+                    interval(resampled[:, column] - resampled[:, metric]),
+                )
+            )
+        found.append(tuple(runs))
+    return found
+
+
+def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
+    """The first score of each benchmark that all runs have answered with the same questions, and what is left out."""
+    rows, notes = [], list[str]()
+    of_each = [side.evaluation.get("benchmarks") or {} for side in sides]
+    for name in dict.fromkeys(name for found in of_each for name in found):
+        described = [found.get(name) or {} for found in of_each]
+        if len({each.get("questions_sha256") for each in described}) > 1:
+            notes.append(f"benchmark {name} is left out: not all runs were asked the same questions")
+            continue
+        answers = [side.benchmark(name) for side in sides]
+        groups = [line["image"] for line in answers[0]]
+        tallies = [[line["score"] for line in lines] for lines in zip(*answers, strict=True)]
+        metric = SCORES[described[0]["format"]][0]
+        whole, *_ = _rows([side.name for side in sides], (metric,), groups, tallies, [""] * len(groups))
+        rows.append(ScoreRow(name, whole.metric, whole.questions, whole.runs))
+    return rows, notes
+
+
+def _agreement(name: str, pairs: Sequence[tuple[bool, bool]]) -> Agreement:
+    counts = Counter(pairs)
+    return Agreement(name, counts[True, True], counts[True, False], counts[False, True], counts[False, False])

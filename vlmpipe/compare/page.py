@@ -1,0 +1,58 @@
+"""The comparison as one self-contained HTML page, in the style of the run report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from markupsafe import Markup
+
+from trainer import __version__
+from vlmpipe.compare.compare import Comparison
+from vlmpipe.compare.sides import HOUR_S, Usage
+from vlmpipe.report.load import count, duration
+from vlmpipe.report.pages import STYLE, page_template
+from vlmpipe.report.samples import EvaluationImages, sample_cards, spread
+
+SHOWN = 24
+TITLES = {"exact_match": "Exact match", "vqa_accuracy": "VQA accuracy", "anls": "ANLS"}
+NOT_RECORDED = "–"
+
+
+def build_page(comparison: Comparison) -> str:
+    """The page's HTML, with pictures of questions that the runs disagree about."""
+    images = EvaluationImages(comparison.sides[0].prepared_uri)
+    return page_template("vlmpipe.compare.page", "page.html.j2").render(
+        style=Markup(STYLE),
+        comparison=comparison,
+        names=[side.name for side in comparison.sides],
+        titles=TITLES,
+        whole=[row for row in comparison.scores if not row.slice],
+        slices=[row for row in comparison.scores if row.slice and row.metric == "exact_match"],
+        cards=sample_cards(images, spread([asdict(one) for one in comparison.disagreements], SHOWN)),
+        usage=[
+            {"name": side.name, "run_id": side.run_id, "figures": usage_figures(side.usage)}
+            for side in comparison.sides
+        ],
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+    )
+
+
+def usage_figures(usage: Usage) -> dict[str, str]:
+    """Columns of the table of time, cost and tokens."""
+    return {
+        "Whole run": _hours(usage.hours),
+        "Training": _hours(usage.train_hours),
+        "Training tokens": NOT_RECORDED if usage.tokens is None else count(usage.tokens),
+        "Cost at planned prices": _usd(usage.usd),
+        "Cost planned": _usd(usage.planned_usd),
+    }
+
+
+def _hours(hours: float | None) -> str:
+    return NOT_RECORDED if hours is None else duration(hours * HOUR_S)
+
+
+def _usd(usd: float | None) -> str:
+    return NOT_RECORDED if usd is None else f"${usd:,.2f}"

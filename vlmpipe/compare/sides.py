@@ -1,0 +1,170 @@
+"""The runs that are compared: found by their names, and read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.benchmarks import ANSWERS_FOLDER
+from trainer.config.job import run_uri_of
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage import open_storage
+from trainer.storage.base import Storage, join_uri
+from trainer.storage.records import read_lines, read_record
+from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
+from vlmpipe.registry.paired_bootstrap import PREDICTIONS
+from vlmpipe.registry.release import open_registry
+from vlmpipe.report.load import mapping, number, sequence
+from vlmpipe.runs.local.summary import find_run
+
+REGISTERED = re.compile(r"([A-Za-z0-9][\w.-]*)@([a-z][a-z0-9-]*|[1-9][0-9]*)")  # MODEL@ALIAS or MODEL@VERSION
+HOUR_S = 3600
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run took. None: not recorded.
+
+    hours: from the start of its first step to the end of its last. train_hours: of the train step.
+    tokens: that the last attempt of training read.
+    usd: measured time of its jobs, at the hourly prices that its plan had; planned_usd: what the plan said.
+    """
+
+    hours: float | None = None
+    train_hours: float | None = None
+    tokens: int | None = None
+    usd: float | None = None
+    planned_usd: float | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """An evaluated run. `name` is what it is called in tables: its id, or what the user called it."""
+
+    name: str
+    run_id: str
+    run_uri: str
+    prepared_uri: str
+    predictions: list[dict[str, Any]]
+    evaluation: dict[str, Any]
+    usage: Usage
+
+    def benchmark(self, name: str) -> list[dict[str, Any]]:
+        """The answers to a benchmark's questions."""
+        return read_lines(open_storage(self.run_uri), f"{ANSWERS_FOLDER}/{name}.jsonl")
+
+
+def read_sides(names: Sequence[str], root: str) -> list[Side]:
+    """The runs of these names: ids under `root`, folders, gs:// addresses, MODEL@ALIAS or MODEL@VERSION of a registry.
+
+    Raises ConfigError for too few names or a run without an evaluation, UserError where there is none of that name.
+    """
+    if len(set(names)) < max(2, len(names)):
+        raise ConfigError(
+            f"{len(names)} runs to compare" if len(names) < 2 else "a run is named twice",
+            expected="two or more different runs: vlmpipe compare RUN RUN...",
+        )
+    uris = {name: _run_uri(name, root) for name in names if not REGISTERED.fullmatch(name)}
+    settings = [read_record(open_storage(uri), "run.json") for uri in uris.values()]
+    for name in names:
+        if found := REGISTERED.fullmatch(name):
+            uris[name] = _registered(found[1], found[2], settings, root)
+    ids = [_run_id(uris[name]) for name in names]
+    return [
+        _side(run_id if REGISTERED.fullmatch(name) is None and ids.count(run_id) == 1 else name, uris[name])
+        for name, run_id in zip(names, ids, strict=True)
+    ]
+
+
+def _run_id(run_uri: str) -> str:
+    return run_uri.rstrip("/").rpartition("/")[2]
+
+
+def _run_uri(name: str, root: str) -> str:
+    if name.startswith("gs://"):
+        return name.rstrip("/")
+    folders = (Path(name), Path(join_uri(root, "runs"), name))
+    found = next((folder for folder in folders if (folder / "run.json").is_file()), None)
+    return str(found or find_run(root, name).folder)
+
+
+def _registered(model: str, which: str, settings: Sequence[dict[str, Any]], root: str) -> str:
+    """The folder of a registered version's run, by the registry of the runs beside it, or else the one under `root`."""
+    registry: Registry = FolderRegistry(join_uri(root, "registry"), alias="champion" if which.isdigit() else which)
+    runs_root = root
+    for one in settings:
+        alias = one["register"]["alias"] if which.isdigit() else which
+        registry, name, _ = open_registry({**one, "register": {**one["register"], "alias": alias}})
+        runs_root = one["run"]["root_uri"]
+        if name == model:
+            break
+    entry: Entry | None
+    if which.isdigit():
+        entry = next((each for each in registry.versions(model) if each.version == int(which)), None)
+    else:
+        entry = registry.champion(model)
+    if entry is None:
+        raise UserError(
+            f"no {model}@{which} in the registry",
+            expected="MODEL@ALIAS or MODEL@VERSION of a registered model, such as digits@champion or digits@3",
+            code=ExitCode.NOT_FOUND,
+        )
+    return run_uri_of(runs_root, entry.run_id, "")
+
+
+def _side(name: str, run_uri: str) -> Side:
+    store = open_storage(run_uri)
+    for file, step in ((PREDICTIONS, "evaluate"), ("evaluate.json", "evaluate"), ("prepared.json", "prepare-data")):
+        if store.stat(file) is None:
+            raise ConfigError(
+                f"{name} has no {file}, which the step {step} writes: {store.uri(file)} is missing",
+                expected="runs that were evaluated, and whose folders are still there",
+                fix="let the run come to its end; of a run with an evaluate_command only its own figures are known",
+            )
+    return Side(
+        name,
+        _run_id(run_uri),
+        run_uri,
+        read_record(store, "prepared.json")["prepared_uri"],
+        read_lines(store, PREDICTIONS),
+        read_record(store, "evaluate.json"),
+        _usage(store),
+    )
+
+
+def _usage(store: Storage) -> Usage:
+    steps = [read_record(store, info.name) for info in store.list("steps") if info.name.endswith(".json")]
+    times = {
+        str(step.get("step")): (began, ended)
+        for step in steps
+        if (began := number(step.get("started_s"))) and (ended := number(step.get("ended_s")))
+    }
+    took = {step: (ended - began) / HOUR_S for step, (began, ended) in times.items()}
+    first, last = (
+        min((began for began, _ in times.values()), default=0.0),
+        max((e for _, e in times.values()), default=0.0),
+    )
+    summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
+    cost = mapping(read_record(store, "plan.json").get("cost")) if store.stat("plan.json") else {}
+    tokens = number(summary.get("tokens"))
+    return Usage(
+        (last - first) / HOUR_S if times else None,
+        took.get("train"),
+        None if tokens is None else int(tokens),
+        _measured_usd(cost, took),
+        number(cost.get("usd")),
+    )
+
+
+def _measured_usd(cost: dict[str, Any], hours: dict[str, float]) -> float | None:
+    """Hours of the jobs at the plan's prices; None where a job that ran has no price."""
+    prices = {
+        str(job.get("job")).replace("_", "-"): number(job.get("usd_per_hour")) for job in sequence(cost.get("steps"))
+    }
+    ran = {job: price for job, price in prices.items() if job in hours}
+    if not ran or any(price is None for price in ran.values()):
+        return None
+    return sum(hours[job] * (price or 0.0) for job, price in ran.items())
