@@ -16,6 +16,7 @@ LAWS_OF_A_FOLDER = {
     "trainer/data/sources/test_formats.py",
     "trainer/data/sources/test_special_files.py",
     "trainer/models/test_host_synchronization.py",
+    "vlmpipe/job_spec/test_run_file_keys.py",
     "vlmpipe/runs/test_special_files.py",
 }
 
