@@ -148,7 +148,7 @@ def test_no_secret_has_a_value_in_terraform(module: Module) -> None:
 
 def test_outputs_are_fields_of_the_run_file_and_names_of_env_sh(module: Module) -> None:
     fields = module.keys_of("gcp")
-    assert fields - GcpConfig.model_fields.keys() == PscInterfaceConfig.model_fields.keys()
+    assert fields - GcpConfig.model_fields.keys() == {"network_attachment"} <= PscInterfaceConfig.model_fields.keys()
     assert {"project", "location", "service_account", "job_service_account", "pipeline_root"} <= fields
     named = set(re.findall(r"^(?:# )?export (\w+)=", (ROOT / "env.sh.example").read_text(), re.MULTILINE))
     assert module.keys_of("env") <= named

@@ -23,9 +23,7 @@ EXAMPLES = {
                 "configs/digits.yaml configs/openmoji.yaml --json"),
     "submit": (
         "configs/llava-7b.yaml --dry-run",
-        "configs/llava-7b.yaml --detach",
         "https://us-central1-kfp.pkg.dev/my-project/pipelines/digits/stable --yes",
-        "configs/llava-7b.yaml --only train --run-id llava-7b-20260301-120000",
         "--job-spec job.yaml --project my-project --location us-central1",
     ),
     "rehearse": ("configs/digits.yaml", "configs/llava-7b.yaml gcp.project=my-project"),

@@ -143,18 +143,17 @@ def submit(
 ) -> None:
     """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
     if bool(config) == bool(job_spec) or (job_spec and only):
-        found = (
-            f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}{', --only' if only else ''}"
-        )
+        given = f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}"
         raise ConfigError(
-            f"found {found}", expected="vlmpipe submit CONFIG [--only train], or vlmpipe submit --job-spec FILE"
+            f"found {given}{', --only' if only else ''}",
+            expected="vlmpipe submit CONFIG [--only train], or vlmpipe submit --job-spec FILE",
         )
     if job_spec or only:
         if fail_on_reject:
             raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")
         if job_spec:
-            given = {"--run-id": bool(run_id), "--force": force}
-            _refuse_options(given, "of a run file", "leave it out: a job spec says everything itself")
+            options = {"--run-id": bool(run_id), "--force": force}
+            _refuse_options(options, "of a run file", "leave it out: a job spec says everything itself")
             answer = _submit_spec(job_spec, project, location, yes=yes, dry_run=dry_run)
         else:
             answer = _submit_training(config, overrides or [], run_id, force=force, yes=yes, dry_run=dry_run)

@@ -112,7 +112,7 @@ class Job:
     def pools(self) -> tuple[Pool, ...]:
         return tuple(Pool(index, spec, self.unread) for index, spec in enumerate(self.spec.get(POOLS, ())))
 
-    def knows(self, *names: str) -> bool:
+    def knows(self, *names: str | int) -> bool:
         """Whether the field could be read, or is unset."""
         return not _is_unread(names, self.unread)
 
