@@ -118,8 +118,8 @@ class Session:
             for reason in passed_over:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
             write_record(store, CHOICE, {"attempt": self._states.attempt, "checkpoint": mine.name if mine else ""})
-        if not self._node.trains:
-            return None
+        if not self._node.meets:
+            return mine
         meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
         if self._node.is_chief or not (name := read_record(store, CHOICE)["checkpoint"]):
             return mine
@@ -134,7 +134,7 @@ class Session:
         values = {**setting_values(self._job, node.world_size), **folders}
         words = (*trainer.command, *(trainer.resume_args if folders["resume"] else ()))
         command = command_line(trainer, fill_in(words, values), node)
-        choice = read_record(open_storage(self._job.run.run_uri), CHOICE) if node.trains else {}
+        choice = read_record(open_storage(self._job.run.run_uri), CHOICE) if node.is_chief or node.meets else {}
         variables = {
             **{f"VLMPIPE_{name.upper()}": folders[name] for name in FOLDERS},
             "VLMPIPE_METRICS": str(self._scratch / "metrics.jsonl"),
