@@ -20,6 +20,7 @@ from server import Answer, Settings
 from transformers import AutoModelForImageTextToText
 from worker import STOPPED, Servers, join_group, leave, serve, work
 
+USAGE = 64  # exit code of a run file that has to be changed
 OPTIMIZER, STATE = "optimizer.pt", "trainer_state.json"
 
 
@@ -101,14 +102,17 @@ class Chief:
 def main() -> int:
     given, rank = parse_arguments(), int(os.environ["RANK"])
     pools = json.loads(os.environ["CLUSTER_SPEC"])["cluster"]
-    servers = len(pools["workerpool2"])
+    servers = len(pools.get("workerpool2", ()))
+    if not servers:
+        print("train.py: the job has no parameter servers: set train.trainer.roles.ps to 1 or more", flush=True)
+        return USAGE
     workers = int(os.environ["WORLD_SIZE"]) - servers
     if rank >= workers:
         join_group(rank, workers)
         return serve()
     if given.batch % workers:
         print(f"train.py: a batch of {given.batch} samples cannot be split over {workers} workers", flush=True)
-        return 64
+        return USAGE
     settings = Settings(workers, given.steps, given.staleness, given.learning_rate, given.schedule)
     torch.manual_seed(given.seed)
     source = given.resume or given.model
@@ -121,7 +125,7 @@ def main() -> int:
         logits = model(**batch).logits[:, :-1].flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
         loss.backward()
-        return float(loss), int((labels != -100).sum())
+        return float(loss.detach()), int((labels != -100).sum())
 
     shards = Servers(model, rank, servers, settings)
     join_group(rank, workers)

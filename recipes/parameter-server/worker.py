@@ -6,24 +6,26 @@ it needs ends with 75, to be restarted.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
 import server
 import torch
 from server import Answer, Settings, Tensors
-from torch.distributed import rpc
+from torch.distributed import TCPStore, rpc
 
 STOPPED = 75  # exit code of what may be started again
 FOR_PEERS_S = 900.0  # machines start minutes apart
 ALIVE_S, SILENT_S = 1.0, 60.0  # between two signs of life; silence after which the chief is given up
 LAST_UPDATES_S = 10.0  # one whose worker was killed between two servers never comes
-CHIEF = "worker-0"
+CHIEF = "worker0"
 
 
 class ServerLostError(Exception):
@@ -31,7 +33,8 @@ class ServerLostError(Exception):
 
 
 def name_of(rank: int, workers: int) -> str:
-    return f"worker-{rank}" if rank < workers else f"server-{rank - workers}"
+    """Without dashes: those who join a dynamic group cut names at them, and wait for ever."""
+    return f"worker{rank}" if rank < workers else f"server{rank - workers}"
 
 
 def join_group(rank: int, workers: int) -> None:
@@ -39,6 +42,13 @@ def join_group(rank: int, workers: int) -> None:
     where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     options = rpc.TensorPipeRpcBackendOptions(init_method=where, rpc_timeout=FOR_PEERS_S)
     rpc.init_rpc(name_of(rank, workers), rank=rank, rpc_backend_options=options)
+    members().set(name_of(rank, workers), "joined")
+
+
+@functools.cache
+def members() -> TCPStore:
+    """Rank 0's store, in which members say that they have joined."""
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=FOR_PEERS_S))
 
 
 def leave(code: int) -> None:
@@ -48,27 +58,17 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def wait_for(name: str) -> None:
-    deadline_s = time.monotonic() + FOR_PEERS_S
-    while True:
-        try:
-            rpc.get_worker_info(name)
-            return
-        except RuntimeError:
-            if time.monotonic() > deadline_s:
-                raise
-        time.sleep(0.1)
-
-
 def serve() -> int:
     """Answer workers until training is over, or the chief is lost. Returns the exit code."""
     signal.signal(signal.SIGTERM, lambda number, _: server.ASKED_TO_STOP.append(number))
-    wait_for(CHIEF)
+    members().wait([CHIEF])
     while server.SERVER is None or server.SERVER.ended is None:
         time.sleep(ALIVE_S)
         try:
             rpc.rpc_sync(CHIEF, server.is_up, timeout=SILENT_S)
         except RuntimeError as error:
+            if server.SERVER and server.SERVER.ended is not None:
+                break
             print(f"server: the chief is lost: {error}", flush=True)
             return STOPPED
         if server.SERVER:
@@ -94,12 +94,11 @@ class Servers:
     def __init__(self, model: torch.nn.Module, worker: int, servers: int, settings: Settings) -> None:
         self._worker, self._settings = worker, settings
         self._parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        self._names = [f"server-{index}" for index in range(servers)]
+        self._names = [f"server{index}" for index in range(servers)]
         self._shards = split(self._parameters, servers)
 
     def wait(self) -> None:
-        for name in self._names:
-            wait_for(name)
+        members().wait(self._names)
 
     def set_up(self, moments: Mapping[str, Any], done: int, left: list[int]) -> None:
         """Give each server its shard of the model and of the optimizer's state. The chief does it."""

@@ -87,7 +87,7 @@ def main() -> None:
         time.sleep(given["slow_s"] if rank == given["slow"] else 0)
         loss, counted = loss_of(model, number)
         loss.backward()
-        return float(loss), counted
+        return float(loss.detach()), counted
 
     shards = Servers(model, rank, servers, settings)
     shards.wait()
