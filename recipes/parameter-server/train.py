@@ -11,13 +11,17 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForImageTextToText
+
+sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
+
 from data import MicroBatches
 from server import Answer, Settings
-from transformers import AutoModelForImageTextToText
 from worker import STOPPED, Servers, join_group, leave, serve, work
 
 USAGE = 64  # exit code of a run file that has to be changed

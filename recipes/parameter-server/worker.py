@@ -19,7 +19,7 @@ from typing import Any
 import server
 import torch
 from server import Answer, Settings, Tensors
-from torch.distributed import TCPStore, rpc
+from torch.distributed import PrefixStore, TCPStore, rpc
 
 STOPPED = 75  # exit code of what may be started again
 FOR_PEERS_S = 900.0  # machines start minutes apart
@@ -40,6 +40,8 @@ def name_of(rank: int, workers: int) -> str:
 def join_group(rank: int, workers: int) -> None:
     """Become a member of the RPC group at MASTER_ADDR and MASTER_PORT, which rank 0 opens."""
     where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    if rank and members().check([name_of(rank, workers)]):
+        forget_member(name_of(rank, workers), rank)
     options = rpc.TensorPipeRpcBackendOptions(init_method=where, rpc_timeout=FOR_PEERS_S)
     rpc.init_rpc(name_of(rank, workers), rank=rank, rpc_backend_options=options)
     members().set(name_of(rank, workers), "joined")
@@ -49,6 +51,15 @@ def join_group(rank: int, workers: int) -> None:
 def members() -> TCPStore:
     """Rank 0's store, in which members say that they have joined."""
     return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=FOR_PEERS_S))
+
+
+def forget_member(name: str, rank: int) -> None:
+    """Take out the member that this process replaces: it was killed, and RPC's own records of torch 2.13 keep it."""
+    records = PrefixStore("rpc_prefix_0", members())
+    everyone = records.get("names/_ALL_WORKER_INFOS").decode()
+    records.set("names/_ALL_WORKER_INFOS", everyone.replace(f"{name}-{rank},", ""))
+    for key in (f"names/{rank}", f"addrs/{name}", f"Token_for_{name}_join"):
+        records.delete_key(key)
 
 
 def leave(code: int) -> None:
