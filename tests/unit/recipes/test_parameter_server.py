@@ -56,7 +56,7 @@ def test_no_worker_is_ever_further_ahead_than_the_bound(server: Any, staleness: 
     asynchronous = server.Asynchronous(settings, server.Shard(settings, {"w": torch.ones(4)}), 0)
     for worker in range(3):
         asynchronous.join(worker)
-    choose, answers, made, ahead = random.Random(0), {}, {one: 0 for one in range(3)}, 0
+    choose, answers, made, ahead = random.Random(0), {}, dict.fromkeys(range(3), 0), 0
     numbers = []
     while True:
         free = [one for one in range(3) if one not in answers or answers[one].done()]
