@@ -73,15 +73,18 @@ def serve() -> int:
     """Answer workers until training is over, or the chief is lost. Returns the exit code."""
     signal.signal(signal.SIGTERM, lambda number, _: server.ASKED_TO_STOP.append(number))
     members().wait([CHIEF])
-    while server.SERVER is None or server.SERVER.ended is None:
+    alive = rpc.rpc_async(CHIEF, server.is_up, timeout=SILENT_S)
+    while server.SERVER is None or server.SERVER.ended is None:  # noticed even while the chief's answer is awaited
         time.sleep(ALIVE_S)
-        try:
-            rpc.rpc_sync(CHIEF, server.is_up, timeout=SILENT_S)
-        except RuntimeError as error:
-            if server.SERVER and server.SERVER.ended is not None:
-                break
-            print(f"server: the chief is lost: {error}", flush=True)
-            return STOPPED
+        if alive.done():
+            try:
+                alive.wait()
+            except RuntimeError as error:
+                if server.SERVER and server.SERVER.ended is not None:
+                    break
+                print(f"server: the chief is lost: {error}", flush=True)
+                return STOPPED
+            alive = rpc.rpc_async(CHIEF, server.is_up, timeout=SILENT_S)
         if server.SERVER:
             server.SERVER.release_lost(time.monotonic())
     time.sleep(2 * ALIVE_S)  # the last answers are on their way
