@@ -158,12 +158,13 @@ class Servers:
             ended=next((one.ended for one in answers if one.ended is not None), None),
         )
 
-    def state(self) -> tuple[dict[str, Any], list[int]]:
-        """The optimizer's state by parameter, and the micro-batches left. Loads the servers' parameters."""
+    def state(self) -> tuple[dict[str, Any], int, list[int]]:
+        """The optimizer's state by parameter, how many micro-batches are done, and which are left. Loads the servers' parameters."""
         states = self._all("state")
         for state in states:
             self._load(state["parameters"])
-        return {name: one for state in states for name, one in state["moments"].items()}, states[0]["left"]
+        done = min(state["done"] for state in states)
+        return {name: one for state in states for name, one in state["moments"].items()}, done, states[0]["left"]
 
     def most_ahead(self) -> int:
         return max(self._all("most_ahead"))
