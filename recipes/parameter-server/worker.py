@@ -159,7 +159,10 @@ class Servers:
         )
 
     def state(self) -> tuple[dict[str, Any], int, list[int]]:
-        """The optimizer's state by parameter, how many micro-batches are done, and which are left. Loads the servers' parameters."""
+        """The optimizer's state by parameter, how many micro-batches are done, and which are left.
+
+        Loads the servers' parameters.
+        """
         states = self._all("state")
         for state in states:
             self._load(state["parameters"])
