@@ -39,8 +39,8 @@ def test_synchronous_updates_are_those_of_one_optimizer(server: Any) -> None:
         order = random.Random(step).sample(range(3), 3)
         futures = [synchronous.push(one, 3 * step + one, gradients_of(3 * step + one), 1.0, one + 1) for one in order]
         again = synchronous.push(order[0], 3 * step + order[0], gradients_of(0), 1.0, 1)  # restarted, and late
-        total = sum(gradients_of(3 * step + one)["w"] for one in range(3))
-        weight.grad = total * (1 / 6)  # type: ignore[operator]
+        first, second, third = (gradients_of(3 * step + one)["w"] for one in range(3))
+        weight.grad = (first + second + third) * (1 / 6)
         optimizer.param_groups[0]["lr"] = settings.learning_rate_at(step)
         optimizer.step()
         for future in (*futures, again):
@@ -56,7 +56,8 @@ def test_no_worker_is_ever_further_ahead_than_the_bound(server: Any, staleness: 
     asynchronous = server.Asynchronous(settings, server.Shard(settings, {"w": torch.ones(4)}), 0)
     for worker in range(3):
         asynchronous.join(worker)
-    choose, answers, made, ahead = random.Random(0), {}, dict.fromkeys(range(3), 0), 0
+    choose, made, ahead = random.Random(0), dict.fromkeys(range(3), 0), 0
+    answers: dict[int, Any] = {}
     numbers = []
     while True:
         free = [one for one in range(3) if one not in answers or answers[one].done()]
