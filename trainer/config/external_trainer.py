@@ -58,6 +58,9 @@ class RolesConfig(Section):
 
     ps: int = Field(0, ge=0, description="Parameter servers: worker pool 2.")
     evaluator: int = Field(0, ge=0, description="Evaluators: worker pool 3.")
+    ps_machine_type: str = Field(
+        "", description="Machine of the parameter servers, without GPUs; empty takes the nodes'. Not on this machine."
+    )
 
 
 class ExternalTrainerConfig(Section):
@@ -170,6 +173,8 @@ class ExternalTrainerConfig(Section):
             raise ValueError(
                 f"roles have no meaning for launch {self.launch}: use one of {', '.join(WITH_ROLES)}, or leave them out"
             )
+        if self.roles.ps_machine_type and not self.roles.ps:
+            raise ValueError("roles.ps_machine_type has no meaning without parameter servers: set roles.ps")
         if self.launch == "torchrun" and self.stop_grace_s > TORCHRUN_GRACE_S:
             raise ValueError(
                 f"stop_grace_s {self.stop_grace_s} is more than the {TORCHRUN_GRACE_S} s after which torchrun kills "

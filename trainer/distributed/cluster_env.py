@@ -96,10 +96,28 @@ def read_roles(environment: Mapping[str, str]) -> Roles | None:
         if pool not in (f"workerpool{number}" for number in range(len(ROLES))) or not hosts["chief"]:
             raise ConfigError(f"CLUSTER_SPEC task.type is {pool!r}", expected="one of the cluster's worker pools")
         role = ROLES[int(pool[-1])]
-        return Roles(hosts, role, _index(spec["task"].get("index"), len(hosts[role])))
+        roles = Roles(hosts, role, _index(spec["task"].get("index"), len(hosts[role])))
+        if text := environment.get("TF_CONFIG"):
+            _require_same_roles(roles, _parse("TF_CONFIG", text))
+        return roles
     if any(environment.get(name) for name in PET_VARIABLES):
         raise ConfigError("a TrainJob's nodes have no roles", expected="Vertex AI, or this machine, for roles")
     return None
+
+
+def _require_same_roles(roles: Roles, tf_config: dict[str, Any]) -> None:
+    """Raise ConfigError where TF_CONFIG gives this replica another place, or roles other numbers of replicas."""
+    cluster, task = tf_config["cluster"], tf_config["task"]
+    named = {"chief" if role == "master" else role: len(hosts) for role, hosts in cluster.items()}
+    named.pop("evaluator", None)  # no part of TensorFlow's cluster, but some name it
+    known = {role: len(hosts) for role, hosts in roles.hosts.items() if hosts and role != "evaluator"}
+    place = ("chief" if task.get("type") == "master" else task.get("type"), str(task.get("index")))
+    if named != known or place != (roles.role, str(roles.index)):
+        raise ConfigError(
+            f"TF_CONFIG has {place[0]} {place[1]} of {named}, but CLUSTER_SPEC {roles.role} {roles.index} of {known}",
+            expected="the same replicas in both",
+            fix="set neither of them in cluster.env: the platform does",
+        )
 
 
 def read_cluster(environment: Mapping[str, str]) -> Cluster | None:

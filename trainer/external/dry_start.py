@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 from trainer.config.external_trainer import ExternalTrainerConfig
@@ -18,6 +20,34 @@ _FIND = (
     "import importlib.util, json, sys; sys.path.insert(0, sys.argv[1]); "
     "print(json.dumps([name for name in sys.argv[2:] if importlib.util.find_spec(name) is None]))"
 )
+
+
+def _require_module(trainer: ExternalTrainerConfig) -> None:
+    """Raise ConfigError where packages are missing or none of them has python_module. Those on gs:// are not read."""
+    path = trainer.python_module.replace(".", "/")
+    wanted = tuple(f"/{name}" for name in (f"{path}.py", f"{path}/__main__.py"))
+    for uri in trainer.package_uris:
+        if "://" in uri:
+            return
+        try:
+            if uri.endswith((".whl", ".zip")):
+                with zipfile.ZipFile(uri) as archive:
+                    names = archive.namelist()
+            else:
+                with tarfile.open(uri) as archive:
+                    names = archive.getnames()
+        except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                f"train.trainer.package_uris: {uri} cannot be read: {error}",
+                expected="a source distribution or wheel (python -m build makes both)",
+            ) from error
+        if any(f"/{name}".endswith(wanted) for name in names):
+            return
+    raise ConfigError(
+        f"train.trainer.python_module: no package of package_uris has {trainer.python_module}",
+        expected=f"{path}.py or {path}/__main__.py in one of them",
+        fix="correct the module, or build the package anew: files that its pyproject.toml does not name are left out",
+    )
 
 
 def require_startable(trainer: ExternalTrainerConfig) -> str:
@@ -34,6 +64,7 @@ def require_startable(trainer: ExternalTrainerConfig) -> str:
             fix=f"make that environment (make recipe-{trainer.name} for a shipped recipe), or correct the path",
         )
     if trainer.kind == "package":
+        _require_module(trainer)
         return f"packages {', '.join(trainer.package_uris)}, installed when the job starts"
     bin_folder = os.path.dirname(python)
     program = trainer.command[0]

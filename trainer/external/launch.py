@@ -135,8 +135,8 @@ class Session:
                 print(f"train: a newer checkpoint is damaged and passed over: {reason}", flush=True)
             self._attempt = self._states.attempt
             write_record(store, CHOICE, {"attempt": self._attempt, "checkpoint": mine.name if mine else ""})
-        if not self._node.trains:
-            return None
+        if not self._node.meets:
+            return mine
         meet(self._node.cluster, timeout_s=rendezvous_timeout_s())
         if self._node.is_chief:
             return mine

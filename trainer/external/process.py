@@ -37,6 +37,14 @@ class Node:
         return self.roles is None or self.roles.is_node
 
     @property
+    def meets(self) -> bool:
+        """Whether it waits for the other nodes, and resumes from the chief's choice.
+
+        Not where servers hold the state: their workers may be restarted one by one, while the chief goes on.
+        """
+        return self.trains and not (self.roles and self.roles.hosts["ps"])
+
+    @property
     def is_chief(self) -> bool:
         return self.trains and self.cluster.node_rank == 0
 

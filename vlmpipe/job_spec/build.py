@@ -49,7 +49,9 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
         pools.append({**node, "replica_count": cluster.replica_count - 1})
     if config.train.trainer and job == "train":
         roles = config.train.trainer.roles  # worker pools 2 and 3; RunConfig has checked that none before is empty
-        pools += [{**node, "replica_count": count} for count in (roles.ps, roles.evaluator) if count]
+        own = {"machine_spec": {"machine_type": roles.ps_machine_type}} if roles.ps_machine_type else {}
+        pools += [{**node, **own, "replica_count": roles.ps}] if roles.ps else []
+        pools += [{**node, "replica_count": roles.evaluator}] if roles.evaluator else []
     reducers = cluster.reduction_server
     if reducers:
         assert len(pools) == 2, "checked by RunConfig"  # its place is worker pool 2

@@ -207,16 +207,24 @@ def _usd_per_hour(
         node = replace(node, usd_per_hour=own, missing=(), old=False)
     missing, old = (*node.missing, *disk.missing), node.old or disk.old
     others = config.train.trainer.roles if job == "train" and config.train.trainer else None
-    replicas += others.ps + others.evaluator if others else 0  # on machines like the nodes'
-    reducers_usd: float | None = 0.0
-    if pool := cluster.reduction_server:  # training's only
-        server = prices.machine(pool.machine_type, "", 0, region, term)
-        missing, old = (*missing, *server.missing), old or server.old
-        reducers_usd = None if server.usd_per_hour is None else reducer_count(cluster) * server.usd_per_hour
-    if node.usd_per_hour is None or disk.usd_per_gb_month is None or reducers_usd is None:
+    unlike_nodes: dict[str, int] = {}  # machine types of other pools, and how many replicas
+    if others:
+        replicas += others.evaluator + (0 if others.ps_machine_type else others.ps)
+        if others.ps_machine_type:
+            unlike_nodes[others.ps_machine_type] = others.ps
+    disks = replicas + sum(unlike_nodes.values())
+    if pool := cluster.reduction_server:  # training's only, and a service: its disks are not priced
+        unlike_nodes[pool.machine_type] = reducer_count(cluster)
+    rates = []
+    for machine_type, count in unlike_nodes.items():
+        other = prices.machine(machine_type, "", 0, region, term)
+        missing, old = (*missing, *other.missing), old or other.old
+        rates.append(None if other.usd_per_hour is None else count * other.usd_per_hour)
+    known = [rate for rate in rates if rate is not None]
+    if node.usd_per_hour is None or disk.usd_per_gb_month is None or len(known) < len(rates):
         return None, missing, old
     disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
-    return replicas * (node.usd_per_hour + disk_usd_per_hour) + reducers_usd, missing, old
+    return replicas * node.usd_per_hour + disks * disk_usd_per_hour + sum(known), missing, old
 
 
 def _best_interval(

@@ -31,6 +31,10 @@ PACKAGE = {
         ({"command": ["llamafactory-cli", "train"]}, "starts processes itself: use launch self"),
         ({"command": ["python", "-m", "torch.distributed.run", "a.py"]}, "starts processes itself: use launch self"),
         ({"command": ["python", "-m", "a"], "roles": {"ps": 1}}, "use one of tensorflow, roles"),
+        (
+            {"command": ["a"], "launch": "roles", "roles": {"ps_machine_type": "n1-standard-4"}},
+            "no meaning without parameter servers",
+        ),
         ({"stop_grace_s": 31}, "use launch self, or at most 30"),
         ({"result": "opaque"}, "evaluate_command is missing"),
         ({"resume_as_model": True}, "without resume_args"),

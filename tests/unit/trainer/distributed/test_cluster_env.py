@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.distributed.cluster_env import Cluster, read_cluster
+from trainer.distributed.cluster_env import Cluster, read_cluster, read_roles
 from trainer.distributed.rendezvous import node_name
 from trainer.errors import ConfigError
 from trainer.launch import torchrun_arguments
@@ -114,3 +114,21 @@ def test_torchrun_counts_nodes_and_processes_apart() -> None:
     assert options["--nnodes"] == "2" and options["--node-rank"] == "1" and options["--nproc-per-node"] == "8"
     assert options["--master-addr"] == "chief" and options["--master-port"] == "2222"
     assert arguments[-4:] == ["-m", "trainer.train", "--config", "x"]
+
+
+@pytest.mark.parametrize(
+    "tf_config",
+    [
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}},
+        {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}, "task": {"type": "chief", "index": 0}},
+    ],
+    ids=["no-ps", "other-task"],
+)
+def test_tf_config_that_contradicts_cluster_spec_is_refused(tf_config: dict[str, Any]) -> None:
+    pools = {"workerpool0": ["a:1"], "workerpool1": ["b:1"], "workerpool2": ["c:1"]}
+    variables = {"CLUSTER_SPEC": json.dumps({"cluster": pools, "task": {"type": "workerpool1", "index": 0}})}
+    roles = read_roles(variables)
+    assert roles
+    assert read_roles({**variables, "TF_CONFIG": roles.tf_config()}) == roles
+    with pytest.raises(ConfigError, match=r"TF_CONFIG has .* but CLUSTER_SPEC worker 0"):
+        read_roles({**variables, "TF_CONFIG": json.dumps(tf_config)})

@@ -193,6 +193,13 @@ def test_parameter_servers_and_evaluators_are_pools_2_and_3() -> None:
     assert "VP407" not in codes, "advice about NCCL is not for parameter servers"
 
 
+def test_parameter_servers_may_have_a_machine_of_their_own() -> None:
+    roles = {"ps": 2, "ps_machine_type": "n1-highmem-8", "evaluator": 1}
+    *nodes, servers, evaluator = trainer_pools(launch="roles", roles=roles)
+    assert servers["machine_spec"] == {"machine_type": "n1-highmem-8"}
+    assert evaluator["machine_spec"] == nodes[0]["machine_spec"] != servers["machine_spec"]
+
+
 def test_a_package_is_a_python_package_spec_that_starts_the_launcher() -> None:
     package = {"executor_image_uri": "executor:1", "package_uris": ["gs://b/mine.tar.gz"], "python_module": "mine.task"}
     (chief, _) = trainer_pools(kind="package", **package, image_uri="")
