@@ -108,7 +108,8 @@ def test_simpo_is_the_published_formula_and_asks_for_no_reference() -> None:
     """-log sigmoid(beta / |chosen| * log p(chosen) - beta / |rejected| * log p(rejected) - gamma): equation 6 of the
     paper, and TRL's loss_type simpo with cpo_alpha 0."""
     module, pairs, beta, gamma = module_of(), conversations(), 2.5, 0.75
-    train = TrainConfig.model_validate({"objective": "simpo", "simpo_beta": beta, "simpo_gamma": gamma})
+    needed = {"global_batch_size": 1, "optimizer": {"learning_rate": 1e-3}}
+    train = TrainConfig.model_validate(needed | {"objective": "simpo", "simpo_beta": beta, "simpo_gamma": gamma})
     module.token_loss.pair_loss = pair_loss_of(train)
     expected = torch.zeros((), dtype=torch.float64)
     for chosen, rejected in itertools.chain.from_iterable(pairs):
