@@ -20,7 +20,7 @@ from typing import Any
 
 from trainer.external.follow import json_object
 
-URL, TOKEN, CERTIFICATE = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
+URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the token's file
 MAX_BODY_BYTES = 64 << 10
 ANSWER_LIMIT_S = 5.0  # for a client that does not send what it announced
 

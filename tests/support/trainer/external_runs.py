@@ -33,8 +33,8 @@ class ExternalRun:
         return [sys.executable, "-m", "trainer.external.launch", "--config", f"{self.uri}/run.json"]
 
     def popen(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        command, piped = [*self.command(), *arguments], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen(command, env={**os.environ, **variables}, text=True, **piped)
+        command, env = [*self.command(), *arguments], {**os.environ, **variables}
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def launch(self, *arguments: str, **variables: str) -> tuple[int, str]:
         """Exit code and everything printed."""
