@@ -80,7 +80,7 @@ real-weights: $(WEIGHTS)  ## a small real language model and vision encoder, fro
 # Other trainers, each in an environment of its own: no two of them want the same transformers.
 RECIPES := trl llama-factory ms-swift
 .PHONY: recipes $(RECIPES:%=recipe-%)
-recipes: $(RECIPES:%=recipe-%)  ## environments of the other trainers in recipes/, 1.2 to 1.8 GiB each; one: make recipe-trl
+recipes: $(RECIPES:%=recipe-%) recipe-tensorflow  ## environments of the other trainers in recipes/, 1.2 to 1.8 GiB each; one: make recipe-trl
 
 $(RECIPES:%=recipe-%): recipe-%: build/recipes/%/.installed build/recipes/tiny-qwen2-5-vl/config.json
 
@@ -88,6 +88,15 @@ build/recipes/%/.installed: recipes/%/requirements.txt recipes/cpu_torch.py
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --requirement $<
 	$(@D)/bin/python -P recipes/cpu_torch.py
+	@touch $@
+
+# TensorFlow's has no torch, and its model is its own.
+.PHONY: recipe-tensorflow
+recipe-tensorflow: build/recipes/tensorflow/.installed  ## environment of recipes/tensorflow, 1.5 GiB
+
+build/recipes/tensorflow/.installed: recipes/tensorflow/requirements.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --requirement $<
 	@touch $@
 
 build/recipes/tiny-qwen2-5-vl/config.json: recipes/tiny_qwen2_5_vl.py vlmpipe/prove/tiny_model.py | $(INSTALLED)

@@ -84,6 +84,7 @@ def command_line(trainer: ExternalTrainerConfig, words: Sequence[str], node: Nod
 def environment(trainer: ExternalTrainerConfig, node: Node, variables: Mapping[str, str]) -> dict[str, str]:
     """The program's variables: the platform's, those of its launch, and `variables`."""
     inherited = dict(os.environ)
+    inherited.pop("PYTHONSAFEPATH", None)  # a script finds the modules beside it, as it does in an image
     if trainer.python:  # an environment of its own, which must not see this one's modules
         for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
             inherited.pop(name, None)

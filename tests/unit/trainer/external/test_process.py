@@ -107,3 +107,9 @@ def test_a_program_of_another_environment_sees_its_own_first(monkeypatch: pytest
 def test_each_process_hears_of_a_stop_once(tree: dict[int, tuple[int, bool]], asked: list[int]) -> None:
     processes = [Running(pid, parent, handles) for pid, (parent, handles) in tree.items()]
     assert to_ask(1, processes) == asked
+
+
+def test_a_script_may_import_the_modules_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local steps run with PYTHONSAFEPATH, which no image sets."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert "PYTHONSAFEPATH" not in second_node("torchrun")[1]
