@@ -66,7 +66,8 @@ def _check_make(arguments: list[str]) -> None:
 
 def _check_vlmpipe(arguments: list[str]) -> None:
     rest = parse_vlmpipe(arguments)
-    files = [argument for argument in rest if argument.endswith(".yaml")]
+    before = dict(zip(rest[1:], rest, strict=False))  # a job spec is the reader's own
+    files = [argument for argument in rest if argument.endswith(".yaml") and before.get(argument) != "--job-spec"]
     overrides = [argument for argument in rest if "=" in argument and not argument.startswith("-")]
     for file in files:
         load_run_file(ROOT / file, overrides)

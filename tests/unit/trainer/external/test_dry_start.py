@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.external.dry_start import require_startable
 
 SCRIPT = """
@@ -73,3 +75,43 @@ def test_modules_other_programs_and_packages_are_taken_as_they_are() -> None:
     assert require_startable(trainer("python", "-m", "anything", launch="each-node")).startswith("python can start")
     package = {"package_uris": ("gs://b/a.tar.gz",), "executor_image_uri": "i", "python_module": "a.task"}
     assert "gs://b/a.tar.gz, installed when the job starts" in require_startable(trainer(kind="package", **package))
+
+
+def packaged(path: Path, member: str) -> Path:
+    (source := path.parent / "task.py").touch()
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(source, member)
+    else:
+        with tarfile.open(path, "w:gz") as archive:
+            archive.add(source, member)
+    return path
+
+
+def trainer_with(package: Path) -> ExternalTrainerConfig:
+    settings = {"name": "mine", "kind": "package", "executor_image_uri": "image", "python_module": "mine.task"}
+    return ExternalTrainerConfig.model_validate({**settings, "package_uris": [str(package)]})
+
+
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        ("mine-1.0.tar.gz", "mine-1.0/src/mine/task.py"),
+        ("mine-1.0.tar.gz", "mine-1.0/mine/task/__main__.py"),
+        ("mine-1.0-py3-none-any.whl", "mine/task.py"),
+    ],
+)
+def test_a_package_with_the_module_may_start(tmp_path: Path, name: str, member: str) -> None:
+    assert name in require_startable(trainer_with(packaged(tmp_path / name, member)))
+
+
+def test_a_package_without_the_module_is_refused(tmp_path: Path) -> None:
+    package = packaged(tmp_path / "mine-1.0.tar.gz", "mine-1.0/mine/other_task.py")
+    with pytest.raises(ConfigError, match=r"no package of package_uris has mine\.task"):
+        require_startable(trainer_with(package))
+
+
+def test_a_file_that_is_no_package_is_refused(tmp_path: Path) -> None:
+    (package := tmp_path / "mine-1.0.tar.gz").write_text("nothing")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        require_startable(trainer_with(package))
