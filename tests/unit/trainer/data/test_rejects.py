@@ -60,6 +60,14 @@ def _file(data: bytes) -> Callable[[Path], Line]:
     return make
 
 
+def _page(number: int, data: bytes) -> Callable[[Path], Line]:
+    def make(folder: Path) -> Line:
+        (folder / "images" / f"{number}.pdf").write_bytes(data)
+        return record(0, id="bad", image=f"{number}.pdf#page={number}")
+
+    return make
+
+
 def _line(line: Line) -> Callable[[Path], Line]:
     return lambda folder: line
 
@@ -93,6 +101,8 @@ IN_LINES: dict[RejectCode, Callable[[Path], Line]] = {
     RejectCode.TEXT_SPECIAL_TOKEN: _talk("<image>\nWhat?", "This.</s>"),
     RejectCode.REF_MISSING: _line(record(0, id="bad", image="nothing.png")),
     RejectCode.REF_UNSAFE_PATH: _unsafe,
+    RejectCode.MEDIA_UNREADABLE: _page(1, b"%PDF-1.4 and no more"),
+    RejectCode.MEDIA_MISSING_PART: _page(2, encode(picture(), "PDF")),
     RejectCode.IMAGE_EMPTY: _file(b""),
     RejectCode.IMAGE_UNIDENTIFIED: _file(b"<html>404</html>"),
     RejectCode.IMAGE_TOO_LARGE: _file(png(side=100)),

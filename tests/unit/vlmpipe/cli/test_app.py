@@ -477,6 +477,7 @@ def test_runs_are_compared_as_table_json_page_and_parquet(vlmpipe: Vlmpipe, tmp_
     assert "error: the runs share no question: first 1, other 1" in answer.err
 
 
+@pytest.mark.usefixtures("fake_pipeline")
 def test_status_lists_runs_and_shows_one(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     assert "No runs" in vlmpipe("status", "--root", str(tmp_path)).out
     vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--plain")
