@@ -456,7 +456,6 @@ def test_run_with_json_prints_one_object(vlmpipe: Vlmpipe, tmp_path: Path) -> No
     assert (answer.json["outcome"], answer.json["evaluation"]["exact_match"]) == ("done", 0.94)
 
 
-@pytest.mark.usefixtures("fake_pipeline")
 def test_runs_are_compared_as_table_json_page_and_parquet(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     for name, said in (("first", "blue"), ("second", "red"), ("other", "red")):
         store = LocalStorage(tmp_path / "runs" / name)
