@@ -65,13 +65,13 @@ class Mixture:
 
 
 def weighted_draws(sizes: Sequence[int], weights: Sequence[float], *, repeat: bool) -> list[int]:
-    """Draws from each source in the ratio of the weights.
+    """Draws from each source in the ratio of the weights, at least one where its weight is above 0.
 
     They end when the first source is used up or, with `repeat`, when the last one is. `sizes` are above 0.
     """
     lengths = [size / weight for size, weight in zip(sizes, weights, strict=True) if weight]
     length = max(lengths) if repeat else min(lengths)
-    return [round(length * weight) for weight in weights]
+    return [max(1, round(length * weight)) if weight else 0 for weight in weights]
 
 
 def alternating(draws: Sequence[int]) -> Int64Array:

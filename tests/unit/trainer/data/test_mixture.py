@@ -92,6 +92,7 @@ def test_passes_and_seeds_have_orders_of_their_own() -> None:
         ([100, 50], [1, 1], True, [100, 100]),
         ([100, 50, 7], [3, 1, 0], False, [100, 33, 0]),
         ([100, 50, 7], [3, 1, 0], True, [150, 50, 0]),
+        ([100, 10**6], [0.999, 0.001], False, [100, 1]),  # a small weight is never none at all
     ],
 )
 def test_weights_and_the_end_of_an_epoch(
