@@ -59,7 +59,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             started = time.perf_counter()
             with watchdog.pause():
                 report.validated(setup.validation.loss(strategy, worker), time.perf_counter() - started)
-        report.step(done, strategy, stream.waited_s)
+        report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done))
         watchdog.beat(done)
         stopping = report.stop_requested and not finished
         if stopping or saves:

@@ -30,7 +30,7 @@ from benchmarks.checkpoint.stacked_layers import RECORD
 from benchmarks.support.report import require_fair
 from benchmarks.support.suite import Bench
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, fetch_folder, upload_node_files
-from trainer.checkpoint.mirror import newest_good_of
+from trainer.checkpoint.mirror.copies import newest_good_of
 from trainer.errors import UserError
 from trainer.storage.local import LocalStorage
 

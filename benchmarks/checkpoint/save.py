@@ -12,7 +12,7 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
 from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.mirror import newest_good_of
+from trainer.checkpoint.mirror.copies import newest_good_of
 
 MIB = 2**20
 STALL_LAYERS, RUN_LAYERS = 24, 6

@@ -22,7 +22,7 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
 from trainer.checkpoint.attempts import claim_attempt
 from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, fetch_folder, upload_node_files, verify
-from trainer.checkpoint.mirror import mirror_checkpoint
+from trainer.checkpoint.mirror.copies import mirror_checkpoint
 from trainer.storage.base import CHUNK_BYTES, Storage
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.local import LocalStorage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.mirror import mirror_checkpoint, newest_good_of
+from trainer.checkpoint.mirror.background import BackgroundMirror
+from trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old_copies
 from trainer.errors import UserError
-from trainer.storage.base import CorruptObjectError, Storage
+from trainer.storage.base import CorruptObjectError, ObjectInfo, Storage
 from trainer.storage.local import LocalStorage
 
 KEEP_ONE = Retention(1)
@@ -128,6 +130,52 @@ def test_the_only_good_copy_stays(store: Storage, mirror: LocalStorage, scratch:
     store.delete_folder(FOLDER)
     assert sync(store, mirror) == old
     assert loaded(mirror, scratch).name == old and newest in committed(mirror)
+
+
+class Gate(LocalStorage):
+    """A folder that lets one checkpoint in; the next one waits after its first file."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.commits = self.files = 0
+        self.copied, self.waiting, self.opened = threading.Event(), threading.Event(), threading.Event()
+
+    def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
+        super().upload(path, name, crc32c=crc32c)
+        if self.commits:
+            self.waiting.set()
+            assert self.opened.wait(60)
+
+    def create(self, name: str, data: bytes) -> None:
+        super().create(name, data)
+        self.commits += 1
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        found = super().list(prefix)
+        if prefix == FOLDER and self.commits:  # old copies are being deleted: this one is done
+            self.copied.set()
+        return found
+
+
+@case(
+    "mirror",
+    "the first location is lost while training mirrors a checkpoint",
+    "the run goes on from the newest copy: it loses the steps that the lag names",
+)
+def test_the_first_location_is_lost_during_a_copy(store: Storage, scratch: Path, tmp_path: Path) -> None:
+    mirror = Gate(tmp_path / "mirror")
+    attempt = claim_attempt(store, fresh=False).attempt
+    copies = BackgroundMirror(store, mirror, KEEP_ONE, copied_step=0)
+    first = save(store, scratch, 1, attempt=attempt)
+    copies.submit(first)
+    assert mirror.copied.wait(60)
+    copies.submit(save(store, scratch, 2, attempt=attempt))
+    assert mirror.waiting.wait(60)
+    lag = copies.lag(3)
+    store.delete_folder(FOLDER)
+    mirror.opened.set()
+    assert (loaded(mirror, scratch).name, lag.steps) == (first, 2)
+    assert newest_good_of([store, mirror])[1] == verify(mirror, first)
 
 
 @case("mirror", "an unfinished copy, and a copy of an abandoned start (resume=never)", "both are deleted")

@@ -48,7 +48,10 @@ class Saved:
 
 
 class CheckpointSaver:
-    """Saves checkpoints of one run. Its methods are collective and raise the same errors on all ranks."""
+    """Saves checkpoints of one run. Its methods are collective and raise the same errors on all ranks.
+
+    `on_commit` is called on rank 0 with the name of each committed checkpoint, in the background thread.
+    """
 
     def __init__(
         self,
@@ -59,9 +62,10 @@ class CheckpointSaver:
         *,
         async_save: bool = True,
         key: bytes = b"",
+        on_commit: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._store, self._strategy, self._worker, self._retention = store, strategy, worker, retention
-        self._async_save, self._key = async_save, key
+        self._async_save, self._key, self._on_commit = async_save, key, on_commit
         # DCP's planning collectives have a group of their own, so that they can run beside training's.
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
@@ -146,6 +150,7 @@ class CheckpointSaver:
                 self._await_nodes(name, record.num_nodes)
                 commit(self._store, name, record, key=self._key)
                 self.saved = Saved(name, time.monotonic() - started)
+                self._on_commit(name)
                 if not self._swept:
                     sweep_leftovers(self._store, record.attempt)
                     self._swept = True

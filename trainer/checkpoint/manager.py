@@ -7,10 +7,19 @@ import dataclasses
 import time
 
 from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts, require_beginning
-from trainer.checkpoint.commit import CommitRecord
+from trainer.checkpoint.attempts import (
+    Attempts,
+    begin_at,
+    claim_attempt,
+    note_end,
+    read_attempts,
+    require_beginning,
+    step_of,
+)
+from trainer.checkpoint.commit import CommitRecord, committed, was_uncommitted
 from trainer.checkpoint.manifest import signing_key
-from trainer.checkpoint.mirror import mirror_of
+from trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
+from trainer.checkpoint.mirror.copies import mirror_of
 from trainer.checkpoint.resume import Resumed, resume
 from trainer.checkpoint.retention import Retention
 from trainer.config.job import JobConfig
@@ -35,8 +44,15 @@ class Checkpoints:
         self._mine = on_first(worker, self._claim)
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._name = ""
+        self._copies: BackgroundMirror | None = None  # of rank 0, once `resume` has read the stores
         self._saver = CheckpointSaver(
-            store, strategy, worker, Retention.of(job), async_save=self._settings.async_save, key=self._key
+            store,
+            strategy,
+            worker,
+            Retention.of(job),
+            async_save=self._settings.async_save,
+            key=self._key,
+            on_commit=self._mirror_it,
         )
 
     def resume(self) -> Resumed | None:
@@ -49,6 +65,8 @@ class Checkpoints:
         self._name = resumed.checkpoint.name if resumed else ""
         most = self._settings.max_starts_without_progress
         on_first(self._worker, lambda: begin_at(self._store, self._mine, step, most=most))
+        if self._mirror and self._worker.is_first:
+            self._copies = self._open_copies(self._mirror)
         return resumed
 
     def save(self, step: int, epoch: int, sequences_consumed: int, loss: float, stop: StopRequest) -> None:
@@ -67,6 +85,29 @@ class Checkpoints:
         saved = self._saver.finish()
         on_first(self._worker, lambda: note_end(self._store, self._mine, ended))
         return saved.name or self._name
+
+    def mirror_lag(self, step: int) -> MirrorLag | None:
+        """How far the mirror lags behind `step`; None on other ranks than 0 and without a mirror."""
+        return self._copies.lag(step) if self._copies else None
+
+    def _open_copies(self, mirror: Storage) -> BackgroundMirror:
+        copied: list[str] = []
+        with contextlib.suppress(UserError):  # reported by the first copy
+            copied = committed(mirror)
+        copies = BackgroundMirror(
+            self._store,
+            mirror,
+            Retention.of(self._job),
+            copied_step=step_of(copied[-1]) if copied and self._name else 0,
+            key=self._key,
+        )
+        if self._name and self._name not in copied and not was_uncommitted(self._store, self._name):
+            copies.submit(self._name)  # the end of an earlier start cut this copy off
+        return copies
+
+    def _mirror_it(self, name: str) -> None:
+        if self._copies:
+            self._copies.submit(name)
 
     def _claim(self) -> Attempts:
         above = 0

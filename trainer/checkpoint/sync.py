@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer.checkpoint.hf_export import export_checkpoint
 from trainer.checkpoint.manifest import signing_key
-from trainer.checkpoint.mirror import mirror_checkpoint, mirror_of, newest_good_of
+from trainer.checkpoint.mirror.copies import mirror_checkpoint, mirror_of, newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old_copies
 from trainer.checkpoint.staging import sweep_staging
 from trainer.config.job import JobConfig

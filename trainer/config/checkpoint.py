@@ -18,7 +18,12 @@ class CheckpointConfig(Section):
     )
     keep_best: bool = Field(False, description="Keep the checkpoint with the lowest training loss as well.")
     mirror_uri: str = Field(
-        "", description="Second folder or gs:// prefix, such as another region's bucket, for the last checkpoint."
+        "",
+        description="Second folder or gs:// prefix, such as another region's bucket. Checkpoints are copied there "
+        "during training, which resumes from the copy when the first store is lost.",
+    )
+    mirror_lag_warning_s: float = Field(
+        1800.0, gt=0, description="Age of a checkpoint that is not yet in the mirror at which training warns."
     )
     signing_key_file: str = Field(
         "",

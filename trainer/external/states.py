@@ -27,7 +27,7 @@ from trainer.checkpoint.commit import (
     upload_node_files,
 )
 from trainer.checkpoint.manifest import signing_key
-from trainer.checkpoint.mirror import newest_good_of
+from trainer.checkpoint.mirror.copies import newest_good_of
 from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from trainer.config.external_trainer import HF_RESULTS
 from trainer.config.job import JobConfig

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer.checkpoint.mirror.background import MirrorLag
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
 from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
@@ -79,6 +80,7 @@ class TrainingMonitor:
         self._graphs: int | None = None  # compiled before the last line
         self._stall_s = self._window_stall_s = 0.0
         self._validated: dict[str, float] = {}  # metrics of the next step
+        self._mirror_lags = False
         self._rank_metrics = RankMetrics(*[[0.0] * worker.world_size] * 4)  # at the last line
         self._reducers = Reducers.of_job(os.environ)
         self._reduction: dict[str, str | int] = {}  # state in the last line
@@ -119,7 +121,7 @@ class TrainingMonitor:
             if self._first_loss is None:
                 self._first_loss = totals.loss
 
-    def step(self, done: int, strategy: Strategy, waited_s: float) -> None:
+    def step(self, done: int, strategy: Strategy, waited_s: float, mirror_lag: MirrorLag | None) -> None:
         """Log a step when it is due, after it and all before it were counted. Collective."""
         if self.is_due(done) or self._validated:
             timer, reducers = self._setup.forward_timer, self._reducers
@@ -128,7 +130,7 @@ class TrainingMonitor:
             )
             if self._worker.is_first:
                 assert self._last is not None
-                self._write(self._last, strategy, ranks)
+                self._write(self._last, strategy, ranks, mirror_lag)
             self._validated = {}
 
     @property
@@ -186,7 +188,7 @@ class TrainingMonitor:
         peak = peak_of(name, self._job.train.compute_type)
         return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}
 
-    def _write(self, totals: StepTotals, strategy: Strategy, ranks: RankMetrics) -> None:
+    def _write(self, totals: StepTotals, strategy: Strategy, ranks: RankMetrics, mirror_lag: MirrorLag | None) -> None:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
         tokens_per_s = window["tokens"] / seconds
@@ -213,6 +215,7 @@ class TrainingMonitor:
                 **straggler(self._rank_metrics.forward_s, ranks.forward_s),
                 **self._reducer_metrics(ranks),
                 "checkpoint_stall_s": self._window_stall_s,
+                **self._mirror_metrics(mirror_lag),
                 "peak_memory_gib": max(ranks.peak_memory_gib),
                 "elapsed_s": now - self._started,
                 "time_s": time.time(),
@@ -241,6 +244,20 @@ class TrainingMonitor:
             self._note(f"warning: {self._reducers.warning(connected, nodes)}")
         self._reduction = {"reduction_server": state, "reduction_server_nodes": connected}
         return self._reduction
+
+    def _mirror_metrics(self, lag: MirrorLag | None) -> dict[str, float]:
+        """Empty without a mirror."""
+        if lag is None:
+            return {}
+        lags = lag.seconds > self._job.checkpoint.mirror_lag_warning_s
+        if lags and not self._mirror_lags:  # warn once, until the mirror has caught up
+            why = f", for the last copy failed: {lag.error}" if lag.error else ""
+            self._note(
+                f"warning: the mirror lags: it has nothing of the last {lag.steps} steps, and a checkpoint has waited "
+                f"{lag.seconds:,.0f} s to be copied{why}"
+            )
+        self._mirror_lags = lags
+        return {"mirror_lag_steps": lag.steps, "mirror_lag_s": lag.seconds}
 
     def _note(self, text: str) -> None:
         """Print the text and add it to the step's record."""

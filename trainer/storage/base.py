@@ -106,6 +106,13 @@ class Storage(Protocol):
         """
         ...
 
+    def copy_to(self, name: str, target: Storage, *, crc32c: int) -> None:
+        """Copy an object to another store, under the same name; between buckets without downloading it.
+
+        Raises CorruptObjectError when the object's checksum is another one.
+        """
+        ...
+
     def fetch(self, name: str) -> Path:
         """A local file with the object's verified bytes. It may be shared: callers must not change it."""
         ...

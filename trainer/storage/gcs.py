@@ -36,6 +36,7 @@ from trainer.storage.base import (
     AlreadyExistsError,
     CorruptObjectError,
     ObjectInfo,
+    Storage,
     VersionConflictError,
     cache_folder,
     changed_before_upload,
@@ -151,8 +152,20 @@ class GcsStorage:
                 self._put(name, source, os.fstat(source.fileno()).st_size, checksum)
 
     def copy(self, name: str, new_name: str) -> None:
-        source, target = self._bucket.blob(self._key(name)), self._bucket.blob(self._key(new_name))
-        token: str | None = None
+        self._rewrite(name, self._bucket.blob(self._key(new_name)))
+
+    def copy_to(self, name: str, target: Storage, *, crc32c: int) -> None:
+        if not isinstance(target, GcsStorage):
+            target.upload(self.fetch(name), name, crc32c=crc32c)
+            return
+        copied = target._bucket.blob(target._key(name))
+        self._rewrite(name, copied)
+        if _checksum(copied) != crc32c:
+            target.delete(name)
+            raise changed_before_upload(target.uri(name))
+
+    def _rewrite(self, name: str, target: storage.Blob) -> None:
+        source, token = self._bucket.blob(self._key(name)), None
         try:
             with _readable_errors("copying", self.uri(name)):
                 while True:  # a large object may take several requests

@@ -22,6 +22,7 @@ from trainer.storage.base import (
     TEMPORARY_PREFIX,
     AlreadyExistsError,
     ObjectInfo,
+    Storage,
     VersionConflictError,
     changed_before_upload,
     clean_name,
@@ -134,6 +135,9 @@ class LocalStorage:
                 _fsync_folder(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
+
+    def copy_to(self, name: str, target: Storage, *, crc32c: int) -> None:
+        target.upload(self.fetch(name), name, crc32c=crc32c)
 
     def fetch(self, name: str) -> Path:
         """The object itself, so callers must not change it."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint.commit import committed, verify
-from trainer.checkpoint.mirror import mirror_of
+from trainer.checkpoint.mirror.copies import mirror_of
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.storage.local import LocalStorage

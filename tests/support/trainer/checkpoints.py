@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.checkpoint.commit import Checkpoint, CommitRecord
-from trainer.checkpoint.mirror import newest_good_of
+from trainer.checkpoint.mirror.copies import newest_good_of
 from trainer.storage.base import Storage
 
 NODES = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
@@ -33,6 +34,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
     yield from external_trainer_problems(config)
+    yield from _mirror_problems(config)
     yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
@@ -79,6 +81,22 @@ def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:
     if train.overlap_vision_encoder:
         text = "found true with model.family hf, whose forward pass runs the tower itself; expected false"
         yield Problem("train.overlap_vision_encoder", text)
+
+
+def _mirror_problems(config: RunConfig) -> Iterator[Problem]:
+    """A mirror that would be lost with the run."""
+    mirror = config.checkpoint.mirror_uri
+    for field, root in ("output.root_uri", config.output.root_uri), ("gcp.pipeline_root", config.gcp.pipeline_root):
+        if not (mirror and root) or mirror.startswith("gs://") != root.startswith("gs://"):
+            continue
+        if mirror.startswith("gs://"):
+            where, is_shared = "bucket", mirror.split("/")[2] == root.split("/")[2]
+        else:
+            where, is_shared = "folder", Path(mirror).resolve().is_relative_to(Path(root).resolve())
+        if is_shared:
+            text = f"found {mirror}, in the {where} of {field}, with which it would be lost; expected another {where}"
+            yield Problem("checkpoint.mirror_uri", text)
+            return
 
 
 def _adapter_problems(config: RunConfig) -> Iterator[Problem]:

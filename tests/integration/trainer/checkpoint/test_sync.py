@@ -26,7 +26,7 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.mirror import mirror_of
+from trainer.checkpoint.mirror.copies import mirror_of
 from trainer.checkpoint.sync import sync_run
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode

@@ -14,8 +14,9 @@ from tests.support.gcs import QUICK_RETRY
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import gcs as storage_gcs
 from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError
+from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
 from trainer.storage.gcs import GcsStorage
+from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import FileTooLargeError
 
 TRANSIENT = [
@@ -200,6 +201,30 @@ def test_concurrent_fetches_download_once(gcs: GcsStorage, gcs_server: FakeGcs) 
         paths = set(pool.map(lambda _: gcs.fetch("a"), range(8)))
     assert len(paths) == 1
     assert _downloads(gcs_server) == 1
+
+
+def test_a_copy_between_buckets_is_the_services_own_and_is_compared(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
+    gcs_server.buckets["second"] = {}
+    other = GcsStorage("gs://second/copies", client=gcs_server.client(), retry=QUICK_RETRY)
+    gcs.write("deep/there", b"content")
+    gcs.copy_to("deep/there", other, crc32c=crc32c_of(b"content"))
+    assert gcs_server.ranges == [], "nothing was downloaded"
+    assert other.read("deep/there") == b"content"
+    gcs.write("deep/there", b"changed")
+    with pytest.raises(CorruptObjectError, match="bytes changed before they reached gs://second/copies/deep/there"):
+        gcs.copy_to("deep/there", other, crc32c=crc32c_of(b"content"))
+    assert other.stat("deep/there") is None
+    with pytest.raises(UserError, match="no such object"):
+        gcs.copy_to("nowhere", other, crc32c=0)
+
+
+def test_a_copy_into_a_folder_is_verified(gcs: GcsStorage, tmp_path: Path) -> None:
+    gcs.write("there", b"content")
+    folder = LocalStorage(tmp_path)
+    gcs.copy_to("there", folder, crc32c=crc32c_of(b"content"))
+    assert folder.read("there") == b"content"
+    with pytest.raises(CorruptObjectError):
+        gcs.copy_to("there", folder, crc32c=1)
 
 
 def test_damaged_cache_file_is_fetched_again(gcs: GcsStorage) -> None:

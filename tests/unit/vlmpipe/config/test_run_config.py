@@ -111,6 +111,9 @@ POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"
     ("overrides", "field"),
     [
         ({"features__cache": "on", "model__freeze": []}, "features.cache"),
+        ({"output__root_uri": "gs://b/runs", "checkpoint__mirror_uri": "gs://b/copy"}, "checkpoint.mirror_uri"),
+        ({"gcp__pipeline_root": "gs://b", "checkpoint__mirror_uri": "gs://b/copy"}, "checkpoint.mirror_uri"),
+        ({"output__root_uri": "all", "checkpoint__mirror_uri": "all/../all/copy"}, "checkpoint.mirror_uri"),
         ({"gate__min_scores": {"cider_d": 1}, "evaluate__cider_d": "off"}, "gate.min_scores.cider_d"),
         ({"gate__benchmarks": {"pope": {"f1": 0.5}}}, "gate.benchmarks.pope"),
         ({"gate__benchmarks": {"pope": {"anls": 0.5}}, "evaluate__benchmarks": [POPE]}, "gate.benchmarks.pope.anls"),

@@ -21,7 +21,7 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.mirror import mirror_checkpoint, newest_good_of
+from trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
 from trainer.errors import ExitCode, UserError
 from trainer.storage.base import CorruptObjectError
 from trainer.storage.local import LocalStorage
