@@ -12,6 +12,7 @@ from trainer.distributed.process import ProcessContext, StopRequest
 from trainer.distributed.watchdog import Watchdog
 from trainer.errors import ExitCode
 from trainer.gc_control import collect_as_usual, collect_between_steps
+from trainer.monitoring.profiler import StepProfiler, phase
 from trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
 from trainer.monitoring.training_monitor import TrainingMonitor
 from trainer.optimizer.build import rate_factor
@@ -44,11 +45,14 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         replica=setup.replica,
         device=worker.device,
     )
+    profiler = StepProfiler(job, worker, first_step=first_step, total_steps=setup.total_steps)
     unread, stopping = MetricsQueue(worker), False
     watchdog = Watchdog(job, worker)
     for data in stream:
-        loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
-        result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
+        with phase("forward and backward"):
+            loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
+        with phase("optimizer step"):
+            result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
         done = data.step + 1
         finished = done == setup.total_steps
         validates = bool(setup.validation) and (finished or done % settings.validate_every_steps == 0)
@@ -57,7 +61,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
         report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
         if setup.validation and validates:
             started = time.perf_counter()
-            with watchdog.pause():
+            with watchdog.pause(), phase("validation"):
                 report.validated(setup.validation.loss(strategy, worker), time.perf_counter() - started)
         report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done))
         watchdog.beat(done)
@@ -66,12 +70,13 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             started = time.perf_counter()
             report.count(unread.rest())
             report.flush()
-            with watchdog.pause():
+            with watchdog.pause(), phase("checkpoint"):
                 consumed = loader.sampler.batch(done).sequences_consumed
                 checkpoints.save(done, data.epoch, consumed, report.last_loss, stop)
             report.checkpoint_stalled(time.perf_counter() - started)
         if stopping:
             break
+        profiler.end_step(done, watchdog)
         if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
             gc.collect()
     watchdog.close()

@@ -75,6 +75,7 @@ def make_run(root: Path) -> Path:
     changes = {"before": "0a1b2c3d4e5f", "new": 1200, "changed": 3, "gone": 0, "same": 4100, "moved": 0}
     write_json(run / "data_changes.json", {"fingerprint": "f3a9c1d2", "changes": changes})
     _write_training(run)
+    _write_profile(run)
     _write_steps(run)
     write_json(run / "decision.json", _decision(evaluation))
     model_uri = str(root / "registry/digits/versions/000004/model")
@@ -317,6 +318,33 @@ def _write_training(run: Path) -> None:
             "checkpoint": "0005-00000400-9f3c2a",
             "checkpoint_stall_s": 2.5,
             "versions": {"python": "3.11.7", "torch": "2.13.0", "transformers": "5.23.0"},
+        },
+    )
+
+
+def _write_profile(run: Path) -> None:
+    spans = {
+        "forward and backward": [[0.0, 0.2], [0.3, 0.5]],
+        "computing": [[0.01, 0.19], [0.31, 0.49]],
+        "communication": [[0.1, 0.25]],
+    }
+    write_json(
+        run / "profile/rank-1.json",
+        {
+            "rank": 1,
+            "node": 0,
+            "device": "cpu",
+            "trace": "rank-1.pt.trace.json.gz",
+            "first_step": 20,
+            "last_step": 21,
+            "seconds": 0.5,
+            "on_gpu": False,
+            "computing_s": 0.36,
+            "communication_s": 0.15,
+            "exposed_communication_s": 0.06,
+            "spans": spans,
+            "operations": [{"name": "aten::mm", "calls": 12, "seconds": 0.25}],
+            "collectives": [{"name": "gloo:all_reduce", "calls": 2, "seconds": 0.15}],
         },
     )
 

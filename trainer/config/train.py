@@ -17,7 +17,7 @@ from trainer.config.strategies import (
     PIPELINE_PARALLEL,
     require_support,
 )
-from trainer.config.train_options import PowerSgdConfig, WandbConfig
+from trainer.config.train_options import PowerSgdConfig, ProfileConfig, WandbConfig
 
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
@@ -226,6 +226,9 @@ class TrainConfig(Section):
     freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks do not stall apart.")
     measure_communication: bool = Field(
         False, description="Time collectives by size, inside a node and across nodes, before training starts."
+    )
+    profile: ProfileConfig | None = Field(
+        None, description="Steps whose operations and collectives are timed, for the run report and TensorBoard."
     )
     stall_factor: float = Field(
         20.0, ge=0, description="End the job when no step is done for this many median steps; 0 never does."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from trainer.config.base import Positive, Section
 from trainer.secret_manager import SECRET_NAME
@@ -21,6 +21,19 @@ class PowerSgdConfig(Section):
         ge=2,
         description="Steps at the start of the run in which gradients travel as they are; no fewer than warm-up takes.",
     )
+
+
+class ProfileConfig(Section):
+    """Steps that are profiled with torch.profiler. They take longer than others."""
+
+    start_step: Positive = Field(10, description="First profiled step; the first steps of a run are no typical ones.")
+    steps: int = Field(3, gt=0, le=50, description="How many steps. Each takes some megabytes of trace.")
+    ranks: tuple[NonNegativeInt, ...] = Field((0,), min_length=1, max_length=16, description="Ranks that are profiled.")
+
+    @property
+    def last_step(self) -> int:
+        """Last profiled step."""
+        return self.start_step + self.steps - 1
 
 
 class WandbConfig(Section):

@@ -26,6 +26,7 @@ from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.plan_section import plan_view
+from vlmpipe.report.profile_section import profile_view
 from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
@@ -90,6 +91,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "confusions": confusions,
         "not_confused": not_confused,
         "charts": _charts(files),
+        "profiles": profile_view(files.profiles),
         "training_facts": tables.training_facts(files),
         "cards": sample_cards(images, choose(files.predictions, SHOWN_SAMPLES)) if images else [],
         "predictions": prediction_browser(images, files.predictions) if images else None,

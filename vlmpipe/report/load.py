@@ -32,6 +32,7 @@ class RunFiles:
     steps: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
+    profiles: list[dict[str, Any]] = field(default_factory=list)  # of each profiled rank
     evaluation: dict[str, Any] = field(default_factory=dict)
     predictions: list[dict[str, Any]] = field(default_factory=list)
     decision: dict[str, Any] = field(default_factory=dict)
@@ -107,6 +108,7 @@ def read_run(run_uri: str) -> RunFiles:
     files.steps = _steps(run)
     files.metrics = _last_of_each_step(run.lines("metrics.jsonl", "train"))
     files.summary = run.object("summary.json", "train")
+    files.profiles = [run.object(name, "train") for name in sorted(_profiles(run))]
     files.evaluation = run.object("evaluate.json", "evaluate")
     files.predictions = run.lines("predictions.jsonl", "evaluate")
     files.decision = run.object("decision.json", "decide")
@@ -126,6 +128,11 @@ def read_run(run_uri: str) -> RunFiles:
         files.rejects = prepared.object("rejects_summary.json", "prepare-data")
         files.contact_sheet = prepared.object("contact_sheet.json", "prepare-data")
     return files
+
+
+def _profiles(run: _Reader) -> list[str]:
+    names = [info.name for info in run.store.list("profile")]
+    return [name for name in names if name.endswith(".json")]
 
 
 def _steps(run: _Reader) -> list[dict[str, Any]]:

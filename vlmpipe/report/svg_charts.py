@@ -1,9 +1,9 @@
-"""Line charts as inline SVG: axes, ticks, labels and hover titles. The page's style sheet sets colours and fonts."""
+"""Line charts and timelines as inline SVG: axes, ticks, labels, hover titles. The style sheet has colours and fonts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -113,6 +113,28 @@ def line_chart(
     ]
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
+
+
+def timeline(lines: Mapping[str, Sequence[tuple[float, float]]], *, label: str, seconds: float) -> Markup:
+    """A line of bars for each name, from spans (start and end in seconds) within `seconds` (more than 0)."""
+    left, width, height = 150, 2 * WIDTH, 26
+    bottom = TOP + height * len(lines)
+    scale = (width - left - RIGHT) / seconds
+    bar = Markup('<rect class="bar" x="{:.2f}" y="{}" width="{:.2f}" height="{}"><title>{}: {:.4g} s</title></rect>')
+    text = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}" dominant-baseline="{}">{}</text>')
+    drawn = []
+    for number, (name, spans) in enumerate(lines.items()):
+        top = TOP + height * number
+        drawn.append(text.format(left - 8, top + height / 2, "end", "middle", name))
+        drawn += [
+            bar.format(left + start * scale, top + 4, max(0.5, (end - start) * scale), height - 8, name, end - start)
+            for start, end in spans
+        ]
+    for tick in nice_ticks(0.0, seconds):
+        if tick <= seconds:
+            drawn.append(text.format(left + tick * scale, bottom + 4, "middle", "hanging", f"{compact(tick)} s"))
+    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
+    return svg.format(width, bottom + 24, label, Markup("").join(drawn))
 
 
 def _axes(frame: _Frame, x_ticks: Sequence[float], y_ticks: Sequence[float], x_label: str) -> Markup:

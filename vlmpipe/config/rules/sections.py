@@ -159,6 +159,12 @@ def _rank_problems(config: RunConfig) -> Iterator[Problem]:
         found = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"
         text = f"{found}, expected ranks ({cluster.world_size}) that are a multiple of {train.model_ranks}"
         yield Problem("train.pipeline_parallel", text)
+    if train.profile and max(train.profile.ranks) >= cluster.world_size:
+        text = f"found {list(train.profile.ranks)}, expected ranks from 0 to {cluster.world_size - 1}"
+        yield Problem("train.profile.ranks", text)
+    if train.profile and 0 < train.max_steps < train.profile.last_step:
+        text = f"found steps up to {train.profile.last_step}, expected none after train.max_steps {train.max_steps}"
+        yield Problem("train.profile", text)
     groups = max(1, cluster.world_size // train.sequence_ranks)
     step_sequences = groups * train.micro_batch_size
     if train.global_batch_size % step_sequences:

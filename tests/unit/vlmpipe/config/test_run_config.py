@@ -130,6 +130,8 @@ POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"
         ({"train__objective": "dpo", "train__simpo_gamma": 0.5}, "train"),
         ({"train__simpo_beta": 3.0}, "train"),
         ({"train__micro_batch_size": 3}, "train"),
+        ({"train__profile": {"ranks": [0, 1]}}, "train.profile.ranks"),
+        ({"train__profile": {}, "train__max_steps": 5}, "train.profile"),
         ({"train__activation_offloading": True}, "train"),
         (
             {

@@ -102,7 +102,7 @@ def test_a_finished_run_shows_every_section_with_its_numbers(finished: Path) -> 
     for share in (evaluation["exact_match"], evaluation["chance"], evaluation["controls"]["no_image"]["exact_match"]):
         assert f"{100 * share:.1f}%" in page.text
     assert "Accepted and registered as digits version 4" in page.text
-    assert len(page.attributes("svg", "aria-label")) == 4
+    assert len(page.attributes("svg", "aria-label")) == 5
     assert "training continued from a checkpoint" in page.text
     assert "image.truncated" in page.text
     assert "optimizer.learning_rate" in page.text
@@ -134,6 +134,22 @@ def test_the_page_is_self_contained_and_names_what_it_draws(finished: Path) -> N
     assert all(alt for alt in page.attributes("img", "alt"))
     assert len(page.attributes("img", "alt")) == len(page.attributes("img", "src"))
     assert all(attributes.get("scope") in ("col", "row") for tag, attributes in page.elements if tag == "th")
+
+
+def test_a_profile_is_a_timeline_with_its_operations(finished: Path) -> None:
+    page = build_report(str(finished))
+    section = page.partition("Profile: Rank 1 on node 0, steps 20 to 21")[2].partition("</section>")[0]
+    assert section.count('<rect class="bar"') == 5
+    for text in ("communication: 0.15 s", "gloo:all_reduce", "aten::mm", "rank-1.pt.trace.json.gz", "12.0%"):
+        assert text in section
+
+
+@pytest.mark.parametrize("value", [None, "x", -1, [["a", 2]], {"computing": [[1], [None, 2]]}])
+@pytest.mark.parametrize("field", ["seconds", "spans", "operations", "collectives", "exposed_communication_s"])
+def test_a_profile_of_another_form_never_breaks_the_report(run: Path, field: str, value: Any) -> None:
+    path = run / "profile/rank-1.json"
+    write_json(path, json.loads(path.read_text()) | {field: value})
+    assert "Training report" in build_report(str(run))
 
 
 def test_earlier_stages_have_a_section_and_a_report_of_their_own(run: Path) -> None:
@@ -253,7 +269,7 @@ def test_half_a_line_of_metrics_costs_only_that_line(run: Path) -> None:
         file.write('{"step": 405, "lo')
     page = Page(build_report(str(run)))
     assert "1 of 81 lines of metrics.jsonl cannot be read" in page.text
-    assert len(page.attributes("svg", "aria-label")) == 4
+    assert len(page.attributes("svg", "aria-label")) == 5
 
 
 def test_a_loss_that_is_not_a_number_is_counted_not_drawn(run: Path) -> None:
