@@ -5,6 +5,7 @@ trainer_log.jsonl       LLaMA-Factory
 logging.jsonl           ms-swift
 training.jsonl          NeMo AutoModel
 trainer_state.json      transformers' Trainer, in each checkpoint and at the end
+*tfevents*              TensorBoard, where its package is installed: scalars named loss, train/loss or train_loss
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 STATE = "trainer_state.json"
 LOGS = ("trainer_log.jsonl", "logging.jsonl", "training.jsonl")
+EVENTS = "*tfevents*"
 STEP = ("step", "global_step", "current_steps")
 TOTAL = ("total_steps", "max_steps")
 NAMES = {
@@ -34,6 +37,7 @@ class TrainingProgress:
 
     folders: Sequence[Path]
     metrics: Path
+    first_step: int = 0  # made before, by the checkpoint that training continues from
     step: int = 0  # the last one that was named
     total_steps: int = 0
     loss: float | None = None
@@ -42,6 +46,7 @@ class TrainingProgress:
     interval: int = 1  # steps between two logged ones: the last logged one may be so far from the end
     _read: dict[Path, Any] = field(default_factory=dict)
     _logged: set[int] = field(default_factory=set)
+    _from_zero: set[Path] = field(default_factory=set)  # TensorBoard files that count steps from 0
 
     def read(self) -> list[dict[str, Any]]:
         """Lines that came since the last call, each of a new step, by vlmpipe's names and in order."""
@@ -50,6 +55,8 @@ class TrainingProgress:
             lines += self._new_lines(path)
         for path in (path for folder in self.folders for path in paths_below(folder, STATE)):
             lines += self._new_state(path)
+        for path in (path for folder in self.folders for path in paths_below(folder, EVENTS)):
+            lines += self._new_scalars(path)
         found: dict[int, dict[str, Any]] = {}
         for line in lines:
             found.setdefault(int(line["step"]), line)
@@ -94,6 +101,25 @@ class TrainingProgress:
         history = state.get("log_history")
         return [line for entry in history or () if isinstance(entry, dict) and (line := self._line(entry))]
 
+    def _new_scalars(self, path: Path) -> list[dict[str, Any]]:
+        """TensorBoard has an event for each scalar; those of a step make a line."""
+        if path not in self._read:
+            self._read[path] = _event_loader(path)
+        if (loader := self._read[path]) is None:
+            return []
+        from tensorboard.util.tensor_util import make_ndarray
+
+        entries: dict[int, dict[str, Any]] = {}
+        for event in loader.Load():
+            for value in event.summary.value:
+                name = value.tag.removeprefix("train/").removeprefix("train_").replace("eval/", "eval_")
+                if name in NAMES and (number := make_ndarray(value.tensor)).size == 1:
+                    entries.setdefault(event.step, {"step": event.step})[name] = float(number)
+        if "loss" in entries.get(self.first_step, {}):  # it names the step that it begins, not the one that is made
+            self._from_zero.add(path)
+        first = int(path in self._from_zero)
+        return [line for entry in entries.values() if (line := self._line(entry | {"step": entry["step"] + first}))]
+
     def _line(self, entry: dict[str, Any]) -> dict[str, Any] | None:
         """The entry by vlmpipe's names; None for one without a loss. Notes its step and the total."""
         done, _, total = str(entry.get(STEP_OF_TOTAL, "")).partition("/")
@@ -108,12 +134,23 @@ class TrainingProgress:
         return {"step": int(step), **values} if "loss" in values else None
 
 
+def _event_loader(path: Path) -> Any:
+    """Reads a TensorBoard file's new events at each `Load()`; None where that package is not installed."""
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    except ImportError:
+        print(f"launcher: {path.name} is not read: the package tensorboard is not installed", flush=True)
+        return None
+    return EventFileLoader(str(path))
+
+
 def paths_below(folder: Path, *names: str) -> list[Path]:
-    """Files in and below the folder, of these names if any are given, sorted.
+    """Files in and below the folder, of these names or patterns if any are given, sorted.
 
     Unlike Path.rglob it passes over folders that the program deletes meanwhile, as it does with old checkpoints.
     """
-    return sorted(Path(top, name) for top, _, files in os.walk(folder) for name in files if not names or name in names)
+    below = (Path(top, name) for top, _, files in os.walk(folder) for name in files)
+    return sorted(path for path in below if not names or any(fnmatch(path.name, name) for name in names))
 
 
 def steps_of(folder: Path) -> int:

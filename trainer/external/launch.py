@@ -168,7 +168,7 @@ class Session:
     def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
         states, trainer = self._states, self._trainer
         assert states
-        progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl")
+        progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl", first_step)
         report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
         while (code := process.wait(POLL_S)) is None:
             report.log(progress, self._endpoint.posted if self._endpoint else None)

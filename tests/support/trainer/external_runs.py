@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
+import pytest
 
 from trainer.config.job import JobConfig, RunPaths
 from trainer.external.states import newest_result
@@ -56,6 +62,26 @@ class ExternalRun:
         folder = f"checkpoints/{found.name}"
         names = {info.name.removeprefix(f"{folder}/"): info.name for info in store.list(folder)}
         return {short: store.read(name) for short, name in names.items() if short not in ("COMMIT", "node-0.json")}
+
+
+def wait_for_step(run: ExternalRun, step: int, process: subprocess.Popen[str]) -> None:
+    """Until the program has logged this step."""
+    while process.poll() is None:
+        if Path(run.uri, "metrics.jsonl").is_file() and max(run.steps(), default=0) >= step:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"it ended before step {step}: {process.communicate()[0]}")
+
+
+def lose_machine(launcher: subprocess.Popen[str]) -> None:
+    """Kill the launcher and all that it has started, in whatever sessions they are, as a machine goes."""
+    launcher.send_signal(signal.SIGSTOP)  # it must not judge what becomes of them
+    while started := [one for one in psutil.Process(launcher.pid).children(recursive=True) if one.status() != "zombie"]:
+        for one in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+    launcher.kill()
+    launcher.communicate()
 
 
 def external_run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import WHOLE
-from tests.support.trainer.external_runs import PROGRAM, ExternalRun, external_run
+from tests.support.trainer.external_runs import PROGRAM, external_run, lose_machine, wait_for_step
 from trainer.errors import ExitCode
-
-
-def wait_for_step(run: ExternalRun, step: int, process: subprocess.Popen[str]) -> None:
-    """Until the program has logged this step."""
-    while process.poll() is None:
-        if Path(run.uri, "metrics.jsonl").is_file() and max(run.steps(), default=0) >= step:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"it ended before step {step}: {process.communicate()[0]}")
 
 
 def test_a_result_is_committed_with_its_metrics_and_no_pickle(tmp_path: Path) -> None:
@@ -150,17 +140,7 @@ def test_killed_at_random_it_ends_with_the_same_model(tmp_path: Path) -> None:
     for _ in range(3 if WHOLE else 1):
         process = run.popen()
         time.sleep(draw.uniform(0.5, 2.5))
-        process.send_signal(signal.SIGKILL)  # the launcher, as a machine goes
-        process.communicate()
-        for leftover in Path("/proc").glob("[0-9]*/environ"):  # the rest of the machine
-            try:
-                if (
-                    f"VLMPIPE_RUN_ID={run.job.run.run_id}\0".encode() in leftover.read_bytes()
-                    and str(tmp_path) in Path(leftover.parent, "cmdline").read_text()
-                ):
-                    os.kill(int(leftover.parent.name), signal.SIGKILL)
-            except OSError:
-                continue
+        lose_machine(process)
     code, text = external_run(tmp_path, steps=60, run_id="killed").launch()
     assert code == 0, text
     assert run.result() == straight.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import time
@@ -16,13 +17,15 @@ from components.runtime.resolve import open_run_folder
 from components.runtime.step_logic import prepare_run, sync_model
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from tests.support.trainer.external_runs import ExternalRun
+from tests.support.trainer.external_runs import ExternalRun, lose_machine, wait_for_step
 from trainer.config.job import JobConfig
 from trainer.errors import ExitCode
 from trainer.progress import Progress
 from vlmpipe.backends.local.job import run_job
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+
+STEPS = 200
 
 
 def plain_run(root: Path, run_id: str, *, steps: int) -> ExternalRun:
@@ -72,16 +75,25 @@ def test_two_nodes_train_by_one_torchrun_each_and_the_export_is_loaded(
 
 
 @only_whole
-def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kills", [0, 3], ids=["stopped", "killed at random"])
+def test_interrupted_and_resumed_it_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
     monkeypatch.chdir(ROOT)
-    straight = plain_run(tmp_path, "straight", steps=40)
+    straight = plain_run(tmp_path, "straight", steps=STEPS)
     finished(straight)
-    run = plain_run(tmp_path, "stopped", steps=40)
-    process = start(run)
-    while process.poll() is None and not (Path(run.uri, "metrics.jsonl").is_file() and run.steps()):
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    text, _ = process.communicate()
-    assert process.returncode == ExitCode.PREEMPTED, text[-3000:]
-    finished(run)
+    run, draw = plain_run(tmp_path, "interrupted", steps=STEPS), random.Random(7)
+    for _ in range(kills):
+        process = start(run)
+        wait_for_step(run, max(run.steps() if Path(run.uri, "metrics.jsonl").is_file() else [0]) + 1, process)
+        time.sleep(draw.uniform(0, 0.7))
+        lose_machine(process)
+    if not kills:
+        process = start(run)
+        wait_for_step(run, 1, process)
+        process.send_signal(signal.SIGTERM)
+        text, _ = process.communicate()
+        assert process.returncode == ExitCode.PREEMPTED, text[-3000:]
+    assert "continuing after step" in finished(run)
+    assert run.steps() == list(range(1, STEPS + 1))
     assert run.result() == straight.result()

@@ -14,7 +14,7 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from tests.support.trainer.benchmark_files import write
 from trainer.config.job import JobConfig
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.model_folders import revision_of
 from trainer.weights_digest import model_sha256
@@ -69,6 +69,17 @@ def test_zero_is_a_value_where_the_default_is_another(tmp_path: Path) -> None:
     config = load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path}", "train.max_steps=5"])
     assert resolved(config, max_steps=0).config.train.max_steps == 0
     assert "train.epochs: found 0" in refusal(config, epochs=0)
+
+
+def test_a_package_that_a_program_lacks_is_named_before_a_run_has_a_folder(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text("import torch, no_such_package\n")
+    (root := tmp_path / "runs").mkdir()
+    own = ["train.trainer.name=mine", f"train.trainer.command=[python, {script}]", "features.cache=off"]
+    config = load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={root}", *own])
+    with pytest.raises(UserError, match="imports no_such_package, which") as caught:
+        resolved(config)
+    assert caught.value.code == ExitCode.UNAVAILABLE
+    assert not list(root.iterdir())
 
 
 def test_seed_rounded_to_a_double_is_not_a_change(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from trainer.external.follow import TrainingProgress
 
@@ -54,6 +58,23 @@ def test_half_a_line_waits_for_its_rest_and_what_is_no_json_is_passed_over(tmp_p
     assert [line["step"] for line in found.read()] == [1]
     path.write_text(f"not json\n{whole[0]}\n{whole[1]}\n")
     assert [line["step"] for line in found.read()] == [2]
+
+
+@pytest.mark.parametrize(("made_before", "first"), [(0, 0), (0, 1), (4, 4), (4, 5)])
+def test_tensorboards_scalars_are_steps_whether_counted_from_0_or_1(
+    tmp_path: Path, made_before: int, first: int
+) -> None:
+    found = TrainingProgress([tmp_path], tmp_path / "metrics.jsonl", made_before)
+    with contextlib.closing(EventFileWriter(str(tmp_path / "runs"))) as events:
+        for step in range(first, first + 3):
+            for tag, number in (("train/loss", 1 / (step + 1)), ("train/grad_norm", 2.0), ("weights/norm", 3.0)):
+                event = Event(step=step, summary=Summary(value=[Summary.Value(tag=tag, simple_value=number)]))
+                events.add_event(event)
+            events.flush()
+            (line,) = found.read()
+            made = made_before + 1 + step - first
+            assert line == {"step": made, "loss": pytest.approx(1 / (step + 1)), "grad_norm": 2.0}
+    assert found.read() == []
 
 
 def test_a_step_in_two_files_is_logged_once(tmp_path: Path) -> None:

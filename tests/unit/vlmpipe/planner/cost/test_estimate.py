@@ -23,6 +23,7 @@ from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import Plan
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.external_trainer import external_time
 from vlmpipe.planner.time.feature_cache import advise
 from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.step_time import Time, estimate_time
@@ -37,7 +38,7 @@ def estimated(prices: Any = None, *, node: Any = None, **run: Any) -> tuple[Cost
     gpu = A100_80 if config.cluster.accelerator_count else None
     cache = advise(config, LLAVA_7B, layout, load, gpu, prices)
     case = Scenario(config, LLAVA_7B, layout, load, node, gpu, cached=cache.state == "on")
-    time = estimate_time(case)
+    time = external_time(config) if config.train.trainer else estimate_time(case)
     return estimate_cost(case, time, cache, prices), time
 
 
@@ -46,6 +47,18 @@ def test_training_costs_its_hours_times_its_nodes() -> None:
     train = next(step for step in cost.steps if step.job == "train")
     assert (train.replicas, train.hours) == (2, time.train_hours)
     assert train.usd == pytest.approx(2 * NODE_USD * time.train_hours)
+
+
+@pytest.mark.parametrize(("hours", "usd"), [(3.0, 3 * 2 * NODE_USD), (None, None)])
+def test_another_trainers_price_is_its_known_hours_times_its_nodes(hours: float | None, usd: float | None) -> None:
+    mine = {"name": "mine", "command": ["python", "train.py"], "total_steps": 100}
+    shape = {"cluster__replica_count": 2, "train__trainer": mine, "features__cache": "off"}
+    cost, time = estimated(**shape, plan__train_hours=hours)
+    train = next(step for step in cost.steps if step.job == "train")
+    assert (train.replicas, train.hours) == (2, hours)
+    assert train.usd == (usd and pytest.approx(usd))
+    assert (cost.usd is None) == (hours is None)
+    assert time.mfu is None
 
 
 def test_the_run_is_the_sum_of_its_jobs() -> None:
