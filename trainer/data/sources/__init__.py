@@ -103,9 +103,9 @@ def _begins_object(files: Files) -> bool:
 
 
 def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
-    from trainer.data.sources.digits import DigitsSource
-    from trainer.data.sources.easy_vqa import EasyVqaSource
-    from trainer.data.sources.openmoji import OpenMojiSource
+    from trainer.data.sources.builtin.digits import DigitsSource
+    from trainer.data.sources.builtin.easy_vqa import EasyVqaSource
+    from trainer.data.sources.builtin.openmoji import OpenMojiSource
 
     return {
         "digits": lambda config: DigitsSource(config.validation_fraction),

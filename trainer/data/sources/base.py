@@ -39,6 +39,10 @@ class Source(ABC):
         """Places in `parts` where chunks of prepared data must begin."""
         return [0]
 
+    def members(self) -> Sequence[Records]:
+        """Each of several sources by itself."""
+        return [self]
+
 
 class FileSource(Source):
     """Samples of one or many files. A subclass reads the records of one format."""
@@ -110,6 +114,9 @@ class SeveralSources(Source):
         return [
             sum(len(self._parts_of(before)) for before in list(self._sources)[:n]) for n in range(len(self._sources))
         ]
+
+    def members(self) -> Sequence[Records]:
+        return [chain.from_iterable(self._parts_of(name)) for name in self._sources]
 
     def __iter__(self) -> Iterator[Sample | Reject]:
         return chain.from_iterable(self.parts())
