@@ -32,9 +32,10 @@ def mixture(bench: Bench) -> None:
     folder = bench.scratch / "mixture"
     write_sources(folder, records)
     chunk = records // SOURCES  # a source of the ten is too small to be cut
-    ten = _ten(folder, f"data.chunk_samples={2 * chunk}")
-    one = _job(folder, f"data.source={folder}/all.jsonl", f"data.chunk_samples={chunk}")
-    jobs = {"ten": ten, "one": one}
+    jobs = {
+        "ten": _ten(folder, f"data.chunk_samples={2 * chunk}"),
+        "one": _job(folder, f"data.source={folder}/all.jsonl", f"data.chunk_samples={chunk}"),
+    }
     sides = {name: partial(prepared, job, folder / "root") for name, job in jobs.items()}
     found = bench.take_turns("ten sources or one", sides)
     units = {measured.units for side in found.values() for measured in side}

@@ -13,6 +13,7 @@ from trainer.data.sample import Sample, stable_digest
 from trainer.data.sources.base import FileSource
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.json_stream import BadJsonError, open_json, parse_json
+from trainer.data.sources.label_studio import is_task, task_messages
 from trainer.data.sources.message_parts import GEMINI, MARKS, as_messages, named_in, text
 from trainer.data.sources.records import identity_of, with_media
 from trainer.errors import DataError, os_errors
@@ -54,7 +55,7 @@ class LlavaSource(FileSource):
         if not isinstance(record, dict):
             raise RejectedError(RejectCode.RECORD_FORM, f"a {type(record).__name__} where a record should be")
         identity = identity_of(record) or stable_digest(record)[:16]
-        record = as_messages(record)
+        record = task_messages(record, self.config.caption_question) if is_task(record) else as_messages(record)
         files = {kind: _paths(record, kind) for kind in MARKS}
         if not any(files.values()) and "messages" in record:
             for kind, address in named_in(record["messages"]):
@@ -74,6 +75,8 @@ class LlavaSource(FileSource):
         if not first:
             raise DataError(f"{path} holds no records", expected=f"LLaVA records, like\n{EXAMPLE}")
         if any(isinstance(record, dict) and any(key in record for key in (*self.shapes, GEMINI)) for record in first):
+            return
+        if any(isinstance(record, dict) and is_task(record) for record in first):
             return
         found = first[0]
         if isinstance(found, Reject):
