@@ -14,8 +14,11 @@ SUITE = Suite(
         Part("tokens", "data.tokens", 60, "tokens and labels in a chat template, beside tokenizing alone"),
         Part("images", "data.images", 90, "cached features beside decoding; decoding beside Pillow by hand"),
         Part("video", "data.video", 40, "frames of a video beside bare PyAV"),
+        Part("pictures", "data.pictures", 20, "preparation of a picture beside Pillow's decoding"),
+        Part("mixture", "data.mixture", 150, "preparing ten sources beside a single one of the same records"),
         Part("preparation", "data.preparation", 240, "CPU time of a sample; two processes beside one"),
         Part("scale", "data.preparation", 3600, "a million records beside 20,000: time and memory", default=False),
+        Part("mixture-scale", "data.mixture", 1200, "the same with ten sources of texts", default=False),
     ],
     rounds=9,
 )

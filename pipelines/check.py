@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.data import OWN_FORMAT, DataConfig
+from trainer.config.data import BIGQUERY, OWN_FORMAT, DataConfig
 from trainer.config.job import RunPaths
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
@@ -203,7 +203,7 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 
 def _one_source(data: DataConfig) -> Finding:
-    if data.source.startswith("gs://"):
+    if data.source.startswith(("gs://", BIGQUERY)):
         return Finding("data", "unchecked", f"{data.source} is read when the run starts")
     from trainer.data.rejects import Reject
     from trainer.data.sources import open_source

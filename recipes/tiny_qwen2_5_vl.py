@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN
-from trainer.data.sources.digits import DigitsSource
+from trainer.data.sources.builtin.digits import DigitsSource
 from vlmpipe.prove.tiny_model import (
     CHAT_TEMPLATE,
     END,

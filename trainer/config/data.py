@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri
+from trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
 from trainer.config.model import ModelConfig
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
 NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template; every other one is a file's address
+BIGQUERY = "bq://"  # begins the address of a table
+TABLE = re.compile(r"[a-z0-9:.-]+\.\w+\.[\w$-]+")  # project, dataset, table
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
+
+
+def source_uri(value: str) -> str:
+    """Raise ValueError for what is neither a table of BigQuery nor an address that `open_storage` opens."""
+    if not value.startswith(BIGQUERY):
+        return storage_uri(value)
+    if not TABLE.fullmatch(value.removeprefix(BIGQUERY)):
+        raise ValueError("expected bq://PROJECT.DATASET.TABLE")
+    return value
+
+
+SourceUri = Annotated[str, AfterValidator(source_uri)]
 
 
 class DataSource(Section):
@@ -22,7 +37,7 @@ class DataSource(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
         description="Name of the source, which begins the ids and the slices of its samples.",
     )
-    uri: StorageUri = Field(min_length=1, description="As data.source.")
+    uri: SourceUri = Field(min_length=1, description="As data.source.")
     image_folder: StorageUri = Field("", description="As data.image_folder.")
     caption_question: str = Field("", description="As data.caption_question, which is taken where this is empty.")
     max_samples: int = Field(0, ge=0, description="Use only the first N samples; 0 is all.")
@@ -58,11 +73,12 @@ class DataPhase(Section):
 class DataConfig(Section):
     """Where samples come from and how they become rows."""
 
-    source: StorageUri = Field(
+    source: SourceUri = Field(
         "",
-        description="builtin:digits, builtin:easy-vqa, builtin:openmoji, or a local or gs:// path: a LLaVA .json or "
-        ".jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a folder with metadata.csv. Of tars "
-        "and Parquet a folder or a pattern, such as train-{000..099}.tar. Either this or sources is needed.",
+        description="builtin:digits, builtin:easy-vqa, builtin:openmoji, bq://PROJECT.DATASET.TABLE, or a local or "
+        "gs:// path: a LLaVA .json or .jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a folder "
+        "with metadata.csv. Of tars and Parquet a folder or a pattern, such as train-{000..099}.tar. Either this or "
+        "sources is needed.",
     )
     sources: tuple[DataSource, ...] = Field(
         (), description="Several sources in place of one. Samples are drawn in fixed shares throughout each epoch."

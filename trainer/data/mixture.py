@@ -29,14 +29,7 @@ class Mixture:
 
     def draws(self, epoch: int) -> list[int]:
         """How many samples the epoch draws from each source."""
-        sizes = [len(samples) for samples in self._samples]
-        weights = self._data.weights(epoch)
-        if weights is not None:
-            return weighted_draws(sizes, weights, repeat=self._data.stopping_strategy == "all_exhausted")
-        return [
-            source.samples or max(1, round((source.epochs or 1.0) * size))
-            for source, size in zip(self._data.sources, sizes, strict=True)
-        ]
+        return draws_of(self._data, [len(samples) for samples in self._samples], epoch)
 
     def drawn(self, epoch: int) -> Int64Array:
         """(draws,) sample numbers in the epoch's order."""
@@ -62,6 +55,17 @@ class Mixture:
             len(samples), self._seed, of_source, shards, at_a_time, stream=f"{self._names[number]}/"
         )
         return samples[order]
+
+
+def draws_of(data: DataConfig, sizes: Sequence[int], epoch: int) -> list[int]:
+    """Samples that an epoch draws from each of `data.sources`, which have `sizes` samples for training."""
+    weights = data.weights(epoch)
+    if weights is not None:
+        return weighted_draws(sizes, weights, repeat=data.stopping_strategy == "all_exhausted")
+    return [
+        source.samples or max(1, round((source.epochs or 1.0) * size))
+        for source, size in zip(data.sources, sizes, strict=True)
+    ]
 
 
 def weighted_draws(sizes: Sequence[int], weights: Sequence[float], *, repeat: bool) -> list[int]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainer.errors import ExitCode, UserError, os_errors
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, load_training
 from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
     from trainer.config.job import JobConfig
+    from trainer.data.prepare.inspect import InspectedSample
 
 app = typer.Typer(help="A run's data.", no_args_is_help=True)
 
@@ -27,16 +30,37 @@ def inspect(
     config: RunFile,
     overrides: Overrides = None,
     first: Annotated[int, typer.Option(min=0, metavar="N", help="Number of the first sample shown, from 0.")] = 0,
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="How many samples are shown.")] = 3,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="How many samples of each source are shown.")] = 3,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Write a page: samples with pictures, and statistics.", show_default=False
+        ),
+    ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Prepare the data first, as the run would, if that was not done yet.")
+    ] = False,
     stage: Stage = "",
     as_json: AsJson = False,
 ) -> None:
     """Show samples in the chat template, as tokens. Labels, which the loss counts, are in colour."""
+    job = _job(config, overrides, stage)
+    if prepare:
+        from trainer.data.prepare.pipeline import prepare as prepare_data
+        from trainer.progress import Progress
+
+        prepare_data(job, Progress(job.run.run_uri, "data-inspect"))
     with doing(f"reading samples of {config}"):
         from trainer.data.prepare.inspect import inspect as inspected
 
-        chat, found = inspected(_job(config, overrides, stage), first=first, count=count)
+        chat, found = inspected(job, first=first, count=count)
         samples = list(found)
+    if html:
+        with doing(f"writing {html}"), os_errors(f"writing {html}"):
+            html.write_text(_page(job, samples), encoding="utf-8")
+        if not as_json:
+            print_lines([f"page         {html}"])
+            return
     if as_json:
         print_json(
             {
@@ -104,6 +128,22 @@ def export(
         return
     counts = ", ".join(f"{count:,} of {split}" for split, count in exported.samples.items())
     print_lines([f"{output}: samples {counts}; {exported.images:,} images", *_first_files(exported.files)])
+
+
+def _page(job: JobConfig, samples: Sequence[InspectedSample]) -> str:
+    from trainer.data.prepare.overview import overview
+    from trainer.data.prepare.pipeline import find_prepared
+    from trainer.models.seen_images import SeenImages
+    from vlmpipe.report.inspect_page import build_page, card_of
+
+    seen = SeenImages(job.model)
+    statistics = None
+    try:
+        statistics = overview(find_prepared(job), job.data)
+    except UserError as error:
+        if error.code != ExitCode.NOT_FOUND:  # of data that is not prepared yet
+            raise
+    return build_page(job.data.described(), [card_of(sample, seen) for sample in samples], statistics)
 
 
 def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from trainer.config.data import BIGQUERY
 from trainer.config.external_trainer import WITH_ROLES
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 
@@ -102,7 +103,7 @@ def require_data_in_cloud(config: RunConfig, place: str = "Vertex AI") -> None:
     problems = [
         Problem(field, f"found {show(uri)}, expected a gs:// path: a job does not see this machine's files")
         for field, uri in config.data.addresses().items()
-        if not uri.startswith(("gs://", "builtin:"))
+        if not uri.startswith(("gs://", "builtin:", BIGQUERY))
     ]
     _raise(config, place, [*problems, *_violated(config, CLOUD_DATA), *_benchmarks_elsewhere(config)])
 

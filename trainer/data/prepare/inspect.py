@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 
 from trainer.config.job import JobConfig
 from trainer.data.chat.encode import IGNORED, Chat, Encoded
@@ -37,16 +37,18 @@ class InspectedSample:
     rejected: str
     encoded: Encoded
     pieces: tuple[Piece, ...]
+    images: tuple[bytes, ...] = ()  # as preparation stores them
 
 
 def inspect(config: JobConfig, *, first: int, count: int) -> tuple[Chat, Iterator[InspectedSample]]:
-    """The run's chat, and samples number `first` to `first + count - 1` of its source, from 0.
+    """The run's chat, and samples number `first` to `first + count - 1` of each of its sources, from 0.
 
     Raises UserError (66) where the tokenizer is trained on the data and the data is not prepared yet.
     """
     chat = _chat(config)
     validator = SampleValidator(config, chat)
-    records = islice(open_source(config.data), first, first + count)
+    members = open_source(config.data).members()
+    records = chain.from_iterable(islice(member, first, first + count) for member in members)
     results = (validator(final_entry(record, "new", "train")) for record in records)
     return chat, (_inspected(chat, result) for result in results)
 
@@ -61,7 +63,8 @@ def _inspected(chat: Chat, result: Accepted | Reject) -> InspectedSample:
     if isinstance(result, Reject):
         return InspectedSample(result.id, result.where, f"{result.code}: {result.message}", Encoded([], []), ())
     encoded = result.encoded
-    return InspectedSample(result.id, result.where, "", encoded, tuple(pieces_of(chat, encoded)))
+    images = tuple(image.data for image in result.images)
+    return InspectedSample(result.id, result.where, "", encoded, tuple(pieces_of(chat, encoded)), images)
 
 
 def pieces_of(chat: Chat, encoded: Encoded) -> Iterator[Piece]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.config.data import DataConfig
+from trainer.config.data import BIGQUERY, DataConfig
 from trainer.data.sources.base import SeveralSources, Source
 from trainer.data.sources.builtin import BUILTIN_PREFIX
 from trainer.errors import ConfigError, os_errors
@@ -19,8 +19,8 @@ FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".arrow", ".csv")
 
 
 def open_source(config: DataConfig) -> Source:
-    """The source that `data.source` names, or those of `data.sources` as one: built-in sets, or files, whose suffixes
-    identify the format.
+    """The source that `data.source` names, or those of `data.sources` as one: built-in sets, a table of BigQuery, or
+    files, whose suffixes identify the format.
 
     Raises ConfigError for an unknown name or path, DataError for a file that does not hold samples, and UserError (exit
     69) for a Python package that is not installed.
@@ -28,6 +28,10 @@ def open_source(config: DataConfig) -> Source:
     if config.sources:
         each = {source.name: open_source(config.of_source(source)) for source in config.sources}
         return SeveralSources(each, {source.name: source.max_samples for source in config.sources})
+    if config.source.startswith(BIGQUERY):
+        from trainer.data.sources.bigquery import BigQuerySource
+
+        return BigQuerySource(config)
     if not config.source.startswith(BUILTIN_PREFIX):
         return _open_files(config)
     builtin = _builtin_sources()
@@ -103,9 +107,9 @@ def _begins_object(files: Files) -> bool:
 
 
 def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
-    from trainer.data.sources.digits import DigitsSource
-    from trainer.data.sources.easy_vqa import EasyVqaSource
-    from trainer.data.sources.openmoji import OpenMojiSource
+    from trainer.data.sources.builtin.digits import DigitsSource
+    from trainer.data.sources.builtin.easy_vqa import EasyVqaSource
+    from trainer.data.sources.builtin.openmoji import OpenMojiSource
 
     return {
         "digits": lambda config: DigitsSource(config.validation_fraction),

@@ -39,6 +39,10 @@ class Source(ABC):
         """Places in `parts` where chunks of prepared data must begin."""
         return [0]
 
+    def members(self) -> Sequence[Records]:
+        """Each of several sources by itself."""
+        return [self]
+
 
 class FileSource(Source):
     """Samples of one or many files. A subclass reads the records of one format."""
@@ -73,7 +77,7 @@ class FileSource(Source):
         return f"{self.format} {self.files.fingerprint()} {named}"
 
     def parts(self) -> Sequence[Records]:
-        return [_Part(partial(self.read, name)) for name in self.files.names]
+        return [Part(partial(self.read, name)) for name in self.files.names]
 
     def __iter__(self) -> Iterator[Sample | Reject]:
         return chain.from_iterable(self.parts())
@@ -111,14 +115,17 @@ class SeveralSources(Source):
             sum(len(self._parts_of(before)) for before in list(self._sources)[:n]) for n in range(len(self._sources))
         ]
 
+    def members(self) -> Sequence[Records]:
+        return [chain.from_iterable(self._parts_of(name)) for name in self._sources]
+
     def __iter__(self) -> Iterator[Sample | Reject]:
         return chain.from_iterable(self.parts())
 
     def _parts_of(self, name: str) -> Sequence[Records]:
         source, most = self._sources[name], self._most[name]
         if most:
-            return [_Part(lambda: (_named(record, name) for record in islice(source, most)))]
-        return [_Part(partial(_all_named, part, name)) for part in source.parts()]
+            return [Part(lambda: (_named(record, name) for record in islice(source, most)))]
+        return [Part(partial(_all_named, part, name)) for part in source.parts()]
 
 
 def _all_named(records: Records, name: str) -> Iterator[Sample | Reject]:
@@ -139,8 +146,8 @@ def _in_slice(turn: Turn, name: str) -> Turn:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One file of a source. `read` starts over each time."""
+class Part:
+    """A piece of a source, such as a file. `read` starts over each time."""
 
     read: Callable[[], Iterator[Sample | Reject]]
 

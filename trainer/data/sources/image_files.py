@@ -17,6 +17,7 @@ from trainer.data.media import PDF, VIDEOS, MediaFiles, part_of
 from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, content_of
 from trainer.data.sources.file_patterns import fingerprint_of
+from trainer.data.sources.message_parts import inline_bytes
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.storage import open_storage
@@ -48,6 +49,14 @@ class ImageFiles:
         name = self._name_of(path)
         return ImageRef(name, partial(self._read, name), partial(self._known, name), partial(self._size, name))
 
+    def named(self, address: str) -> ImageRef:
+        """The image at a relative path, at an address in the folder, or in a `data:` address. Raises RejectedError."""
+        data = inline_bytes(address, self.max_image_bytes)
+        if data is None:
+            return self.reference(address)
+        require_size(len(data), self.max_image_bytes)
+        return ImageRef(hashlib.sha256(data).hexdigest(), lambda: data, size_bytes=lambda: len(data))
+
     def video_frames(self, path: str, most: int, fps: float) -> list[ImageRef]:
         """At most `most` frames of a video, evenly spread: `fps` a second, or with 0 as many as allowed. Raises
         RejectedError.
@@ -59,6 +68,12 @@ class ImageFiles:
         return [self.reference(f"{path}#frame={number}/{count}") for number in range(1, count + 1)]
 
     def _name_of(self, path: str) -> str:
+        """The name of a relative path, or of an address in the bucket that begins with the folder's own."""
+        if self._root is None:
+            path = path.removeprefix(f"{self._storage.root_uri.rstrip('/')}/")
+        if path.startswith(("http://", "https://")):
+            message = f"{path}: files of the web are not fetched; download them into data.image_folder"
+            raise RejectedError(RejectCode.REF_MISSING, message)
         outside = RejectedError(RejectCode.REF_UNSAFE_PATH, f"image {path!r} is outside {self._storage.root_uri}")
         try:
             name = clean_name(path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, islice, starmap
+from itertools import islice, starmap
 from typing import Any, BinaryIO
 
 from trainer.config.data import DataConfig
@@ -13,7 +13,9 @@ from trainer.data.sample import Sample, stable_digest
 from trainer.data.sources.base import FileSource
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.json_stream import BadJsonError, open_json, parse_json
-from trainer.data.sources.records import identity_of, text, with_frames
+from trainer.data.sources.label_studio import is_task, task_messages
+from trainer.data.sources.message_parts import GEMINI, MARKS, as_messages, named_in, text
+from trainer.data.sources.records import identity_of, with_media
 from trainer.errors import DataError, os_errors
 from trainer.storage.regular_files import open_regular
 
@@ -28,7 +30,7 @@ class LlavaSource(FileSource):
     """Samples of one `.json` or `.jsonl` file, read one by one."""
 
     format = "llava"
-    shapes = ("conversations", "messages", "chosen")
+    shapes = ("conversations", "messages", "chosen")  # and Gemini's `contents`, which becomes `messages`
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         super().__init__(files, config)
@@ -53,16 +55,17 @@ class LlavaSource(FileSource):
         if not isinstance(record, dict):
             raise RejectedError(RejectCode.RECORD_FORM, f"a {type(record).__name__} where a record should be")
         identity = identity_of(record) or stable_digest(record)[:16]
-        images = tuple(self.image_files.reference(path) for path in _paths(record, "image"))
-        videos = _paths(record, "video")
-        if not videos:
-            return self.build(record, images, where, identity)
-        if images:
-            raise RejectedError(RejectCode.RECORD_FORM, "'image' and 'video' in one record")
+        record = task_messages(record, self.config.caption_question) if is_task(record) else as_messages(record)
+        files = {kind: _paths(record, kind) for kind in MARKS}
+        if not any(files.values()) and "messages" in record:
+            for kind, address in named_in(record["messages"]):
+                files[kind].append(address)
+        images = tuple(map(self.image_files.named, files["image"]))
         most, fps = self.config.video_frames, self.config.video_fps
-        frames = [tuple(self.image_files.video_frames(path, most, fps)) for path in videos]
-        made = self.build(record, tuple(chain.from_iterable(frames)), where, identity)
-        return replace(made, turns=with_frames(made.turns, [len(one) for one in frames]))
+        videos = [self.image_files.video_frames(path, most, fps) for path in files["video"]]
+        made = self.build(record, images, where, identity)
+        turns, images = with_media(made.turns, images, videos)
+        return replace(made, turns=turns, images=images)
 
     def _require_conversations(self) -> None:
         """Report a whole file of another format once instead of rejecting each record."""
@@ -71,7 +74,9 @@ class LlavaSource(FileSource):
         first = [record for _, record in islice(self._records(name), FORMAT_PROBE_RECORDS)]
         if not first:
             raise DataError(f"{path} holds no records", expected=f"LLaVA records, like\n{EXAMPLE}")
-        if any(isinstance(record, dict) and any(key in record for key in self.shapes) for record in first):
+        if any(isinstance(record, dict) and any(key in record for key in (*self.shapes, GEMINI)) for record in first):
+            return
+        if any(isinstance(record, dict) and is_task(record) for record in first):
             return
         found = first[0]
         if isinstance(found, Reject):
@@ -107,7 +112,7 @@ def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
             yield where, Reject(where, "", RejectCode.RECORD_PARSE, f"not JSON: {error}")
 
 
-def _paths(record: dict[str, Any], kind: str) -> list[str]:
+def _paths(record: Mapping[str, Any], kind: str) -> list[str]:
     """The paths under `kind`, or in a list under its plural."""
     key = f"{kind}s" if record.get(kind) is None and record.get(f"{kind}s") is not None else kind
     value = record.get(key)

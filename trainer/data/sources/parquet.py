@@ -32,8 +32,22 @@ SPLIT_OF_FOLDER: dict[str, Split] = {"train": "train", "validation": "eval", "te
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-class ParquetSource(FileSource):
-    """Rows of one or many files, in the order of their names. An image is a struct {bytes, path}, or plain bytes."""
+class RowSource(FileSource):
+    """Samples of rows. An image is a struct {bytes, path}, plain bytes, or the address of a file."""
+
+    def record_id(self, record: dict[str, Any]) -> str:
+        return str(record.get("id") or "")
+
+    def sample(self, where: str, record: dict[str, Any]) -> Sample:
+        found: Any = next((record[name] for name in IMAGE_COLUMNS if record.get(name) is not None), [])
+        images = tuple(_image(value, self.image_files) for value in (found if isinstance(found, list) else [found]))
+        texts = {name: value for name, value in record.items() if name not in IMAGE_COLUMNS}
+        digest = stable_digest(texts, *(image.name for image in images))[:16]
+        return self.build(record, images, where, identity_of(record) or digest)
+
+
+class ParquetSource(RowSource):
+    """Rows of one or many files, in the order of their names."""
 
     format = "parquet"
 
@@ -49,16 +63,6 @@ class ParquetSource(FileSource):
                 if split and isinstance(sample, Sample) and sample.split is None:
                     sample = replace(sample, split=split)
                 yield sample
-
-    def record_id(self, record: dict[str, Any]) -> str:
-        return str(record.get("id") or "")
-
-    def sample(self, where: str, record: dict[str, Any]) -> Sample:
-        found: Any = next((record[name] for name in IMAGE_COLUMNS if record.get(name) is not None), [])
-        images = tuple(_image(value, self.image_files) for value in (found if isinstance(found, list) else [found]))
-        texts = {name: value for name, value in record.items() if name not in IMAGE_COLUMNS}
-        digest = stable_digest(texts, *(image.name for image in images))[:16]
-        return self.build(record, images, where, identity_of(record) or digest)
 
 
 def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
@@ -135,9 +139,11 @@ def _image(value: Any, files: ImageFiles) -> ImageRef:
         path, value = value.get("path") or "", value.get("bytes")
     if value is None and path and isinstance(path, str):
         return files.reference(path)
+    if isinstance(value, str):
+        return files.named(value)
     if not isinstance(value, bytes):
         raise RejectedError(
-            RejectCode.RECORD_FORM, f"an image is a {type(value).__name__}, not bytes or {{bytes, path}}"
+            RejectCode.RECORD_FORM, f"an image is a {type(value).__name__}, not bytes, {{bytes, path}} or an address"
         )
     require_size(len(value), files.max_image_bytes)
     # Equal names must mean equal images, and the paths in different rows may be the same.

@@ -10,13 +10,13 @@ from typing import Any, get_args
 from trainer.config.data import BY_IMAGE, BY_RECORD
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import DEFAULT_SLICE, Split, Turn
+from trainer.data.sample import DEFAULT_SLICE, ImageRef, Split, Turn
+from trainer.data.sources.message_parts import MARKS, VIDEO_MARK, content_text, objects, text
 
-VIDEO_MARK = "<video>"
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
+EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
-MARKS = {"image": IMAGE_TOKEN, "image_url": IMAGE_TOKEN, "video": VIDEO_MARK, "video_url": VIDEO_MARK}  # of typed parts
 
 
 def turns_of(
@@ -31,6 +31,8 @@ def turns_of(
     if key is None:
         raise RejectedError(RejectCode.RECORD_FORM, f"nothing under {' or '.join(map(repr, keys))}")
     turns = SHAPES[key](record[key], record, caption_question)
+    if turns and key in ALTERNATING and not turns[0].system and isinstance(record.get("system"), str):
+        turns[0] = replace(turns[0], system=text(record["system"]))
     if key in UNMARKED and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
         turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
     names = _slices(record, key, len(turns))
@@ -50,21 +52,34 @@ def turns_of(
     )
 
 
-def with_frames(turns: Sequence[Turn], frames: Sequence[int]) -> tuple[Turn, ...]:
-    """The turns with an image mark for each frame in place of the k-th video mark; before the first question where a
-    single video has no mark. Raises RejectedError where marks and videos differ in number.
+def with_media(
+    turns: Sequence[Turn], images: Sequence[ImageRef], videos: Sequence[Sequence[ImageRef]]
+) -> tuple[tuple[Turn, ...], tuple[ImageRef, ...]]:
+    """The turns with an image mark for each frame of the k-th video mark's video, and all images in the order of marks.
+
+    A single video without a mark is placed before the first question. Raises RejectedError where marks and files differ
+    in number.
     """
-    marks = sum(text.count(VIDEO_MARK) for turn in turns for text in turn.texts())
-    if not marks and len(frames) == 1 and turns:
-        turns, marks = [replace(turns[0], question=f"{VIDEO_MARK}\n{turns[0].question}"), *turns[1:]], 1
-    if marks != len(frames):
-        raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"{marks} {VIDEO_MARK} marks for {len(frames)} videos")
-    left = iter(frames)
+    marks = re.findall(EITHER_MARK, "".join(text for turn in turns for text in (turn.question, turn.answer)))
+    if videos and VIDEO_MARK not in marks and len(videos) == 1 and turns:
+        turns = [replace(turns[0], question=f"{VIDEO_MARK}\n{turns[0].question}"), *turns[1:]]
+        marks.insert(0, VIDEO_MARK)
+    for mark, files, what in ((VIDEO_MARK, videos, "videos"), (IMAGE_TOKEN, images, "images")):
+        if videos and marks.count(mark) != len(files):
+            raise RejectedError(
+                RejectCode.CONV_IMAGE_COUNT, f"{marks.count(mark)} {mark} marks for {len(files)} {what}"
+            )
+    if not videos:
+        return tuple(turns), tuple(images)
+    pictures, clips, counts = iter(images), iter(videos), [len(frames) for frames in videos]
+    found = [image for mark in marks for image in (next(clips) if mark == VIDEO_MARK else [next(pictures)])]
+    left = iter(counts)
 
     def filled(words: str) -> str:
         return re.sub(VIDEO_MARK, lambda _: IMAGE_TOKEN * next(left), words)
 
-    return tuple(replace(turn, question=filled(turn.question), answer=filled(turn.answer)) for turn in turns)
+    placed = [replace(turn, question=filled(turn.question), answer=filled(turn.answer)) for turn in turns]
+    return tuple(placed), tuple(found)
 
 
 def identity_of(record: Mapping[str, Any], default: str = "") -> str:
@@ -95,17 +110,6 @@ def group_named(record: Mapping[str, Any], split_by: str) -> str:
     return text(str(value))
 
 
-def text(value: Any) -> str:
-    """The value, if it is a text without lone surrogates, which JSON can spell and no tokenizer accepts."""
-    if not isinstance(value, str):
-        raise RejectedError(RejectCode.RECORD_FORM, f"a {type(value).__name__} where a text should be")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise RejectedError(RejectCode.RECORD_ENCODING, f"a text that is not whole characters: {error}") from error
-    return value
-
-
 def _slices(record: Mapping[str, Any], key: str, turns: int) -> list[str]:
     own = [turn.get("slice") for turn in record[key]] if key == "turns" else [None] * turns
     names = [record.get("slice", DEFAULT_SLICE) if name is None else name for name in own]
@@ -118,9 +122,9 @@ def _slices(record: Mapping[str, Any], key: str, turns: int) -> list[str]:
 def _alternating(messages: Any, role_key: str, text_key: str) -> list[Turn]:
     """Alternating questions and answers, perhaps after a system message."""
     roles, texts, thinking = [], [], []
-    for message in _objects(messages):
+    for message in objects(messages):
         roles.append(message.get(role_key))
-        texts.append(_content(message.get(text_key)))
+        texts.append(content_text(message.get(text_key)))
         thinking.append(text(next((message[key] for key in THINKING if message.get(key) is not None), "")))
     system = ""
     if roles and roles[0] == "system":
@@ -135,39 +139,22 @@ def _alternating(messages: Any, role_key: str, text_key: str) -> list[Turn]:
     return [replace(turns[0], system=system), *turns[1:]] if turns else []
 
 
-def _content(content: Any) -> str:
-    """A text, or Hugging Face's list of parts {"type": "text", "text": ...} and {"type": "image"}."""
-    if not isinstance(content, list):
-        return text(content)
-    parts = (
-        f"{MARKS[part['type']]}\n" if part.get("type") in MARKS else text(part.get("text"))
-        for part in _objects(content)
-    )
-    return "".join(parts)
-
-
 def _chosen(chosen: Any, record: Mapping[str, Any]) -> list[Turn]:
     """A conversation whose last answer is preferred, perhaps with what comes before it under `prompt`."""
     before = record.get("prompt")
-    return _alternating([*([] if before is None else _objects(before)), *_objects(chosen)], "role", "content")
+    return _alternating([*([] if before is None else objects(before)), *objects(chosen)], "role", "content")
 
 
 def _last_answer(rejected: Any) -> str:
     """The rejected answer: a text, or messages that end with it."""
     if isinstance(rejected, str):
         return text(rejected)
-    messages = _objects(rejected)
-    return _content(messages[-1].get("content")) if messages else ""
+    messages = objects(rejected)
+    return content_text(messages[-1].get("content")) if messages else ""
 
 
 def _pairs(turns: Any, question: str, answer: str) -> list[Turn]:
-    return [Turn(text(turn.get(question)), text(turn.get(answer))) for turn in _objects(turns)]
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise RejectedError(RejectCode.RECORD_FORM, "a conversation must be a list of objects")
-    return value
+    return [Turn(text(turn.get(question)), text(turn.get(answer))) for turn in objects(turns)]
 
 
 # Key of a conversation -> its texts, from the value, the record and data.caption_question.
@@ -181,4 +168,5 @@ SHAPES: dict[str, Callable[[Any, Mapping[str, Any], str], list[Turn]]] = {
     "caption": lambda caption, _, asked: [Turn(asked, text(caption))],
     "text": lambda caption, _, asked: [Turn(asked, text(caption))],
 }
+ALTERNATING = ("conversations", "messages")
 UNMARKED = ("texts", "question", "caption", "text")

@@ -161,4 +161,4 @@ def test_a_record_with_a_video_has_its_frames_as_images(tmp_path: Path) -> None:
     assert [frame_in(image) for image in one.images] == [6, 20, 33]
     assert isinstance(two, Sample) and two.turns[0].question.count("<image>") == len(two.images) == 6
     assert isinstance(wrong, Reject) and wrong.code == RejectCode.CONV_IMAGE_COUNT
-    assert isinstance(both, Reject) and both.message == "'image' and 'video' in one record"
+    assert isinstance(both, Reject) and both.message == "0 <image> marks for 1 images"

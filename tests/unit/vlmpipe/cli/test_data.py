@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from vlmpipe.cli.app import app
 from vlmpipe.cli.data import _job
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.runs.local.run import MARKER, Marker
+
+SPLITS = ("eval", "train", "train")
 
 
 def run_file(folder: Path, template: str, **changes: Any) -> str:
@@ -61,6 +64,23 @@ def test_labels_and_rejects_are_shown(tmp_path: Path) -> None:
     assert sample["id"] == "sample-1" and len(sample["labels"]) == len(sample["input_ids"])
     assert sum(piece["tokens"] for piece in sample["pieces"]) == len(sample["input_ids"])
     assert [piece["text"] for piece in sample["pieces"] if piece["is_label"]] == ["Here: ", "and there.<|end|>"]
+
+
+def test_the_page_shows_pictures_labels_and_statistics(tmp_path: Path) -> None:
+    path = run_file(tmp_path, PLAIN.replace("<|image_pad|>", "<image>"))
+    page = tmp_path / "page.html"
+    assert str(page) in inspect(path, "--html", str(page))
+    early = page.read_text()
+    assert early.count('src="data:image/png;base64,') == 2 and "Statistics follow once the data is prepared" in early
+    assert '<span class="image">&lt;image&gt; × 4</span>' in early and ">Number 0.&lt;|end|&gt;</span>" in early
+    assert "Left out: text.special_token: turn 1 spells the control token &#39;&lt;|end|&gt;&#39;" in early
+
+    records = json.loads((tmp_path / "data.json").read_text())
+    write_json(tmp_path / "data.json", [one | {"split": split} for one, split in zip(records, SPLITS, strict=True)])
+    inspect(path, "data.max_reject_fraction=0.5", "--prepare", "--html", str(page))
+    whole = page.read_text()
+    assert "Share of an epoch" in whole and "guessed by script" in whole and "English" in whole
+    assert not re.search(r"<script|https?://", whole)
 
 
 def test_what_the_template_refuses_is_shown(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from trainer.config.data import DataConfig
 from trainer.data.sample import Sample, split_of
 from trainer.data.sources import open_source
-from trainer.data.sources.digits import DigitsSource
+from trainer.data.sources.builtin.digits import DigitsSource
 from trainer.errors import ConfigError, ExitCode, UserError
 
 

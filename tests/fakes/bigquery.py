@@ -1,0 +1,104 @@
+"""A strict fake of the part of BigQuery's REST API that reads tables: `tables.get` and `tabledata.list`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
+
+PATH = re.compile(r"/bigquery/v2/projects/([^/]+)/datasets/([^/]+)/tables/([^/]+)(/data)?")
+PARAMETERS = {
+    "tables.get": {"prettyPrint", "selectedFields", "view"},
+    "tabledata.list": {
+        "prettyPrint", "selectedFields", "startIndex", "maxResults", "pageToken", "formatOptions.useInt64Timestamp"
+    },
+}  # fmt: skip
+MOST_ROWS = 7  # of a page: the service sends fewer than asked for where rows are large
+
+
+@dataclass
+class Table:
+    schema: list[dict[str, Any]]
+    rows: list[Sequence[Any]]
+    kind: str = "TABLE"
+    modified_ms: int = 1
+    refused: bool = False
+    reads: list[tuple[int, int]] = field(default_factory=list)  # start and number of rows of each page
+
+
+class FakeBigQuery(LocalServer):
+    """Tables by `project.dataset.table`."""
+
+    def __init__(self, **tables: Table) -> None:
+        super().__init__(_Handler)
+        self.tables = {name.replace("__", "."): table for name, table in tables.items()}
+
+
+class _Handler(Handler):
+    def respond(self, body: bytes) -> None:
+        try:
+            with self.fake.lock:
+                answer, code = self._answer(), 200
+        except ApiError as error:
+            reason = {403: "accessDenied", 404: "notFound"}.get(error.code, "invalid")
+            details = {"message": error.message, "domain": "global", "reason": reason}
+            answer, code = {"error": {"code": error.code, "message": error.message, "errors": [details]}}, error.code
+        data = json.dumps(answer).encode()
+        self.send(code, {"Content-Type": "application/json; charset=UTF-8", "Content-Length": str(len(data))})
+        self.wfile.write(data)
+
+    def _answer(self) -> dict[str, Any]:
+        path, query = self.path_and_query()
+        found = PATH.fullmatch(path)
+        if self.command != "GET" or not found:
+            raise ApiError(404, f"Not found: {self.command} {path}")
+        method = "tabledata.list" if found[4] else "tables.get"
+        if unknown := query.keys() - PARAMETERS[method]:
+            raise ApiError(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)[0]!r}")
+        name = ".".join(found.groups()[:3])
+        table = self.fake.tables.get(name)
+        if table is None:
+            raise ApiError(404, f"Not found: Table {name.replace('.', ':', 1)}")
+        if table.refused:
+            raise ApiError(403, f"Access Denied: Table {name}: Permission bigquery.tables.get denied")
+        return self._rows(table, query) if found[4] else self._table(table, found.groups()[:3])
+
+    def _table(self, table: Table, names: Sequence[str]) -> dict[str, Any]:
+        reference = dict(zip(("projectId", "datasetId", "tableId"), names, strict=True))
+        return {
+            "kind": "bigquery#table", "tableReference": reference, "type": table.kind, "numRows": str(len(table.rows)),
+            "schema": {"fields": table.schema}, "lastModifiedTime": str(table.modified_ms), "creationTime": "1",
+        }  # fmt: skip
+
+    def _rows(self, table: Table, query: dict[str, str]) -> dict[str, Any]:
+        if table.kind == "VIEW":
+            raise ApiError(400, "Cannot list a table of type VIEW.")
+        start = int(query.get("pageToken") or query.get("startIndex", 0))
+        if start < 0 or int(query.get("maxResults", 1)) < 0:
+            raise ApiError(400, "Invalid value")
+        names = query["selectedFields"].split(",") if query.get("selectedFields") else None
+        known = [one["name"] for one in table.schema]
+        if names and not set(names) <= set(known):
+            raise ApiError(400, f"No such field: {sorted(set(names) - set(known))[0]}")
+        chosen = [number for number, one in enumerate(known) if names is None or one in names]
+        page = table.rows[start : start + min(MOST_ROWS, int(query.get("maxResults", MOST_ROWS)))]
+        table.reads.append((start, len(page)))
+        rows = [{"f": [{"v": _cell(table.schema[number], row[number])} for number in chosen]} for row in page]
+        behind = start + len(page)
+        more = {"pageToken": str(behind)} if behind < len(table.rows) else {}
+        return {"kind": "bigquery#tableDataList", "totalRows": str(len(table.rows)), "rows": rows, **more}
+
+
+def _cell(column: dict[str, Any], value: Any) -> Any:
+    if value is None:
+        return None
+    if column.get("mode") == "REPEATED":
+        return [{"v": _cell(column | {"mode": "NULLABLE"}, one)} for one in value]
+    if column["type"] in ("RECORD", "STRUCT"):
+        return {"f": [{"v": _cell(one, value.get(one["name"]))} for one in column["fields"]]}
+    return base64.b64encode(value).decode() if column["type"] == "BYTES" else str(value)

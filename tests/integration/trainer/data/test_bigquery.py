@@ -1,0 +1,109 @@
+"""Rows of BigQuery, through Google's own client against a strict fake of its REST API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.bigquery import MOST_ROWS, FakeBigQuery, Table
+from tests.support.data.prepared import job_config, png, run_prepare
+from trainer.config.data import DataConfig
+from trainer.data.rejects import Reject, RejectCode
+from trainer.data.sample import Sample, Turn
+from trainer.data.sources import bigquery, open_source
+from trainer.data.sources.bigquery import EMULATOR
+from trainer.errors import ConfigError, DataError, ExitCode, UserError
+
+NAME = "my-project.data.samples"
+MESSAGE = [{"name": "role", "type": "STRING"}, {"name": "content", "type": "STRING"}]
+SCHEMA = [
+    {"name": "id", "type": "INTEGER"},
+    {"name": "unused", "type": "STRING"},
+    {"name": "image", "type": "BYTES"},
+    {"name": "messages", "type": "RECORD", "mode": "REPEATED", "fields": MESSAGE},
+]
+
+
+def row(number: int) -> tuple[Any, ...]:
+    said = [{"role": "user", "content": "<image>\nWhat?"}, {"role": "assistant", "content": f"Noise {number}."}]
+    return number, "x", png(number), said
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBigQuery]:
+    with FakeBigQuery() as server:
+        monkeypatch.setenv(EMULATOR, server.endpoint)
+        server.tables[NAME] = Table(SCHEMA, [row(number) for number in range(25)])
+        yield server
+
+
+def read(**data: Any) -> list[Sample | Reject]:
+    return list(open_source(DataConfig(source=f"bq://{NAME}", sequence_length=100, **data)))
+
+
+def test_rows_are_samples_page_by_page(server: FakeBigQuery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bigquery, "PART_ROWS", 10)
+    found = read()
+    assert [sample.id for sample in found if isinstance(sample, Sample)] == [str(number) for number in range(25)]
+    last = found[-1]
+    assert isinstance(last, Sample) and last.turns == (Turn("<image>\nWhat?", "Noise 24."),)
+    assert last.images[0].read() == png(24) and last.where == f"{NAME} row 25"
+    reads = server.tables[NAME].reads
+    assert max(count for _, count in reads) <= MOST_ROWS and sum(count for _, count in reads) == 25
+    assert not any("unused" in request for request in server.requests)
+
+
+def test_a_table_is_prepared_and_found_again(server: FakeBigQuery, tmp_path: Path) -> None:
+    config = job_config(tmp_path, source=f"bq://{NAME}")
+    first, again = run_prepare(config), run_prepare(config)
+    assert first.counts["accepted"] == 25 and again.reused
+    server.tables[NAME].rows.append(row(25))
+    server.tables[NAME].modified_ms += 1
+    changed = run_prepare(config)
+    assert not changed.reused and changed.counts["accepted"] == 26
+
+
+def test_addresses_in_a_column_are_files_of_the_image_folder(server: FakeBigQuery, tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(png(1))
+    schema = [{"name": "image", "type": "STRING"}, {"name": "caption", "type": "STRING"}]
+    server.tables[NAME] = Table(schema, [("1.png", "Noise."), ("../1.png", "Outside.")])
+    inside, outside = read(image_folder=str(tmp_path))
+    assert isinstance(inside, Sample) and inside.images[0].read() == png(1)
+    assert isinstance(outside, Reject) and outside.code == RejectCode.REF_UNSAFE_PATH
+    with pytest.raises(ConfigError, match="names files in its column image"):
+        read()
+
+
+def test_a_table_that_changes_while_it_is_read_ends_the_step(server: FakeBigQuery) -> None:
+    source = iter(open_source(DataConfig(source=f"bq://{NAME}", sequence_length=100)))
+    next(source)
+    server.tables[NAME].modified_ms += 1
+    with pytest.raises(DataError, match="changed while it was read"):
+        list(source)
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "message"),
+    [
+        (None, ExitCode.CONFIG, "BigQuery has no my-project.data.samples"),
+        (Table(SCHEMA, [], kind="VIEW"), ExitCode.CONFIG, "is a VIEW, whose rows only a query can give"),
+        (Table(SCHEMA, []), ExitCode.DATA, "has no rows"),
+        (Table(SCHEMA[:2], [(1, "x")]), ExitCode.DATA, "has the columns id, unused"),
+        (Table(SCHEMA, [], refused=True), ExitCode.NO_PERMISSION, "BigQuery refuses my-project.data.samples"),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence(
+    server: FakeBigQuery, table: Table | None, code: ExitCode, message: str
+) -> None:
+    server.tables = {NAME: table} if table else {}
+    with pytest.raises(UserError, match=message) as caught:
+        read()
+    assert caught.value.code == code
+
+
+def test_an_address_that_is_no_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected bq://PROJECT"):
+        DataConfig(source="bq://only.two", sequence_length=100)

@@ -1,0 +1,103 @@
+"""Data sets in a bucket are read file by file and row by row: neither memory nor disk holds a whole set."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.data.prepared import conversation
+from tests.unit.trainer.data.test_media import frame_in, write_video
+from trainer.config.data import DataConfig
+from trainer.data.rejects import RejectedError
+from trainer.data.sample import Sample
+from trainer.data.shards.disk_cache import GIB
+from trainer.data.sources import open_source
+from trainer.storage.gcs import GcsStorage
+
+FILES, ROWS, IMAGE_BYTES = 4, 256, 32 << 10
+FILE_BYTES = ROWS * IMAGE_BYTES
+
+
+@pytest.fixture
+def bucket(gcs_server: FakeGcs, gcs: GcsStorage, monkeypatch: pytest.MonkeyPatch) -> GcsStorage:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server.endpoint)
+    return gcs
+
+
+def batches(file: int) -> list[pa.RecordBatch]:
+    """Eight of random bytes, as large as images."""
+    found = []
+    for start in range(0, ROWS, ROWS // 8):
+        rows = range(start, start + ROWS // 8)
+        images = [{"bytes": os.urandom(IMAGE_BYTES), "path": f"{n}.png"} for n in rows]
+        found.append(
+            pa.RecordBatch.from_pylist([{"image": i, "text": f"{file} {n}"} for n, i in zip(rows, images, strict=True)])
+        )
+    return found
+
+
+def write(path: Path, content: list[pa.RecordBatch]) -> Path:
+    """Parquet with a row group for each batch, or what `save_to_disk` of Hugging Face's datasets writes."""
+    schema = content[0].schema
+    if path.suffix == ".parquet":
+        with pq.ParquetWriter(path, schema) as parquet:
+            for batch in content:
+                parquet.write_table(pa.Table.from_batches([batch]))
+        return path
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as stream:
+        for batch in content:
+            stream.write_batch(batch)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_rows_are_read_within_the_memory_of_a_part_of_a_file(bucket: GcsStorage, tmp_path: Path, suffix: str) -> None:
+    for number in range(FILES):
+        path = write(tmp_path / f"data-{number:05}.{suffix}", batches(number))
+        bucket.upload(path, f"set/train/{path.name}")
+        path.unlink()
+    config = DataConfig(
+        source=bucket.uri("set"), sequence_length=100, shard_cache_gib=2.5 * FILE_BYTES / GIB  # half of it for sources
+    )  # fmt: skip
+    source = open_source(config)
+    tracemalloc.start()
+    before = pa.total_allocated_bytes()
+    read = held = on_disk = 0
+    for sample in source:
+        assert isinstance(sample, Sample) and len(sample.images[0].read()) == IMAGE_BYTES
+        read += 1
+        if read % 32 == 0:  # not while the bucket, in this process, sends a file
+            python, _ = tracemalloc.get_traced_memory()
+            held = max(held, pa.total_allocated_bytes() - before + python)
+            on_disk = max(
+                on_disk, sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*") if file.is_file())
+            )
+    tracemalloc.stop()
+    assert read == FILES * ROWS
+    assert held < FILE_BYTES / 2
+    assert on_disk < 2 * FILE_BYTES * 1.01
+
+
+def test_videos_in_a_bucket_are_named_by_their_whole_address(bucket: GcsStorage, tmp_path: Path) -> None:
+    bucket.upload(write_video(tmp_path / "a.mp4"), "clips/a.mp4")
+    part = {"fileData": {"mimeType": "video/mp4", "fileUri": bucket.uri("clips/a.mp4")}}
+    said: list[dict[str, Any]] = [{"role": "user", "parts": [part, {"text": "What?"}]}]
+    said.append({"role": "model", "parts": [{"text": "Columns."}]})
+    elsewhere = {"image": "gs://other/a.png", "conversations": conversation("<image>", "x")}
+    bucket.write("records.jsonl", "\n".join(map(json.dumps, [{"contents": said}, elsewhere])).encode())
+    config = DataConfig(
+        source=bucket.uri("records.jsonl"), image_folder=bucket.uri("clips"), sequence_length=100, video_frames=2
+    )
+    clip, other = open_source(config)
+    assert isinstance(clip, Sample) and [frame_in(image) for image in clip.images] == [10, 30]
+    assert isinstance(other, Sample)  # within the folder there is none of this name
+    with pytest.raises(RejectedError, match="gs:"):
+        other.images[0].read()

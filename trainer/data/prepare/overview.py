@@ -1,0 +1,148 @@
+"""What a person looks at before training: lengths, images, languages and duplicates of prepared data, by source."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trainer.config.data import DataConfig
+from trainer.data.mixture import draws_of
+from trainer.data.prepare.languages import language_of
+from trainer.data.shards.index import NAME
+from trainer.data.shards.prepared_files import open_prepared
+from trainer.data.shards.tar import Members, ShardReader
+from trainer.data.sqlite_table import disk_table
+
+PLACE = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
+COLUMNS = ["id", "split", "tokens", "content", "image_sha256", *PLACE]
+TEXTS = 300  # samples of a source whose language is guessed
+MOST_IMAGES = 16  # samples with more share the last place
+CONTENT, IMAGE = 0, 1  # kinds of digests
+
+
+@dataclass
+class SourceOverview:
+    """Counts over one source. `lengths`, `images`: how many samples have each number of tokens, of images."""
+
+    name: str
+    lengths: NDArray[np.int64]
+    images: NDArray[np.int64] = field(default_factory=lambda: np.zeros(MOST_IMAGES + 1, np.int64))
+    train_samples: int = 0
+    train_tokens: int = 0
+    epoch_tokens: float = 0.0  # that the first epoch of training draws
+    languages: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def samples(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths @ np.arange(len(self.lengths)))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Distinct samples and images that two sources share; of one source with itself, that it repeats."""
+
+    first: str
+    second: str
+    samples: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Overview:
+    sources: tuple[SourceOverview, ...]
+    shared: tuple[Shared, ...]  # without pairs that share nothing
+
+
+def overview(prepared_uri: str, data: DataConfig) -> Overview:
+    """Read the index, in memory that does not grow with it, and some texts of each source."""
+    storage = open_prepared(prepared_uri)
+    sources = [SourceOverview(one.name, np.zeros(data.sequence_length + 1, np.int64)) for one in data.all_sources]
+    met, kept = _Met(), [_Kept() for _ in sources]
+    with pq.ParquetFile(storage.fetch(NAME)) as index:
+        for lines in index.iter_batches(columns=COLUMNS):
+            for number, of_source in enumerate(_by_source(lines, data)):
+                _count(sources[number], of_source)
+                met.add(number, of_source)
+                kept[number].add(of_source)
+    reader = ShardReader.open(storage)
+    for one, samples in zip(sources, kept, strict=True):
+        for members in samples.members:
+            texts = " ".join(text for turn in reader.turns(members) for text in (turn.question, turn.answer))
+            one.languages[language_of(texts.replace("<image>", ""))] += 1
+    sizes = [one.train_samples for one in sources]
+    draws = draws_of(data, sizes, 0) if data.sources else sizes
+    for one, drawn in zip(sources, draws, strict=True):
+        one.epoch_tokens = drawn * one.train_tokens / max(1, one.train_samples)
+    return Overview(tuple(sources), tuple(met.shared([one.name for one in sources])))
+
+
+def _by_source(lines: pa.RecordBatch, data: DataConfig) -> Iterator[pa.RecordBatch]:
+    if not data.sources:
+        yield lines
+    for source in data.sources:
+        yield lines.filter(pc.starts_with(lines.column("id"), f"{source.name}/"))
+
+
+def _count(source: SourceOverview, lines: pa.RecordBatch) -> None:
+    tokens = lines.column("tokens").to_numpy().astype(np.int64)
+    images = pc.list_value_length(lines.column("image_sha256")).to_numpy(zero_copy_only=False).astype(np.int64)
+    source.lengths += np.bincount(tokens, minlength=len(source.lengths))
+    source.images += np.bincount(images.clip(max=MOST_IMAGES), minlength=len(source.images))
+    is_train = pc.equal(lines.column("split"), "train").to_numpy(zero_copy_only=False)
+    source.train_samples += int(is_train.sum())
+    source.train_tokens += int(tokens[is_train].sum())
+
+
+class _Kept:
+    """An even choice of a source's samples, the same each time."""
+
+    def __init__(self) -> None:
+        self.members: list[Members] = []
+        self._met, self._random = 0, random.Random(0)
+
+    def add(self, lines: pa.RecordBatch) -> None:
+        for number in range(len(lines)):
+            self._met += 1
+            place = self._met - 1 if self._met <= TEXTS else self._random.randrange(self._met)
+            if place < TEXTS:
+                member = Members(*(lines.column(name)[number].as_py() for name in PLACE))
+                self.members[place : place + 1] = [member]
+
+
+class _Met:
+    """Digests of samples and images, with the sources that have them."""
+
+    def __init__(self) -> None:
+        columns = "kind INTEGER, digest BLOB, source INTEGER, times INTEGER, PRIMARY KEY (kind, digest, source)"
+        self._table = disk_table(f"CREATE TABLE met ({columns}) WITHOUT ROWID")
+
+    def add(self, source: int, lines: pa.RecordBatch) -> None:
+        digests = [(CONTENT, lines.column("content")), (IMAGE, lines.column("image_sha256").flatten())]
+        self._table.executemany(
+            "INSERT INTO met VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
+            ((kind, bytes.fromhex(one)[:16], source) for kind, column in digests for one in column.to_pylist()),
+        )
+
+    def shared(self, names: list[str]) -> Iterator[Shared]:
+        pairs: dict[tuple[int, int], list[int]] = {}
+        for first, second, kind, count in self._table.execute(
+            "SELECT a.source, b.source, a.kind, count(*) FROM met a JOIN met b "
+            "ON a.kind = b.kind AND a.digest = b.digest "
+            "AND (a.source < b.source OR a.source = b.source AND a.times > 1) "
+            "GROUP BY 1, 2, 3"
+        ):
+            pairs.setdefault((first, second), [0, 0])[kind] = count
+        for (first, second), counts in sorted(pairs.items()):
+            yield Shared(names[first], names[second], *counts)

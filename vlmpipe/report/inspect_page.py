@@ -1,0 +1,122 @@
+"""Samples as the model sees them, and what a data set consists of, as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainer import __version__
+from trainer.data.prepare.inspect import InspectedSample
+from trainer.data.prepare.overview import Overview, SourceOverview
+from vlmpipe.report.load import count
+from vlmpipe.report.pages import STYLE, page_template
+from vlmpipe.report.samples import SMALL_PIXELS, Picture
+
+if TYPE_CHECKING:
+    from trainer.models.seen_images import SeenImages
+
+SHOWN_PICTURES = 24  # of a sample
+SIDE_PIXELS = 336  # a longer picture is scaled down
+BINS = 24
+LANGUAGES = 5  # of a source; the rest together
+
+
+@dataclass(frozen=True)
+class Card:
+    """A sample on the page."""
+
+    sample: InspectedSample
+    pictures: tuple[Picture, ...]
+    more_pictures: int
+    tokens: int
+    labels: int
+
+
+def card_of(sample: InspectedSample, seen: SeenImages) -> Card:
+    """The sample with the pictures that the model is given."""
+    found = seen(sample.images) if sample.images else []
+    pictures = [as_png(picture) for picture in found[:SHOWN_PICTURES]]
+    if sample.images and not found:
+        pictures = [Picture(problem="This model's pixel values have a form of their own and cannot be shown.")]
+    labels = sum(piece.tokens for piece in sample.pieces if piece.is_label)
+    return Card(sample, tuple(pictures), max(0, len(found) - SHOWN_PICTURES), len(sample.encoded.input_ids), labels)
+
+
+def as_png(picture: Image.Image) -> Picture:
+    """The picture without loss, since it shows what the model is given; `title` has its true size."""
+    tiny = max(picture.size) <= SMALL_PIXELS
+    small = picture.copy()
+    small.thumbnail((SIDE_PIXELS, SIDE_PIXELS))
+    buffer = io.BytesIO()
+    small.save(buffer, "PNG")
+    data_uri = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return Picture(data_uri, *picture.size, tiny)
+
+
+def build_page(name: str, cards: Sequence[Card], overview: Overview | None) -> str:
+    """The page's HTML. `overview`: None where the data is not prepared."""
+    return page_template("vlmpipe.report.inspect_page", "inspect_page.html.j2").render(
+        style=Markup(STYLE),
+        name=name,
+        cards=cards,
+        sources=_rows(overview) if overview else [],
+        shared=overview.shared if overview else [],
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+    )
+
+
+def _rows(overview: Overview) -> list[dict[str, Any]]:
+    """Of each source its counts, shares and charts."""
+    tokens = sum(one.tokens for one in overview.sources) or 1
+    drawn = sum(one.epoch_tokens for one in overview.sources) or 1
+    return [
+        {
+            "name": one.name,
+            "samples": one.samples,
+            "tokens": one.tokens,
+            "share": one.tokens / tokens,
+            "epoch_share": one.epoch_tokens / drawn,
+            "lengths": _lengths(one),
+            "images": _bars(one.images, [*map(str, range(len(one.images) - 1)), f"{len(one.images) - 1} or more"]),
+            "languages": _languages(one),
+        }
+        for one in overview.sources
+    ]
+
+
+def _lengths(source: SourceOverview) -> dict[str, Any]:
+    lengths = source.lengths
+    longest = max(1, int(np.flatnonzero(lengths).max(initial=1)))
+    bars, edges = np.histogram(np.arange(len(lengths)), BINS, (0, longest), weights=lengths)
+    median = int(np.searchsorted(np.cumsum(lengths), (source.samples + 1) // 2))
+    return {
+        "heights": (bars / max(1, bars.max())).tolist(),
+        "titles": [
+            f"{count(round(low))} to {count(round(high))} tokens: {count(int(bar))}"
+            for low, high, bar in zip(edges, edges[1:], bars, strict=False)
+        ],
+        "high": count(longest),
+        "label": f"Half of the samples have at most {count(median)} tokens, the longest has {count(longest)}.",
+    }
+
+
+def _bars(counts: NDArray[np.int64], names: Sequence[str]) -> list[tuple[str, int, float]]:
+    """Name, number and share of each that occurs."""
+    total = int(counts.sum()) or 1
+    return [(name, int(n), n / total) for name, n in zip(names, counts, strict=True) if n]
+
+
+def _languages(source: SourceOverview) -> list[tuple[str, int, float]]:
+    most = source.languages.most_common()
+    shown = [*most[:LANGUAGES], *([("others", sum(n for _, n in most[LANGUAGES:]))] if most[LANGUAGES:] else [])]
+    return _bars(np.array([n for _, n in shown], np.int64), [name for name, _ in shown])
