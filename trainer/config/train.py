@@ -17,7 +17,7 @@ from trainer.config.strategies import (
     PIPELINE_PARALLEL,
     require_support,
 )
-from trainer.config.train_options import PowerSgdConfig, ProfileConfig, WandbConfig
+from trainer.config.train_options import MlflowConfig, PowerSgdConfig, ProfileConfig, WandbConfig
 
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]
@@ -211,6 +211,7 @@ class TrainConfig(Section):
         "strategies; what this file decides cannot be given. The result is in deepspeed.json beside the run.",
     )
     wandb: WandbConfig = Field(default_factory=WandbConfig, description="Metrics on Weights & Biases.")
+    mlflow: MlflowConfig = Field(default_factory=MlflowConfig, description="Metrics in MLflow.")
     seed: int = Field(0, description="Seed of the data order.")
     log_every_steps: Positive = Field(10, description="Steps between lines of metrics.jsonl.")
     validate_every_steps: int = Field(

@@ -47,3 +47,13 @@ class WandbConfig(Section):
         description="Secret Manager secret that holds the API key, projects/PROJECT/secrets/NAME; empty uses a login "
         "that is there.",
     )
+
+
+class MlflowConfig(Section):
+    """Metrics in MLflow. Its own variables, such as MLFLOW_TRACKING_TOKEN, are heeded; `secrets` sets them."""
+
+    tracking_uri: str = Field(
+        "", description="Tracking server or store, such as https://mlflow.example.com or sqlite:///mlflow.db; empty "
+        "sends none."
+    )  # fmt: skip
+    experiment: str = Field("", description="Experiment of the run; empty takes the run file's name.")

@@ -35,7 +35,8 @@ FEW = 4  # tokens named in an error
 CONTROL_TOKEN = re.compile("<[^<>]+>")
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
-# In a content list, an image is its mark and a line end, as in training. A system text begins the question behind it.
+# In a content list, an image is its mark and, where something follows, a line end, as in training. A system text begins
+# the question behind it.
 CHAT_TEMPLATE = (
     "{{- bos_token or '' -}}"
     "{%- for message in messages -%}"
@@ -44,7 +45,7 @@ CHAT_TEMPLATE = (
     "{%- if message['content'] is string -%}{{- message['content'] -}}"
     "{%- else -%}"
     "{%- for part in message['content'] -%}"
-    "{{- '<image>\\n' if part['type'] == 'image' else part['text'] -}}"
+    "{{- part['text'] if part['type'] != 'image' else '<image>' if loop.last else '<image>\\n' -}}"
     "{%- endfor -%}"
     "{%- endif -%}"
     "{{- eos_token if message['role'] == 'assistant' else '' -}}"

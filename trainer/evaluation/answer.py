@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.job import JobConfig
+from trainer.config.model import IMAGE_TOKEN
 from trainer.data.chat.encode import Chat
+from trainer.data.prepare.checks import check_image, check_turns
+from trainer.data.rejects import RejectedError
 from trainer.data.sample import Turn
+from trainer.errors import DataError
 from trainer.evaluation.generate import GenerationInputs, generate_answers
 from trainer.feature_cache.encode import encode_images
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.base import Family
 from trainer.models.image_inputs import join_features
 from trainer.models.image_processor import image_preparer
+from trainer.models.image_tokens import sample_image_tokens
 
 GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
 
@@ -52,6 +57,27 @@ class Asked:
     turn: Turn
     own: ShownImages
     shown: ShownImages
+
+
+def ask_about(job: JobConfig, chat: Chat, question: str, image: bytes, what: str) -> Asked:
+    """A question about an image of any origin, checked as data preparation checks samples.
+
+    Raises DataError, which names the question by `what`.
+    """
+    turn = Turn(f"{IMAGE_TOKEN}\n{question}", "-")  # an answer that is not asked about
+    try:
+        check_turns((turn,), 1, chat.control_tokens)
+        checked = check_image(image, job.data, name=what)
+        sizes = [(checked.width, checked.height)]
+        counts = sample_image_tokens(job.model)(sizes)
+    except (RejectedError, ValueError) as error:
+        raise DataError(
+            f"{what}: {error}",
+            expected="a question that can be asked",
+            fix="correct the file or its image; the section data has the limits of images",
+        ) from error
+    shown = ShownImages(counts, sizes, [checked.sha256], lambda: [checked.data], are_cached=False)
+    return Asked(turn, shown, shown)
 
 
 def answer_questions(

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN
@@ -39,6 +40,7 @@ from trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from trainer.evaluation.confusion_matrix import confusions
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
+from trainer.models.base import Family
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
@@ -144,17 +146,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
             expected="at least one sample to evaluate on",
             fix="raise data.validation_fraction",
         )
-    family = family_of(job.model)
-    run = open_storage(job.run.run_uri)
-    require_whole_export(run)
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-evaluate-") as scratch:
-        for info in run.list("export"):
-            Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
-        model = family.load(Path(scratch))
-        use_tf32(job.train.precision, worker.device)
-        if job.train.precision == "bf16":  # as training computes
-            cast_to_bf16(model.parameters())
-        model = model.to(worker.device).eval()
+    family, model = load_export(job, worker.device)
     readers = open_readers(job)
     return Subject(
         model=AnsweringModel(family, model, Chat.load(prepared, image_form_of(job.model)), readers.features),
@@ -162,6 +154,21 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
         split=split,
         shards=readers.samples,
     )
+
+
+def load_export(job: JobConfig, device: torch.device) -> tuple[Family, nn.Module]:
+    """The exported model, in the precision that training computed in. Raises DataError for a damaged export."""
+    family = family_of(job.model)
+    run = open_storage(job.run.run_uri)
+    require_whole_export(run)
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-evaluate-") as scratch:
+        for info in run.list("export"):
+            Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
+        model = family.load(Path(scratch))
+        use_tf32(job.train.precision, device)
+        if job.train.precision == "bf16":  # as training computes
+            cast_to_bf16(model.parameters())
+    return family, model.to(device).eval()
 
 
 def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:

@@ -52,7 +52,7 @@ class TrainerReport:
     def __init__(self, job: JobConfig, node: Node, *, first_step: int, versions: dict[str, str]) -> None:
         self._job, self._node, self._first_step, self._versions = job, node, first_step, versions
         # The program writes TensorBoard's files itself; ours would cost the launcher an import of torch.
-        self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, tensorboard=False)
+        self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step)
         self._progress = Progress(job.run.run_uri, STEP)
         self._started = self._last_s = time.perf_counter()
         self._last_step = first_step

@@ -18,7 +18,7 @@ from trainer.distributed.reduction_server import Reducers, connected_nodes, net_
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.monitoring.rank_metrics import RankMetrics, gather_rank_metrics, straggler
 from trainer.monitoring.step_metrics import StepTotals
-from trainer.monitoring.wandb import open_wandb
+from trainer.monitoring.trackers import open_trackers
 from trainer.progress import Progress
 from trainer.sizing.flops import model_flops_per_sequence
 from trainer.sizing.gpu_peaks import TERA, peak_of
@@ -89,7 +89,7 @@ class TrainingMonitor:
         self._last: StepTotals | None = None  # step counted
         self.stop_requested = False  # on some rank, in a counted step
         if worker.is_first:
-            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, wandb=open_wandb(job))
+            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, trackers=open_trackers(job))
             if lines := self._log.lines():
                 self._first_loss, self._last_loss = lines[0]["loss"], lines[-1]["loss"]
             self._progress = Progress(job.run.run_uri, "train")

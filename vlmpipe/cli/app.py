@@ -16,8 +16,8 @@ from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, fro
 from trainer.redaction import hiding_secrets
 from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.cli import answers, completion, init
 from vlmpipe.cli import compile as compile_commands
-from vlmpipe.cli import completion, init
 from vlmpipe.cli import data as data_commands
 from vlmpipe.cli import prove as prove_command
 from vlmpipe.cli import runs as run_commands
@@ -51,6 +51,7 @@ for command in (
     compile_commands.publish,
     *start_commands.ALL,
     *run_commands.ALL,
+    *answers.ALL,
     tune_command.tune,
     prove_command.prove,
 ):

@@ -41,6 +41,12 @@ EXAMPLES = {
         "digits@champion digits-20260302-120000 --html build/compare.html",
         "digits@3 digits@4 --predictions build/answers.parquet --json",
     ),
+    "predict": (
+        "digits-20260301-120000 my-images --question 'what digit is this?' --output build/answers.jsonl",
+        "digits@champion questions.csv --output build/answers.parquet --json",
+    ),
+    "serve": ("digits-20260301-120000", "digits-20260301-120000 --check 100", "digits@champion --check 20 --url "
+              "http://localhost:8000/v1/chat/completions --model digits"),
     "schema": ("--markdown", "--output docs/reference"),
     "cache explain": ("configs/digits.yaml", "configs/digits.yaml model.image_size=128 --json"),
     "data inspect": ("configs/digits.yaml", "my-run.yaml --first 100 --count 10 --json"),

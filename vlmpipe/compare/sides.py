@@ -79,6 +79,13 @@ def read_sides(names: Sequence[str], root: str) -> list[Side]:
     ]
 
 
+def run_uri_named(name: str, root: str) -> str:
+    """The folder of one run, by a name as `read_sides` takes them."""
+    if found := REGISTERED.fullmatch(name):
+        return _registered(found[1], found[2], [], root)
+    return _run_uri(name, root)
+
+
 def _run_id(run_uri: str) -> str:
     return run_uri.rstrip("/").rpartition("/")[2]
 

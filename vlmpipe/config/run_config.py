@@ -21,6 +21,7 @@ from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, Secrets
 from trainer.config.model import ModelConfig
 from trainer.config.train import TrainConfig
 from vlmpipe.config.cluster import ClusterConfig
+from vlmpipe.config.deploy import DeployConfig
 from vlmpipe.config.gcp import GcpConfig
 from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.notify import NotifyConfig
@@ -90,6 +91,7 @@ class RunConfig(Section):
     register_: RegisterConfig = Field(
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."
     )
+    deploy: DeployConfig | None = Field(None, description="How the registered model is served; null for not at all.")
     stages: tuple[StageConfig, ...] = Field(
         (),
         description="Trainings that follow each other, each from the model of the one before: the run file with a "

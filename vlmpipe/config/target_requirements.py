@@ -61,7 +61,11 @@ NOT_ON_KUBEFLOW = {
 
 def require_vertex(config: RunConfig) -> None:
     """Raise RunFileError unless the run file has what Vertex AI needs to compile a pipeline."""
-    _raise(config, "Vertex AI", [*_violated(config, VERTEX), *_packages_elsewhere(config)])
+    deploys = [] if config.register_.serving else _deploys_image(config, _GCP_IMAGE, _AN_IMAGE)
+    if config.deploy and not config.register_.registry.startswith("vertex://"):
+        text = f"found with register.registry {show(config.register_.registry)}, expected vertex://MODEL_ID"
+        deploys.append(Problem("deploy", f"{text}: an endpoint serves models of Vertex AI Model Registry"))
+    _raise(config, "Vertex AI", [*_violated(config, VERTEX), *_packages_elsewhere(config), *deploys])
 
 
 def require_kubeflow(config: RunConfig) -> None:
@@ -70,6 +74,7 @@ def require_kubeflow(config: RunConfig) -> None:
     if not config.root_uri("kubeflow").startswith("gs://"):
         expected = "gs://bucket/folder, here or in gcp.pipeline_root: pods share no folder"
         problems.append(Problem("output.root_uri", f"found {show(config.output.root_uri)}, expected {expected}"))
+    problems += _deploys_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE)
     if trainer := config.train.trainer:
         if trainer.kind == "package":
             text = "found package, expected command: a TrainJob runs an image and installs no packages"
@@ -78,6 +83,13 @@ def require_kubeflow(config: RunConfig) -> None:
             text = f"found {trainer.launch}, expected another launch: a TrainJob has one kind of node and no roles"
             problems.append(Problem("train.trainer.launch", text))
     _raise(config, "Kubeflow", problems)
+
+
+def _deploys_image(config: RunConfig, pattern: str, expected: str) -> list[Problem]:
+    """The image that serves, if there is a section deploy."""
+    if config.deploy is None or re.match(pattern, config.deploy.image_uri):
+        return []
+    return [Problem("deploy.image_uri", f"found {show(config.deploy.image_uri)}, expected {expected}")]
 
 
 def _packages_elsewhere(config: RunConfig) -> list[Problem]:

@@ -29,6 +29,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
 from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
 from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
+from vlmpipe.config.deploy import container_of
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class VertexRegistry:
         labels: Mapping[str, str] | None = None,
         encryption_key: str = "",
     ) -> None:
-        """`root_uri` is on gs://, `serving` is the run file's register.serving."""
+        """`root_uri` is on gs://, `serving` has the fields of the run file's register.serving."""
         self._place, self._model_id, self._alias = place, model_id, alias
         self._name = f"{place.parent}/models/{model_id}"
         self._store = open_storage(join_uri(root_uri, model_id))
@@ -75,7 +76,7 @@ class VertexRegistry:
             register["registry"].removeprefix(SCHEME),
             root_uri,
             alias=register["alias"],
-            serving=register["serving"],
+            serving=container_of(settings).model_dump(),
             labels=gcp["labels"],
             encryption_key=gcp["encryption_spec_key_name"],
         )

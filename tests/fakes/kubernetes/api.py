@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
+from tests.fakes.kubernetes import inference_services as kserve
 from tests.fakes.kubernetes.pods import Life, Processes
 from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
 
@@ -27,8 +28,12 @@ GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 USER, TOKEN = "system:serviceaccount:team:pipeline-runner", "a-token"
 ALL_VERBS = frozenset(
     {"create trainjobs", "get trainjobs", "delete trainjobs", "list pods", "get pods", "get pods/log"}
+    | {f"{verb} {kserve.PLURAL}" for verb in ("create", "get", "update", "delete")}
 )
 JOBS = re.compile(rf"/apis/{GROUP}/{VERSION}/namespaces/(?P<namespace>[^/]+)/{PLURAL}(/(?P<name>[^/]+))?")
+SERVICES = re.compile(
+    rf"/apis/{kserve.GROUP}/{kserve.VERSION}/namespaces/(?P<namespace>[^/]+)/{kserve.PLURAL}(/(?P<name>[^/]+))?"
+)
 PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods(/(?P<name>[^/]+)(?P<log>/log)?)?")
 SELECTOR = re.compile(r"jobset\.sigs\.k8s\.io/jobset-name=([^,]+),jobset\.sigs\.k8s\.io/replicatedjob-name=node")
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists",
@@ -55,6 +60,7 @@ class FakeKubernetes:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, Life] = {}
         self.runs: list[Life] = []
+        self.inference_services = kserve.InferenceServices()
         self.step_pods: dict[str, dict[str, Any]] = {}  # pods of pipeline steps, with their owner
         self.faults: list[tuple[str, int]] = []  # code of a method's next answer; 0: cut off after the work is done
         self.deletions_take = 0  # GETs for which a deleted TrainJob is still there
@@ -109,6 +115,12 @@ class FakeKubernetes:
             if method in ("GET", "DELETE") and match["name"]:
                 _only(query, {"propagationPolicy"} if method == "DELETE" else set())
                 return self._get(match["name"]) if method == "GET" else self._delete(match["name"])
+        if match := SERVICES.fullmatch(path):
+            verbs = {"POST": "create", "GET": "get", "PUT": "update", "DELETE": "delete"}
+            self._require(match["namespace"], verbs, method, kserve.PLURAL)
+            if not self.installed:
+                raise Refused(404, "404 page not found\n", plain=True)
+            return self._inference_service(method, match["name"], query, body)
         if match := PODS.fullmatch(path):
             verb = "get" if match["name"] else "list"
             self._require(match["namespace"], {"GET": verb}, method, f"pods{match['log'] or ''}")
@@ -117,10 +129,34 @@ class FakeKubernetes:
             return self._step_pod(match["name"], query) if match["name"] else self._pods(query)
         raise Refused(501, f"{method} {path} is not known here")
 
+    def _inference_service(self, method: str, name: str | None, query: dict[str, str], body: bytes) -> Any:
+        known = self.inference_services
+        if method != "POST" and name not in known.services:
+            raise Refused(404, f'{kserve.PLURAL}.{kserve.GROUP} "{name}" not found', name=str(name))
+        if method in ("POST", "PUT"):
+            content = json.loads(body)
+            if query != {"fieldValidation": "Strict"}:
+                raise Refused(501, "ask for fieldValidation=Strict")
+            if found := known.problems(content):
+                raise Refused(400, f"strict decoding error: {', '.join(found)}")
+            if found := known.denials(content):
+                raise Refused(403, f'admission webhook "inferenceservice.kserve" denied the request: {found}')
+        if method == "POST":
+            if content["metadata"]["name"] in known.services:
+                raise Refused(409, "already exists", name=content["metadata"]["name"])
+            return known.create(content)
+        assert name
+        if method == "PUT":
+            if content["metadata"].get("resourceVersion") != known.services[name]["metadata"]["resourceVersion"]:
+                raise Refused(409, "the object has been modified", name=name)
+            return known.replace(name, content)
+        _only(query, set())
+        return known.get(name) if method == "GET" else known.delete(name)
+
     def _require(self, namespace: str, verbs: dict[str, str], method: str, what: str) -> None:
         if method not in verbs:
             raise Refused(501, f"{method} of {what} is not known here")
-        verb, group = verbs[method], GROUP if what == "trainjobs" else ""
+        verb, group = verbs[method], {"trainjobs": GROUP, kserve.PLURAL: kserve.GROUP}.get(what, "")
         if f"{verb} {what}" not in self.allowed or namespace != self.namespace:
             text = f'{what}{group and "." + group} is forbidden: User "{USER}" cannot {verb} resource "{what}" in API '
             raise Refused(403, f'{text}group "{group}" in the namespace "{namespace}"')

@@ -16,6 +16,7 @@ from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
 from tests.fakes.faulty_server import FaultyServer
 from tests.fakes.vertex.custom_jobs import ScriptedCustomJobs
+from tests.fakes.vertex.endpoints import Endpoints
 from tests.fakes.vertex.metadata import PATH as METADATA
 from tests.fakes.vertex.metadata import MetadataStore
 from tests.fakes.vertex.models import Models
@@ -27,6 +28,9 @@ from vlmpipe.rehearsal.vertex.server import VertexHandler, VertexServer, error_b
 
 MODELS = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
+)
+ENDPOINTS = re.compile(
+    r"/v1/(projects/[^/]+/locations/[^/]+)/endpoints(?:/([^/:@]+))?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
 )
 
 
@@ -52,7 +56,7 @@ class Fault:
 class FakeVertex(FaultyServer, VertexServer):
     """Everything of Vertex AI and of the template registry that vlmpipe calls."""
 
-    known_query = VertexServer.known_query | {"contextId", "metadataStoreId", "tagId"}
+    known_query = VertexServer.known_query | {"contextId", "endpointId", "metadataStoreId", "tagId"}
 
     def __init__(self, project: str = "test-project", location: str = "us-central1") -> None:
         super().__init__(project, location, jobs=ScriptedCustomJobs, handler=_FaultyHandler)
@@ -62,6 +66,8 @@ class FakeVertex(FaultyServer, VertexServer):
         self.collections["hyperparameterTuningJobs"] = self.tuning_jobs.answer
         self.templates = Templates(project, location)
         self.models = Models(self.parent)
+        self.answer_headers: dict[str, str] = {}  # of the request that is being answered
+        self.endpoints = Endpoints(self.parent, self.models)
         self.metadata = MetadataStore(self.parent)
 
     def print(self, job: PipelineJob, task_name: str, *texts: str, replica: str = "workerpool0-0") -> None:
@@ -88,7 +94,31 @@ class FakeVertex(FaultyServer, VertexServer):
             return self.metadata.answer(method, match, query, body)
         if match := MODELS.fullmatch(unquote(path)):
             return self._models(method, match, query, body)
+        if match := ENDPOINTS.fullmatch(path):
+            return self._endpoints(method, match, query, body)
         return super().answer(method, path, query, headers, body)
+
+    def _endpoints(self, method: str, match: re.Match[str], query: dict[str, str], body: bytes) -> Json:
+        parent, endpoint_id, verb, operation = match.groups()
+        self.require_parent(parent)
+        if (method, operation) == ("GET", None) and endpoint_id and not verb:
+            return self.endpoints.get(endpoint_id)
+        if method == "GET" and operation:
+            return self.endpoints.operation(f"{parent}/endpoints/{endpoint_id}/{operation}")
+        if method == "POST" and not endpoint_id and not verb:
+            return self.endpoints.create(query, body)
+        if (method, verb) == ("POST", "deployModel"):
+            return self.endpoints.deploy(endpoint_id, body)
+        if (method, verb) == ("POST", "undeployModel"):
+            return self.endpoints.undeploy(endpoint_id, body)
+        if (method, verb) == ("POST", "rawPredict"):
+            answer, self.answer_headers = self.endpoints.raw_predict(endpoint_id, body)
+            return answer
+        if method == "PATCH" and endpoint_id and not verb:
+            return self.endpoints.update(endpoint_id, query, body)
+        if method == "DELETE" and endpoint_id and not verb:
+            return self.endpoints.delete(endpoint_id)
+        raise ApiError(501, f"no such route in this fake: {method} {match[0]}")
 
     def _models(self, method: str, match: re.Match[str], query: dict[str, str], body: bytes) -> Json:
         parent, model_id, version, verb, operation = match.groups()
@@ -123,6 +153,10 @@ class _FaultyHandler(VertexHandler):
                 self._cut(reset=False)
             else:
                 self.send_answer(*answer)
+
+    def send(self, code: int, headers: dict[str, str]) -> None:
+        super().send(code, {**headers, **self.fake.answer_headers})
+        self.fake.answer_headers = {}
 
     def _cut(self, *, reset: bool) -> None:
         if reset:  # closing with unsent time 0 sends RST instead of FIN

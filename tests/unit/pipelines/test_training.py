@@ -356,3 +356,35 @@ def test_large_steps_get_machines_on_vertex_and_a_job_is_not_retried(digits: Run
     }  # fmt: skip
     assert steps(spec)["sync-checkpoint"]["taskInfo"]["name"] == "Sync checkpoint"
     assert spec["root"]["dag"]["tasks"]["notify"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+DEPLOYS = {
+    "vertex": ["register.registry=vertex://digits", "deploy.image_uri=us-docker.pkg.dev/my-project/serving/vllm:1"],
+    "kubeflow": ["deploy.image_uri=vllm/vllm-openai:v0.33.0"],
+    "local": [],
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_section_deploy_is_a_step_behind_the_registration(target: TargetName, tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, ["deploy.endpoint=digits", *DEPLOYS[target]])
+    spec = compiled(config, target, tmp_path)
+    step = steps(spec)["deploy-model"]
+    assert "register-model" in step["dependentTasks"]
+    assert constants(step)["where"] == target
+    assert "deploy-model" not in steps(compiled(load_run_file(DIGITS), target, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "said"),
+    [
+        ("vertex", [], "deploy.image_uri"),
+        ("vertex", ["deploy.image_uri=us-docker.pkg.dev/p/r/vllm:1"], "expected vertex://MODEL_ID"),
+        ("kubeflow", [], "deploy.image_uri"),
+    ],
+)
+def test_what_a_deployment_needs_and_the_run_file_lacks_is_named(
+    target: TargetName, overrides: list[str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        compiled(load_run_file(DIGITS, ["deploy.endpoint=digits", *overrides]), target, tmp_path)

@@ -122,14 +122,8 @@ class Chat:
         return _last_labelled(chosen), _last_labelled(other)
 
     def prompt(self, turn: Turn, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None) -> list[int]:
-        """Tokens that ask one question about a sample's images.
-
-        Images go where the question marks them, or before it when it does not mark all of them (a later turn).
-        """
-        question = turn.question
-        if question.count(IMAGE_TOKEN) != len(counts):
-            bare = question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
-            question = f"{IMAGE_TOKEN}\n" * len(counts) + bare
+        """Tokens that ask one question about a sample's images (`asked_question`)."""
+        question = asked_question(turn.question, len(counts))
         asked = self.messages([dataclasses.replace(turn, question=question, answer="")])
         return self.encode_messages(asked, counts, sizes, is_prompt=True).input_ids
 
@@ -220,6 +214,14 @@ class Chat:
             ids[position : position + 1] = [image_token] * count
             labels[position : position + 1] = [IGNORED] * count
         return Encoded(ids, labels)
+
+
+def asked_question(question: str, images: int) -> str:
+    """The question with its images where it marks them, or before it where not all are marked, as in a later turn."""
+    if question.count(IMAGE_TOKEN) == images:
+        return question
+    bare = question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
+    return f"{IMAGE_TOKEN}\n" * images + bare
 
 
 def _last_labelled(encoded: Encoded) -> Encoded:

@@ -42,6 +42,11 @@ def messages_of(turns: Iterable[Turn], image_text: str | None = None) -> list[Me
 def _content(text: str, image_text: str | None) -> tuple[Part, ...]:
     if image_text is not None:
         return (text.replace(IMAGE_TOKEN, image_text),)
+    return content_parts(text)
+
+
+def content_parts(text: str) -> tuple[Part, ...]:
+    """Texts, and None for each `<image>` between them."""
     if IMAGE_TOKEN not in text:
         return (text,)
     parts: list[Part] = []

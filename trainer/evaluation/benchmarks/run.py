@@ -10,17 +10,11 @@ import torch.distributed as dist
 
 from trainer.config.benchmarks import ANSWERS_FOLDER, BenchmarkConfig
 from trainer.config.job import JobConfig
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.prepare.checks import check_image, check_turns
-from trainer.data.rejects import RejectedError
-from trainer.data.sample import Turn
 from trainer.distributed.process import ProcessContext
-from trainer.errors import DataError
-from trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
 from trainer.evaluation.benchmarks.question import BenchmarkQuestion
 from trainer.evaluation.benchmarks.readers import read_benchmark
 from trainer.evaluation.benchmarks.scores import score
-from trainer.models.image_tokens import sample_image_tokens
 from trainer.progress import Progress
 from trainer.storage import open_storage
 from trainer.storage.records import seal_lines
@@ -59,20 +53,8 @@ def run_benchmarks(
 
 def ask(job: JobConfig, model: AnsweringModel, config: BenchmarkConfig, question: BenchmarkQuestion) -> Asked:
     """The question with its image, checked as data preparation checks samples. Raises DataError."""
-    turn = Turn(f"{IMAGE_TOKEN}\n{question.text}", "-")  # an answer that is not asked about
-    try:
-        check_turns((turn,), 1, model.chat.control_tokens)
-        image = check_image(question.image.read(), job.data, name=question.image.name)
-        sizes = [(image.width, image.height)]
-        counts = sample_image_tokens(job.model)(sizes)
-    except (RejectedError, ValueError) as error:
-        raise DataError(
-            f"benchmark {config.name}, question {question.id}, image {question.image.name}: {error}",
-            expected="a question that can be asked: a benchmark is scored whole or not at all",
-            fix="correct the file or its image; the section data has the limits of images",
-        ) from error
-    shown = ShownImages(counts, sizes, [image.sha256], lambda: [image.data], are_cached=False)
-    return Asked(turn, shown, shown)
+    what = f"benchmark {config.name}, question {question.id}, image {question.image.name}"
+    return ask_about(job, model.chat, question.text, question.image.read(), what)
 
 
 def write_scores(

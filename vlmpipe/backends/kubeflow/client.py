@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,23 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LIMIT: dict[str, Any] = {"_request_timeout": (10, 60)}  # seconds to connect, to read
 POD_VARIABLE = "KFP_POD_NAME"
 PASSING = (408, 429, 500, 502, 503, 504)
-ROLE = "role vlmpipe-jobs of docs/how-to/run-on-kubeflow.md"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of object that an operator brings to a cluster, for error messages."""
+
+    name: str
+    api: str
+    product: str  # that serves it
+    release: str  # of the product, that it takes
+    section: str  # of the run file
+    docs: str
+
+
+TRAIN_JOB = Kind(
+    "TrainJob", f"{GROUP}/{VERSION}", "Kubeflow Trainer", "2.2 or newer", "kubeflow", "docs/how-to/run-on-kubeflow.md"
+)
 
 
 class Jobs:
@@ -32,7 +49,7 @@ class Jobs:
     """
 
     def __init__(self) -> None:
-        self._client, self.namespace = _connection()
+        self._client, self.namespace = connection()
         self._custom, self._core = client.CustomObjectsApi(self._client), client.CoreV1Api(self._client)
         self._place = {"group": GROUP, "version": VERSION, "plural": PLURAL, "namespace": self.namespace}
 
@@ -44,7 +61,7 @@ class Jobs:
         pod = os.environ.get(POD_VARIABLE)
         if not pod:
             return None
-        with _translated_errors("read the pod of the step that makes"):
+        with translated_errors("read the pod of the step that makes"):
             answer = self._core.read_namespaced_pod(pod, self.namespace, _preload_content=False, **LIMIT)
         owners = json.loads(answer.data)["metadata"].get("ownerReferences", ())
         fields = ("apiVersion", "kind", "name", "uid")
@@ -52,18 +69,18 @@ class Jobs:
 
     def create(self, body: dict[str, Any]) -> None:
         """Create a TrainJob, with strict validation: otherwise an API server drops fields unknown to its version."""
-        with _translated_errors("create"):
+        with translated_errors("create"):
             self._custom.create_namespaced_custom_object(**self._place, body=body, field_validation="Strict", **LIMIT)
 
     def get(self, name: str) -> dict[str, Any]:
         """The TrainJob. Raises NoSuchObject."""
-        with _translated_errors("get"):
+        with translated_errors("get"):
             found: dict[str, Any] = self._custom.get_namespaced_custom_object(**self._place, name=name, **LIMIT)
         return found
 
     def delete(self, name: str) -> None:
         """Request the deletion of the TrainJob, pods first. Does nothing where there is none."""
-        with contextlib.suppress(NoSuchObject), _translated_errors("delete"):
+        with contextlib.suppress(NoSuchObject), translated_errors("delete"):
             self._custom.delete_namespaced_custom_object(
                 **self._place, name=name, propagation_policy="Foreground", **LIMIT
             )
@@ -71,7 +88,7 @@ class Jobs:
     def pods(self, name: str) -> list[dict[str, Any]]:
         """The pods of the TrainJob's nodes, as the API's JSON."""
         selector = f"jobset.sigs.k8s.io/jobset-name={name},jobset.sigs.k8s.io/replicatedjob-name={NODE}"
-        with _translated_errors("list the pods of"):
+        with translated_errors("list the pods of"):
             answer = self._core.list_namespaced_pod(
                 self.namespace, label_selector=selector, _preload_content=False, **LIMIT
             )
@@ -87,7 +104,7 @@ class Jobs:
         query = [("container", NODE), ("timestamps", "true"), ("previous", "true" if previous else "false")]
         if since:
             query.append(("sinceTime", since))
-        with _translated_errors("read the log of"):
+        with translated_errors("read the log of"):
             # Not read_namespaced_pod_log: the generated method knows no sinceTime, only sinceSeconds.
             try:
                 answer = self._client.call_api(
@@ -108,7 +125,8 @@ class Jobs:
         return str(answer.data.decode("utf-8", "replace")).splitlines()
 
 
-def _connection() -> tuple[client.ApiClient, str]:
+def connection() -> tuple[client.ApiClient, str]:
+    """A client of the cluster, and the namespace: this pod's, or the kubeconfig's. Raises UserError without either."""
     settings = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=settings)
@@ -130,16 +148,17 @@ def _connection() -> tuple[client.ApiClient, str]:
 
 
 @contextlib.contextmanager
-def _translated_errors(doing: str) -> Iterator[None]:
+def translated_errors(doing: str, kind: Kind = TRAIN_JOB) -> Iterator[None]:
+    """Re-raise the client's errors in the block as UserErrors, Unreachable, NoSuchObject or AlreadyThere."""
     try:
         yield
     except HTTPError as error:
         raise Unreachable(f"the Kubernetes API does not answer: {error}") from error
     except ApiException as error:
-        raise _refusal(error, doing) from error
+        raise _refusal(error, doing, kind) from error
 
 
-def _refusal(error: ApiException, doing: str) -> Exception:
+def _refusal(error: ApiException, doing: str, kind: Kind) -> Exception:
     said = _message(error)
     if error.status in PASSING:
         return Unreachable(f"the Kubernetes API answers {error.status}: {said}")
@@ -149,15 +168,15 @@ def _refusal(error: ApiException, doing: str) -> Exception:
         return NoSuchObject(said)
     if error.status == 404:  # a path that the server does not have: no such kind of object
         return UserError(
-            f"this cluster has no TrainJobs: {GROUP}/{VERSION} is not served",
-            expected="Kubeflow Trainer 2.2 or newer",
-            fix="have it installed; see docs/how-to/run-on-kubeflow.md",
+            f"this cluster has no {kind.name}s: {kind.api} is not served",
+            expected=f"{kind.product} {kind.release}",
+            fix=f"have it installed; see {kind.docs}",
             code=ExitCode.NOT_FOUND,
         )
     if error.status == 403 and "admission webhook" not in said:
         return UserError(
-            f"not allowed to {doing} a TrainJob: {said}",
-            expected=f"the {ROLE}, bound to the service account of the pipeline's steps",
+            f"not allowed to {doing} a {kind.name}: {said}",
+            expected=f"the role vlmpipe-jobs of {kind.docs}, bound to the service account of the pipeline's steps",
             fix="kubectl apply it, or ask who administers the cluster",
             code=ExitCode.NO_PERMISSION,
         )
@@ -165,9 +184,9 @@ def _refusal(error: ApiException, doing: str) -> Exception:
         return UserError(f"the Kubernetes API takes no credentials of this pod: {said}", code=ExitCode.NO_PERMISSION)
     old = "unknown field" in said
     return ConfigError(
-        f"the cluster refuses the TrainJob: {said}",
-        expected="Kubeflow Trainer 2.2 or newer" if old else "a TrainJob that its rules allow",
-        fix="have Kubeflow Trainer updated" if old else "correct the section kubeflow of the run file",
+        f"the cluster refuses the {kind.name}: {said}",
+        expected=f"{kind.product} {kind.release}" if old else f"a {kind.name} that its rules allow",
+        fix=f"have {kind.product} updated" if old else f"correct the section {kind.section} of the run file",
     )
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from google.api_core.exceptions import GoogleAPICallError
     from google.api_core.operations_v1 import AbstractOperationsClient
     from google.auth.credentials import Credentials
+    from google.cloud.aiplatform_v1.services.endpoint_service import EndpointServiceClient
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
     from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
@@ -103,6 +104,13 @@ def model_client(location: str) -> ModelServiceClient:
     from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient
 
     return _client(ModelServiceClient, location)
+
+
+def endpoint_client(location: str) -> EndpointServiceClient:
+    """A client for endpoints of deployed models, as `pipeline_client`."""
+    from google.cloud.aiplatform_v1.services.endpoint_service import EndpointServiceClient
+
+    return _client(EndpointServiceClient, location)
 
 
 def job_client(location: str) -> JobServiceClient:

@@ -10,6 +10,7 @@ from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
 from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.rules.benchmarks import benchmark_problems
+from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.validation_errors import Problem
 
@@ -57,10 +58,11 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         text = f"found with train.objective {train.objective}, which has no pairs; expected objective dpo or simpo"
         yield Problem("gate.min_scores.preference_accuracy", text)
     yield from benchmark_problems(config)
+    yield from deploy_problems(config)
     if register.registry.startswith("vertex://"):
         missing = f"missing, found register.registry {register.registry}; expected"
-        if register.serving is None:
-            text = f"{missing} image_uri of a serving container, which Vertex AI asks for"
+        if register.serving is None and config.deploy is None:
+            text = f"{missing} image_uri of a serving container, which Vertex AI asks for, or a section deploy"
             yield Problem("register.serving", text)
         if not config.gcp.project:
             yield Problem("gcp.project", f"{missing} the project that holds the model")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.monitoring.metrics_writer import FILE, MetricsLog
+from trainer.monitoring.trackers import Tracker, open_tensorboard
 from trainer.storage.records import unseal
+
+
+def tensorboard(folder: Path) -> list[Tracker]:
+    opened = open_tensorboard(str(folder / "run"))
+    return [opened] if opened else []
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -19,7 +25,7 @@ def test_unwritable_tensorboard_folder_is_a_warning(
     (tmp_path / "mount").touch()
     folder = tmp_path / "logs" if writable else tmp_path / "mount" / "logs"
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(folder))
-    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0)
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, trackers=tensorboard(tmp_path))
     log.write(1, {"loss": 2.5})
     log.close()
     assert unseal((tmp_path / "run" / FILE).read_bytes().rstrip()) == {"step": 1, "loss": 2.5}
@@ -29,7 +35,7 @@ def test_unwritable_tensorboard_folder_is_a_warning(
 
 def test_tensorboard_has_every_number_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
-    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0)
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, trackers=tensorboard(tmp_path))
     log.write(10, {"loss": 2.5, "label_tokens": 70})
     log.write(20, {"loss": 1.5, "label_tokens": 80})
     log.close()
@@ -57,7 +63,7 @@ def test_words_in_the_log_become_numbers_elsewhere(
 ) -> None:
     monkeypatch.setenv("AIP_TENSORBOARD_LOG_DIR", str(tmp_path / "logs"))
     recorded = Recorded()
-    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, wandb=cast(Any, recorded))
+    log = MetricsLog(str(tmp_path / "run"), resumed_from_step=0, trackers=[recorded, *tensorboard(tmp_path)])
     log.write(1, {"reduction_server": word})
     log.close()
     assert recorded.lines == [{"step": 1, "reduction_server": number}]

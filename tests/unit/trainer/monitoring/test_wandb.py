@@ -61,7 +61,7 @@ def test_every_line_is_in_the_run_that_has_the_runs_id(place: Path, monkeypatch:
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb_log = open_wandb(job(project="digits", entity="team"))
     assert wandb_log
-    log = MetricsLog(str(place / "run"), resumed_from_step=0, wandb=wandb_log)
+    log = MetricsLog(str(place / "run"), resumed_from_step=0, trackers=[wandb_log])
     for step in (10, 20):
         log.write(step, {"loss": 1 / step, "fill": 0.5})
     log.close()

@@ -1,0 +1,105 @@
+"""The run file's `deploy` section: how a registered model is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from trainer.config.base import Positive, Section
+from trainer.config.model import ModelConfig
+from trainer.errors import ConfigError
+from vlmpipe.config.output import ServingConfig
+
+PORT, CHAT_ROUTE = 8080, "/v1/chat/completions"
+LORA_RANKS = (8, 16, 32, 64, 128, 256)  # that vLLM takes for --max-lora-rank
+
+
+class DeployConfig(Section):
+    """vLLM behind an endpoint: of Vertex AI, or an InferenceService of KServe. A local run asks transformers serve."""
+
+    endpoint: str = Field(
+        pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+        description="Id of the endpoint on Vertex AI, or name of the InferenceService; made where there is none.",
+    )
+    image_uri: str = Field(
+        "", description="Image of vLLM's OpenAI server, on Vertex AI in Artifact Registry; empty for local runs only."
+    )
+    args: tuple[str, ...] = Field((), description="More arguments of vLLM, for example --max-model-len=4096.")
+    machine_type: str = Field("g2-standard-12", description="Machine of a replica. Vertex AI only.")
+    accelerator_type: str = Field("NVIDIA_L4", description="GPU of a replica, as in cluster.accelerator_type.")
+    accelerator_count: int = Field(1, ge=0, description="GPUs of a replica.")
+    min_replicas: Positive = Field(1, description="Replicas at least.")
+    max_replicas: Positive = Field(1, description="Replicas at most.")
+    canary_percent: int = Field(
+        10, ge=1, le=100, description="Share of the traffic that the new model gets while it is tested; all of it if "
+        "the endpoint has no model yet."
+    )  # fmt: skip
+    traffic_percent: int = Field(
+        100, ge=1, le=100, description="Share that it gets after the test; with 100 the model before it is undeployed."
+    )
+    smoke_questions: Positive = Field(20, description="Held-out questions that the test asks the served model.")
+    min_agreement: float = Field(
+        0.95, ge=0, le=1, description="Share of answers that must be those of evaluate; otherwise all is undone."
+    )
+    timeout_s: Positive = Field(3600, description="Seconds within which the model must be served.")
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> DeployConfig:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}")
+        return self
+
+    def arguments(self, name: str, model: ModelConfig, precision: str, folder: str = "{model_uri}") -> list[str]:
+        """vLLM's, for a model called `name` with its files in `folder`.
+
+        Raises ConfigError for an adapter whose base the container could not load.
+        """
+        dtype = "bfloat16" if precision == "bf16" else "float32"
+        gpus = max(1, self.accelerator_count)
+        args = ["--host=0.0.0.0", f"--port={PORT}", f"--dtype={dtype}", f"--tensor-parallel-size={gpus}"]
+        if not model.exports_adapter:
+            return [*args, f"--model={folder}", f"--served-model-name={name}", *self.args]
+        assert model.lora and model.pretrained
+        rank = next((rank for rank in LORA_RANKS if rank >= model.lora.rank), 0)
+        if not rank:
+            raise ConfigError(
+                f"model.lora.rank {model.lora.rank} is more than vLLM serves, {LORA_RANKS[-1]}",
+                expected="a smaller rank, or model.lora.export: merged",
+            )
+        base, revision = _loadable_base(model), model.pretrained.revision
+        pinned = [f"--revision={revision}"] if revision and not base.startswith("gs:") else []
+        adapter = ["--enable-lora", f"--max-lora-rank={rank}", f"--lora-modules={name}={folder}"]
+        return [*args, f"--model={base}", *pinned, *adapter, *self.args]
+
+
+def container_of(settings: Mapping[str, Any]) -> ServingConfig:
+    """The container of a run's model on Vertex AI, from the content of its run.json: `register.serving`, or vLLM's."""
+    if settings["register"]["serving"]:
+        return ServingConfig.model_validate(settings["register"]["serving"])
+    deploy = DeployConfig.model_validate(settings["deploy"])
+    content = {"port": PORT, "predict_route": CHAT_ROUTE, "health_route": "/health", "image_uri": deploy.image_uri}
+    return ServingConfig.model_validate({**content, "args": arguments_of(settings)})
+
+
+def arguments_of(settings: Mapping[str, Any], folder: str = "{model_uri}") -> list[str]:
+    """vLLM's arguments for a run's model, from the content of its run.json."""
+    deploy, model = DeployConfig.model_validate(settings["deploy"]), ModelConfig.model_validate(settings["model"])
+    return deploy.arguments(served_name(settings), model, settings["train"]["precision"], folder)
+
+
+def served_name(settings: Mapping[str, Any]) -> str:
+    """What requests call the model."""
+    return str(settings["register"]["model_name"] or settings["name"])
+
+
+def _loadable_base(model: ModelConfig) -> str:
+    base = model.pretrained.weights if model.pretrained else ""
+    if not base or base.startswith(("/", ".", "run:", "~")):
+        raise ConfigError(
+            f"the adapter's base is {base or 'missing'}, which no server can load",
+            expected="model.pretrained.weights on the hub or under gs://, where the container finds it",
+            fix="publish the base, or export the adapter merged (model.lora.export: merged)",
+        )
+    return base

@@ -1,0 +1,98 @@
+"""A run's exported model behind `transformers serve` on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.job import JobConfig
+from trainer.errors import ConfigError, ExitCode, UserError, require_package
+from trainer.storage import open_storage
+from trainer.storage.export_manifest import FOLDER, require_whole_export
+from trainer.storage.records import read_record
+from vlmpipe.serving.openai import CHAT_PATH, ChatServer
+
+START_S = 180.0
+LOG_LINES = 8
+HOST = "127.0.0.1"
+NEEDED = ("fastapi", "uvicorn", "openai")
+PROGRAM = "vlmpipe.serving.transformers_server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalServer(ChatServer):
+    """The server's process, and how to ask it."""
+
+    process: subprocess.Popen[bytes]
+
+    def wait(self) -> None:
+        """Until the server ends."""
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def serving(run_uri: str, *, port: int = 0) -> Iterator[LocalServer]:
+    """Serve the run's export in the precision of its evaluation; stops at the end of the block.
+
+    Raises UserError (69) without the packages of the extra `serving` or when the server does not start, ConfigError
+    for an adapter alone, DataError for a damaged export.
+    """
+    for module in NEEDED:
+        require_package(module)
+    store = open_storage(run_uri)
+    if require_whole_export(store).get("is_adapter"):
+        raise ConfigError(
+            f"{store.uri(FOLDER)} is an adapter alone, which transformers serve does not put on its base",
+            expected="a whole model",
+            fix="export it merged (model.lora.export: merged), or serve it by vLLM: deploy puts it on its base",
+        )
+    job = JobConfig.model_validate(read_record(store, "run.json"))
+    dtype = "bfloat16" if job.train.precision == "bf16" else "float32"
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-serve-") as scratch:
+        folder, port = Path(scratch, "model"), port or _free_port()
+        folder.mkdir()
+        for info in store.list(FOLDER):
+            (folder / Path(info.name).name).symlink_to(store.fetch(info.name).resolve())
+        command = [sys.executable, "-P", "-m", PROGRAM, "serve", str(folder), "--host", HOST, "--port", str(port)]
+        command += ["--dtype", dtype]
+        with open(Path(scratch, "log"), "w+", encoding="utf-8") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            try:
+                _wait(process, port, Path(log.name))
+                yield LocalServer(f"http://{HOST}:{port}{CHAT_PATH}", str(folder), process=process)
+            except KeyboardInterrupt:  # Ctrl-C, which the server got too
+                pass
+            finally:
+                process.terminate()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Until the server says that it is well, which it does once the model is loaded."""
+    until = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5).close()
+            return
+        time.sleep(0.2)
+    said = "\n  ".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    raise UserError(
+        f"transformers serve did not start; its last lines:\n  {said}",
+        expected=f"an answer to http://{HOST}:{port}/health within {START_S:.0f} s",
+        code=ExitCode.UNAVAILABLE,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind((HOST, 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,99 @@
+"""Held-out questions of an evaluated run as requests to an OpenAI-compatible server.
+
+The server writes the prompt by the model's own chat template. A request is therefore formed so that the template gives
+the very text that evaluation asked: marks of images become parts of the message, where the template puts them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.job import DataPointers, JobConfig
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.chat.encode import SETTINGS, asked_question
+from trainer.data.chat.messages import content_parts
+from trainer.data.shards.index import Index
+from trainer.data.shards.prepared_files import open_prepared
+from trainer.data.shards.tar import ShardReader
+from trainer.data.tokenize import FOLDER
+from trainer.errors import ConfigError
+from trainer.storage import open_storage
+from trainer.storage.records import read_lines, read_record
+
+PREDICTIONS = "predictions.jsonl"
+Chat = list[dict[str, Any]]  # messages of the OpenAI API
+
+
+@dataclass(frozen=True)
+class HeldOutQuestion:
+    """A question with its images, and what evaluation got for an answer."""
+
+    id: str
+    turn: int
+    messages: Chat
+    max_new_tokens: int
+    evaluated: str
+
+
+def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
+    """`count` evenly spaced questions of those that the run's evaluation asked, or all if there are fewer.
+
+    Raises ConfigError for a run that was not evaluated here.
+    """
+    store = open_storage(run_uri)
+    for name, step in (("run.json", "resolve-run"), ("prepared.json", "prepare-data"), (PREDICTIONS, "evaluate")):
+        if store.stat(name) is None:
+            raise ConfigError(
+                f"no {store.uri(name)}, which the step {step} writes",
+                expected="an evaluated run, whose answers a server's can be compared with",
+                fix="let the run come to its end; runs with an evaluate_command leave no answers",
+            )
+    job = JobConfig.model_validate(read_record(store, "run.json"))
+    pointers = DataPointers.model_validate(read_record(store, "prepared.json"))
+    predictions = read_lines(store, PREDICTIONS)
+    count = min(count, len(predictions))
+    chosen = [predictions[number * len(predictions) // count] for number in range(count)]
+    prepared = open_prepared(pointers.prepared_uri)
+    as_text = bool(json.loads(prepared.read(f"{FOLDER}/{SETTINGS}"))["as_text"])
+    split, shards = Index.load(pointers.prepared_uri).split("eval"), ShardReader.open(prepared)
+    numbers = {identity: number for number, identity in enumerate(split.ids)}
+    asked = []
+    for line in chosen:
+        place = split.sample_location(numbers[line["id"]])
+        system = shards.turns(place)[0].system
+        messages = chat_messages(line["question"], system, shards.images(place), as_text=as_text)
+        asked.append(
+            HeldOutQuestion(line["id"], line["turn"], messages, job.evaluate.max_new_tokens, line["prediction"])
+        )
+    return asked
+
+
+def chat_messages(question: str, system: str, images: list[bytes], *, as_text: bool) -> Chat:
+    """The messages that ask this. as_text: the prompt is the question as it is written, line ends included."""
+    text, left = asked_question(question, len(images)), iter(images)
+    parts = _verbatim_parts(text) if as_text else content_parts(text)
+    content = [
+        {"type": "image_url", "image_url": {"url": data_uri(next(left))}} if part is None
+        else {"type": "text", "text": part}
+        for part in parts
+    ]  # fmt: skip
+    begin: Chat = [{"role": "system", "content": system}] if system else []
+    return [*begin, {"role": "user", "content": content}]
+
+
+def _verbatim_parts(text: str) -> list[str | None]:
+    """Parts that our own chat template writes as `text`: it ends the line behind an image that something follows."""
+    first, *behind = text.split(IMAGE_TOKEN)
+    parts: list[str | None] = [first]
+    for each in behind:
+        parts += [None, each.removeprefix("\n")]
+    return [part for part in parts if part != ""]
+
+
+def data_uri(image: bytes) -> str:
+    """The encoded image (JPEG or PNG) as a data: address."""
+    kind = "png" if image.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

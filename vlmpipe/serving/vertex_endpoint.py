@@ -1,0 +1,222 @@
+"""A registered model on a Vertex AI endpoint: with a share of the traffic while it is tested, then with its own.
+
+Requests cannot choose among an endpoint's models. The service says with each answer which one gave it, so a question is
+asked until the new model has answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from google.api_core import exceptions
+from google.api_core.future.polling import DEFAULT_POLLING
+from google.api_core.operation import from_gapic
+from google.cloud.aiplatform_v1 import types as api
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from trainer.errors import ExitCode, UserError
+from vlmpipe.backends.vertex.client import (
+    Place,
+    credentials_for,
+    endpoint,
+    endpoint_client,
+    operations_client,
+    translate_errors,
+)
+from vlmpipe.backends.vertex.retries import send_once, send_request
+from vlmpipe.config.deploy import DeployConfig
+from vlmpipe.serving.openai import Answer, ChatServer
+from vlmpipe.serving.questions import Chat
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+
+POLLING = DEFAULT_POLLING
+SERVED_BY = "x-vertex-ai-deployed-model-id"
+OVERLOOKED = 1e-6  # chance that a model which takes its share never answers a question
+SHORT_S = 600.0  # operations that move no model
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that takes part of an endpoint's traffic. before: the split without it."""
+
+    endpoint: str
+    deployed_id: str
+    share: int
+    before: Mapping[str, int]
+
+
+class VertexEndpoint:
+    """The endpoint of a run's deploy section."""
+
+    def __init__(self, place: Place, deploy: DeployConfig, *, labels: Mapping[str, str], encryption_key: str) -> None:
+        self._place, self._deploy = place, deploy
+        self._labels, self._encryption_key = labels, encryption_key
+        self.name = f"{place.parent}/endpoints/{deploy.endpoint}"
+        self._client = endpoint_client(place.location)
+
+    @contextlib.contextmanager
+    def canary(self, model: str, title: str) -> Iterator[Served]:
+        """Deploy `model` (a version's resource name) for the block, which tests it with its share of the traffic.
+
+        When the block raises, nothing of it is left: the traffic is split as before, and an endpoint that was made for
+        it is gone. An attempt that ended halfway is found by its title and continued.
+        """
+        with translate_errors(self._place, what="endpoint"):
+            found = self._get()
+            made = found is None
+            current = found or self._create()
+            before = {one: share for one, share in current.traffic_split.items() if one not in _titled(current, title)}
+            before = _scaled(before, 100)
+        try:
+            with translate_errors(self._place, what="endpoint"):
+                served = self._deployed(current, model, title, before)
+            yield served
+        except BaseException:
+            with translate_errors(self._place, what="endpoint"):
+                self._undo(title, before, made)
+            raise
+
+    def ask(self, served: Served, name: str) -> Any:
+        """A function that asks the new model, by the name that its server knows."""
+        address = endpoint(self._place.location)
+        base = address if "://" in address else f"https://{address}"
+        server = ChatServer(f"{base}/v1/{served.endpoint}:rawPredict", name, _Headers(credentials_for(address)))
+        attempts = 1 if served.share == 100 else math.ceil(math.log(OVERLOOKED) / math.log(1 - served.share / 100))
+
+        def ask(messages: Chat, max_new_tokens: int) -> Answer:
+            for _ in range(attempts):
+                answer = server.ask(messages, max_new_tokens)
+                if answer.headers.get(SERVED_BY) == served.deployed_id:
+                    return answer
+            raise UserError(
+                f"{attempts} requests to {served.endpoint}, and none was answered by the new model",
+                expected=f"about {served.share} % of them, its share of the traffic",
+                code=ExitCode.UNAVAILABLE,
+            )
+
+        return ask
+
+    def promote(self, served: Served) -> dict[str, int]:
+        """Give the new model its final share; models without any are undeployed. Returns the split."""
+        share = self._deploy.traffic_percent if served.before else 100
+        split = {served.deployed_id: share, **_scaled(served.before, 100 - share)}
+        with translate_errors(self._place, what="endpoint"):
+            self._split(split)
+            left = self._get()
+            for one in left.deployed_models if left else ():
+                if not split.get(one.id):
+                    self._undeploy(one.id, {})
+        return {one: percent for one, percent in split.items() if percent}
+
+    # ---- Vertex AI
+
+    def _deployed(self, current: api.Endpoint, model: str, title: str, before: Mapping[str, int]) -> Served:
+        share = self._deploy.canary_percent if before else 100
+        if known := _titled(current, title):
+            (deployed_id,) = known
+            self._split({deployed_id: share, **_scaled(before, 100 - share)})
+            return Served(current.name, deployed_id, share, before)
+        deploy = self._deploy
+        machine = api.MachineSpec(machine_type=deploy.machine_type)
+        if deploy.accelerator_count:
+            machine.accelerator_type = api.AcceleratorType[deploy.accelerator_type]
+            machine.accelerator_count = deploy.accelerator_count
+        resources = api.DedicatedResources(
+            machine_spec=machine, min_replica_count=deploy.min_replicas, max_replica_count=deploy.max_replicas
+        )
+        deployed = api.DeployedModel(model=model, display_name=title, dedicated_resources=resources)
+        if self._place.service_account:
+            deployed.service_account = self._place.service_account
+        request = api.DeployModelRequest(
+            endpoint=current.name, deployed_model=deployed, traffic_split={"0": share, **_scaled(before, 100 - share)}
+        )
+        answer = self._finished(
+            send_once(self._client.deploy_model, request), api.DeployModelResponse, self._deploy.timeout_s
+        )
+        return Served(current.name, answer.deployed_model.id, share, before)
+
+    def _undo(self, title: str, before: Mapping[str, int], made: bool) -> None:
+        current = self._get()
+        if current is None:
+            return
+        for deployed_id in _titled(current, title):
+            self._undeploy(deployed_id, before)
+        if made:
+            sent = send_request(self._client.delete_endpoint, name=self.name)
+            self._finished(sent, None, SHORT_S)
+
+    def _undeploy(self, deployed_id: str, split: Mapping[str, int]) -> None:
+        request = api.UndeployModelRequest(endpoint=self.name, deployed_model_id=deployed_id, traffic_split=dict(split))
+        self._finished(send_request(self._client.undeploy_model, request), api.UndeployModelResponse, SHORT_S)
+
+    def _split(self, split: Mapping[str, int]) -> None:
+        changed = api.Endpoint(name=self.name, traffic_split=dict(split))
+        send_request(self._client.update_endpoint, endpoint=changed, update_mask=FieldMask(paths=["traffic_split"]))
+
+    def _get(self) -> api.Endpoint | None:
+        try:
+            return send_request(self._client.get_endpoint, name=self.name)
+        except exceptions.NotFound:
+            return None
+
+    def _create(self) -> api.Endpoint:
+        wanted = api.Endpoint(display_name=self._deploy.endpoint, labels=dict(self._labels))
+        if self._encryption_key:
+            wanted.encryption_spec = api.EncryptionSpec(kms_key_name=self._encryption_key)
+        request = api.CreateEndpointRequest(
+            parent=self._place.parent, endpoint=wanted, endpoint_id=self._deploy.endpoint
+        )
+        self._finished(send_once(self._client.create_endpoint, request), api.Endpoint, SHORT_S)
+        found = self._get()
+        if found is None:
+            raise exceptions.InternalServerError(f"{self.name} was made and is not there")
+        return found
+
+    def _finished(self, sent: Any, kind: Any, timeout_s: float) -> Any:
+        """The answer of a long-running operation."""
+        from google.protobuf.empty_pb2 import Empty
+
+        operation = from_gapic(sent.operation, operations_client(self._place.location), kind or Empty)
+        try:
+            return operation.result(timeout=timeout_s, polling=POLLING)
+        except TimeoutError:
+            raise UserError(
+                f"an operation on {self.name} has not ended after {timeout_s:.0f} s: {operation.operation.name}",
+                fix="look at the endpoint's log for what its container waits for, or raise deploy.timeout_s",
+                code=ExitCode.UNAVAILABLE,
+            ) from None
+
+
+def _titled(current: api.Endpoint, title: str) -> list[str]:
+    return [one.id for one in current.deployed_models if one.display_name == title]
+
+
+def _scaled(split: Mapping[str, int], total: int) -> dict[str, int]:
+    """The same proportions in whole percent that add up to `total`; the largest take what rounding leaves."""
+    whole = sum(split.values())
+    if not whole:
+        return {}
+    found = {one: share * total // whole for one, share in split.items()}
+    for one in sorted(split, key=lambda each: -split[each])[: total - sum(found.values())]:
+        found[one] += 1
+    return found
+
+
+class _Headers:
+    """The access token, renewed when it has run out; none for a server on this machine."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+
+    def __call__(self) -> dict[str, str]:
+        from google.auth.transport.requests import Request
+
+        headers: dict[str, str] = {}
+        self._credentials.before_request(Request(), "POST", "", headers)
+        return headers
