@@ -1,6 +1,6 @@
 #!/bin/bash
 # Horovod 0.28.1 for PyTorch on CPUs (gloo), built from its released source into FOLDER: build_wheel.sh PYTHON FOLDER
-# PYTHON has torch, setuptools below 80 and wheel. Takes cmake, g++ and git's place in PATH; ten minutes to an hour.
+# PYTHON has torch, setuptools below 80 and wheel; cmake (3.13 or newer, below 4), make and g++ are on PATH.
 set -euo pipefail
 python=$(realpath -s "$1") folder=$(realpath -m "$2") version=0.28.1
 source=$(mktemp -d)
