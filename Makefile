@@ -80,7 +80,7 @@ real-weights: $(WEIGHTS)  ## a small real language model and vision encoder, fro
 # Other trainers, each in an environment of its own: no two of them want the same transformers.
 RECIPES := trl llama-factory ms-swift
 .PHONY: recipes $(RECIPES:%=recipe-%)
-recipes: $(RECIPES:%=recipe-%) recipe-tensorflow  ## environments of the other trainers in recipes/, 1.2 to 1.8 GiB each; one: make recipe-trl
+recipes: $(RECIPES:%=recipe-%) recipe-tensorflow recipe-horovod  ## environments of the other trainers in recipes/, 1.2 to 1.8 GiB each; one: make recipe-trl
 
 $(RECIPES:%=recipe-%): recipe-%: build/recipes/%/.installed build/recipes/tiny-qwen2-5-vl/config.json
 
@@ -88,6 +88,18 @@ build/recipes/%/.installed: recipes/%/requirements.txt recipes/cpu_torch.py
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --requirement $<
 	$(@D)/bin/python -P recipes/cpu_torch.py
+	@touch $@
+
+# Horovod's released source is built once; its wheel is kept beside the environments.
+.PHONY: recipe-horovod
+recipe-horovod: build/recipes/horovod/.installed build/recipes/tiny-qwen2-5-vl/config.json  ## environment of recipes/horovod: 1.3 GiB, and a build of 10 to 30 minutes
+
+HOROVOD := build/recipes/wheels/torch-2.13.0
+build/recipes/horovod/.installed: recipes/horovod/requirements.txt recipes/horovod/build_wheel.sh
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --requirement $< 'setuptools<80' wheel
+	test -e $(HOROVOD)/horovod-*.whl || $(word 2,$^) $(@D)/bin/python $(HOROVOD)
+	$(@D)/bin/python -m pip install --no-deps --no-index --force-reinstall $(HOROVOD)/horovod-*.whl
 	@touch $@
 
 # TensorFlow's has no torch, and its model is its own.

@@ -21,6 +21,7 @@ SUITE = Suite(
         Part("features", "training.strategies", 130, "EMA, checkpointing, compression and others beside none"),
         Part("precision", "training.strategies", 60, "bf16 state, 8-bit moments, nf4 beside the settings before them"),
         Part("state", "training.state", 60, "bytes a parameter held and sent, by strategy and precision"),
+        Part("servers", "training.parameter_servers", 300, "parameter servers with a slow worker", default=False),
         Part("disk-offload", "training.disk_offload", 150, "optimizer state on a disk, beside memory", default=False),
     ],
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.check import EXAMPLE_PROJECT
 from pipelines.compile import FOLDER, Compiled, compile_pipeline
 from trainer.errors import ConfigError
+from vlmpipe.backends.packages import for_vertex, upload
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import endpoint, pipeline_client
 from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
@@ -124,6 +125,7 @@ def submit_run(
 
     Raises UserError where the run was not started, or where that is not known, which the message says.
     """
+    config, packages = for_vertex(config)
     require_vertex(config)
     require_data_in_cloud(config)
     address = endpoint(config.gcp.location)
@@ -144,6 +146,7 @@ def submit_run(
     require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
     resource_name = ""
     if client:
+        upload(packages)
         resource_name = send(submission, client).name
         note = RunRecord(resource_name, submission.run_uri, datetime.now().timestamp(), spending.usd, tuple(source))
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job

@@ -20,6 +20,7 @@ from trainer.data.prepare.pipeline import find_prepared
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.records import write_record
+from vlmpipe.backends.packages import for_vertex, upload
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, endpoint, job_client
 from vlmpipe.backends.vertex.custom_job import JobSubmission
@@ -98,6 +99,7 @@ def submit_training(
 
     Raises UserError: ConfigError for what one job cannot do, exit 66 for data that is not prepared.
     """
+    config, packages = for_vertex(config)
     require_vertex(config)
     require_data_in_cloud(config)
     if config.stages:
@@ -121,6 +123,7 @@ def submit_training(
             require_buckets(config)
     require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes or dry_run, ask=ask)
     if client:
+        upload(packages)
         compiled = compiled_settings(config, "vertex", root_uri)
         resolved = resolve(json.dumps(config.to_dict()), compiled, run_id=run_id)
         config = resolved.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from transformers import AutoImageProcessor, AutoTokenizer
 NO_LABEL = -100
 
 
-class MicroBatches:
-    """Micro-batches by number, in an order that depends on the seed and the epoch only."""
+class Samples:
+    """The training split, encoded when it is asked for."""
 
-    def __init__(self, data: Path, model: Path, samples_each: int, seed: int) -> None:
-        self._data, self._samples_each, self._seed = data, samples_each, seed
+    def __init__(self, data: Path, model: Path) -> None:
+        self._data = data
         self._samples = [json.loads(line) for line in (data / "train.jsonl").open()]
         # Not AutoProcessor: its half for videos needs torchvision.
         self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
@@ -27,12 +28,12 @@ class MicroBatches:
         self._image_id = json.loads((model / "config.json").read_text())["image_token_id"]
         self._encoded = functools.lru_cache(4096)(self._encode)
 
-    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def batch(self, chosen: Iterable[int]) -> dict[str, torch.Tensor]:
         """The model's inputs, and `labels`, which are -100 outside of answers. All (samples, tokens) but the pixels."""
-        epoch, place = divmod(number, len(self._samples) // self._samples_each)
-        order = torch.randperm(len(self._samples), generator=torch.Generator().manual_seed(self._seed + epoch))
-        chosen = order[place * self._samples_each :][: self._samples_each]
-        ids, labels, pixels, grids = zip(*(self._encoded(int(one)) for one in chosen), strict=True)
+        ids, labels, pixels, grids = zip(*map(self._encoded, chosen), strict=True)
         padded = pad_sequence(ids, batch_first=True)
         return {
             "input_ids": padded,
@@ -65,3 +66,23 @@ class MicroBatches:
         for one in self._tokenizer(text)["input_ids"]:
             ids += [one] * (next(left) if one == self._image_id else 1)
         return torch.tensor(ids)
+
+
+class MicroBatches:
+    """Micro-batches by number, in an order that depends on the seed and the epoch only."""
+
+    def __init__(self, samples: Samples, samples_each: int, seed: int) -> None:
+        self._samples, self._samples_each, self._seed = samples, samples_each, seed
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        epoch, place = divmod(number, len(self._samples) // self._samples_each)
+        order = torch.randperm(len(self._samples), generator=torch.Generator().manual_seed(self._seed + epoch))
+        return self._samples.batch(order[place * self._samples_each :][: self._samples_each].tolist())
+
+
+def summed_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
+    """The cross entropy of a batch's answers, summed, and how many label tokens it has."""
+    labels = batch.pop("labels")[:, 1:].flatten()
+    logits = model(**batch).logits[:, :-1].flatten(0, 1)
+    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    return loss, int((labels != NO_LABEL).sum())

@@ -20,7 +20,7 @@ from transformers import AutoModelForImageTextToText
 
 sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
 
-from data import MicroBatches
+from data import MicroBatches, Samples, summed_loss
 from server import Answer, Settings
 from worker import STOPPED, Servers, join_group, leave, serve, work
 
@@ -121,15 +121,12 @@ def main() -> int:
     torch.manual_seed(given.seed)
     source = given.resume or given.model
     model = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32, trust_remote_code=False)
-    batches = MicroBatches(given.data, given.model, given.batch // workers, given.seed)
+    batches = MicroBatches(Samples(given.data, given.model), given.batch // workers, given.seed)
 
     def gradients(number: int) -> tuple[float, int]:
-        batch = batches[number]
-        labels = batch.pop("labels")[:, 1:].flatten()
-        logits = model(**batch).logits[:, :-1].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        loss, tokens = summed_loss(model, batches[number])
         loss.backward()
-        return float(loss.detach()), int((labels != -100).sum())
+        return float(loss.detach()), tokens
 
     shards = Servers(model, rank, servers, settings)
     join_group(rank, workers)

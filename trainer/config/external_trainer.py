@@ -78,7 +78,9 @@ class ExternalTrainerConfig(Section):
         "", description="Image with the program and vlmpipe; empty takes cluster.image_uri. Not used on this machine."
     )
     package_uris: tuple[Word, ...] = Field(
-        (), description="Source distributions on gs://, one of which brings vlmpipe. For kind package."
+        (),
+        description="Python packages, one of which brings vlmpipe: folders with a project, which are built, wheels or "
+        "source distributions. Those of this machine are uploaded below gcp.pipeline_root. For kind package.",
     )
     executor_image_uri: str = Field("", description="Image in which the packages are installed. For kind package.")
     python_module: str = Field(

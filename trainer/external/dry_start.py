@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config.external_trainer import ExternalTrainerConfig
@@ -22,32 +23,39 @@ _FIND = (
 )
 
 
-def _require_module(trainer: ExternalTrainerConfig) -> None:
+def require_module(trainer: ExternalTrainerConfig, packages: Sequence[str]) -> None:
     """Raise ConfigError where packages are missing or none of them has python_module. Those on gs:// are not read."""
     path = trainer.python_module.replace(".", "/")
-    wanted = tuple(f"/{name}" for name in (f"{path}.py", f"{path}/__main__.py"))
-    for uri in trainer.package_uris:
+    for uri in packages:
         if "://" in uri:
             return
+        # Of a project that is not built yet, files may be renamed.
+        wanted = path.rpartition("/")[2] if Path(uri).is_dir() else path
+        ends = tuple(f"/{name}" for name in (f"{wanted}.py", f"{wanted}/__main__.py"))
         try:
-            if uri.endswith((".whl", ".zip")):
-                with zipfile.ZipFile(uri) as archive:
-                    names = archive.namelist()
-            else:
-                with tarfile.open(uri) as archive:
-                    names = archive.getnames()
+            names = _members(Path(uri))
         except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
             raise ConfigError(
                 f"train.trainer.package_uris: {uri} cannot be read: {error}",
-                expected="a source distribution or wheel (python -m build makes both)",
+                expected="a folder with a Python project, a source distribution or a wheel",
             ) from error
-        if any(f"/{name}".endswith(wanted) for name in names):
+        if any(f"/{name}".endswith(ends) for name in names):
             return
     raise ConfigError(
         f"train.trainer.python_module: no package of package_uris has {trainer.python_module}",
         expected=f"{path}.py or {path}/__main__.py in one of them",
         fix="correct the module, or build the package anew: files that its pyproject.toml does not name are left out",
     )
+
+
+def _members(package: Path) -> list[str]:
+    if package.is_dir():
+        return [str(path) for path in package.rglob("*.py")]
+    if package.suffix in (".whl", ".zip"):
+        with zipfile.ZipFile(package) as archive:
+            return archive.namelist()
+    with tarfile.open(package) as archive:
+        return archive.getnames()
 
 
 def require_startable(trainer: ExternalTrainerConfig) -> str:
@@ -64,7 +72,7 @@ def require_startable(trainer: ExternalTrainerConfig) -> str:
             fix=f"make that environment (make recipe-{trainer.name} for a shipped recipe), or correct the path",
         )
     if trainer.kind == "package":
-        _require_module(trainer)
+        require_module(trainer, trainer.package_uris)
         return f"packages {', '.join(trainer.package_uris)}, installed when the job starts"
     bin_folder = os.path.dirname(python)
     program = trainer.command[0]

@@ -96,7 +96,7 @@ def _packages_elsewhere(config: RunConfig) -> list[Problem]:
     """Packages that Vertex AI could not read."""
     trainer = config.train.trainer
     here = [uri for uri in trainer.package_uris if not uri.startswith("gs://")] if trainer else []
-    text = f"found {show(here[0])}, expected gs:// paths: Vertex AI installs them" if here else ""
+    text = f"found {show(here[0])}, expected gs:// paths: `vlmpipe submit` builds and uploads them" if here else ""
     return [Problem("train.trainer.package_uris", text)] if here else []
 
 

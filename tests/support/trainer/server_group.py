@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "recipes/parameter-server"))
 SAMPLES_EACH = 8
+IN_TURN, TURN = -2, 4  # each worker is slow for so many micro-batches, then the next one
 
 
 def tiny_model() -> torch.nn.Module:
@@ -84,7 +85,8 @@ def main() -> None:
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         made += 1
-        time.sleep(given["slow_s"] if rank == given["slow"] else 0)
+        is_slow = rank == given["slow"] or (given["slow"] == IN_TURN and made // TURN % settings.workers == rank)
+        time.sleep(given["each_s"] + (given["slow_s"] if is_slow else 0))
         loss, counted = loss_of(model, number)
         loss.backward()
         return float(loss.detach()), counted

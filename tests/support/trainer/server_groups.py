@@ -36,7 +36,8 @@ class Group:
     staleness: int = 0
     servers: int = 2
     ddp: bool = False
-    slow: int = -1  # rank of a worker that takes `slow_s` longer for each micro-batch
+    each_s: float = 0.0  # all workers take at least this long for a micro-batch
+    slow: int = -1  # rank of a worker that takes `slow_s` longer for each micro-batch; -2: the workers in turn
     slow_s: float = 0.0
     kill: Sequence[int] = field(default=(-1, -1))  # rank, and how many micro-batches it makes before
     workers: int = 2
@@ -48,8 +49,8 @@ class Group:
             "schedule": "cosine",
         }  # fmt: skip
         given = {
-            "settings": settings, "servers": self.servers, "ddp": self.ddp, "slow": self.slow, "slow_s": self.slow_s,
-            "kill": list(self.kill), "weights": f"{name}.pt",
+            "settings": settings, "servers": self.servers, "ddp": self.ddp, "each_s": self.each_s, "slow": self.slow,
+            "slow_s": self.slow_s, "kill": list(self.kill), "weights": f"{name}.pt",
         }  # fmt: skip
         (path := folder / f"{name}-settings.json").write_text(json.dumps(given))
         variables = {

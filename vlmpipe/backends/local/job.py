@@ -9,12 +9,13 @@ needs the GPU nodes' network. Parameter servers (pool 2) and evaluators (pool 3)
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,22 +116,22 @@ def _processes(job: api.CustomJobSpec, log_folder: Path, project: str) -> list[P
     """A process for each replica that this machine can run, the chief first. Prints which replicas are left out."""
     addresses, job_id = take_addresses(job), str(time.time_ns())
     processes = []
+    python_of = functools.cache(lambda uris: package_python(uris, log_folder / "pip.log"))  # not again for each replica
     for replica in replicas(job):
         if not is_started(replica):
             print(f"[{replica.name}] Reduction Server: named in CLUSTER_SPEC, not started on this machine", flush=True)
             continue
         log = log_folder / f"{replica.name}.log"
-        command = _command(replica.spec, log_folder)
+        command = _command(replica.spec, python_of)
         environment = replica_environment(job, replica, addresses, job_id=job_id, project=project)
         processes.append(Process(replica.name, command, environment, log, is_chief=replica.is_chief))
     return processes
 
 
-def _command(spec: api.WorkerPoolSpec, log_folder: Path) -> list[str]:
+def _command(spec: api.WorkerPoolSpec, python_of: Callable[[tuple[str, ...]], str]) -> list[str]:
     """What a replica runs: its container's command, or its package's module in an environment of its own."""
     package = spec.python_package_spec
     if package.python_module:
-        python = package_python(list(package.package_uris), log_folder / "pip.log")
-        return [python, "-m", package.python_module, *package.args]
+        return [python_of(tuple(package.package_uris)), "-m", package.python_module, *package.args]
     container = spec.container_spec
     return [sys.executable if word == "python" else word for word in container.command] + list(container.args)

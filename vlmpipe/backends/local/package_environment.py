@@ -20,6 +20,7 @@ from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.storage import open_storage
 from trainer.storage.base import cache_folder, crc32c_of_file
 from trainer.storage.regular_files import open_lock
+from vlmpipe.backends.packages import built
 
 FOLDER, READY = "environments", "ready"
 
@@ -50,6 +51,8 @@ def package_python(package_uris: Sequence[str], log: Path) -> str:
 
 def _fetched(uri: str) -> Path:
     """The package on this machine, under its own name, which pip reads."""
+    if Path(uri).is_dir():
+        return built(uri)
     folder, _, name = uri.rpartition("/")
     store = open_storage(folder or ".")
     if store.stat(name) is None:
