@@ -17,6 +17,7 @@ from trainer.config.job import JobConfig
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.tokenize import load_tokenizer
 from trainer.errors import ConfigError, DataError, os_errors
+from trainer.models.arr_coc.module import RelevanceModule, save_relevance
 from trainer.models.base import Weights
 from trainer.models.hf_native.peft_folder import stored_names, write_adapter
 from trainer.models.layers.freeze import frozen_weights
@@ -79,6 +80,7 @@ def export_checkpoint(
         averaged = bool(job.train.ema_decay) and holds_average(folder, checkpoint_format)
         trained = open_weights(folder, checkpoint_format, averaged=averaged)
         weights = Merged(blueprint, trained, initial, adapters)
+        relevance = blueprint._modules.pop("relevance", None)  # beside the base, which plain transformers loads
         store.delete(NAME)  # no export exists until all files are overwritten
         if job.model.exports_adapter:
             write_adapter(adapted, job.model, trained.read, target)
@@ -88,6 +90,8 @@ def export_checkpoint(
             weights_digest = written.weights_sha256
         with os_errors(f"writing {target}"):
             family.save_settings(job.model, blueprint, tokenizer, target)
+            if isinstance(relevance, RelevanceModule):
+                save_relevance(relevance, weights.read, target)
         for file in sorted(path for path in target.rglob("*") if path.is_file()):
             send(file)
     for info in store.list(FOLDER):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from trainer.config.arr_coc.relevance import RelevanceConfig
 from trainer.config.base import Positive, Section
 from trainer.secret_manager import SECRET_NAME
 
@@ -182,6 +183,11 @@ class ModelConfig(Section):
     lora: LoraConfig | None = Field(
         None, description="Adapters to train in place of a part's own weights; null trains these themselves."
     )
+    relevance: RelevanceConfig | None = Field(
+        None,
+        description="Give the language model selected visual tokens only (ARR-COC); null gives it all. For the Qwen-VL "
+        "families.",
+    )
     seed: int = Field(0, description="Seed of random initial weights.")
 
     @model_validator(mode="before")
@@ -264,6 +270,21 @@ class ModelConfig(Section):
             raise ValueError("lora.quantize_base is for adapters of the language model: leave lora.parts out")
         if self.lora.quantize_base and self.lora.use_dora:
             raise ValueError("lora.use_dora needs the weights that quantize_base stores in 4 bits: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_relevance(self) -> ModelConfig:
+        if not self.relevance:
+            return self
+        if self.family not in GRID_FAMILIES:
+            raise ValueError(f"relevance has no meaning for family {self.family}: use {' or '.join(GRID_FAMILIES)}")
+        if self.exports_adapter:
+            raise ValueError("relevance is exported beside a whole base: set lora.export to merged")
+        if not self.relevance.learns and set(PARTS) <= set(self.freeze) and not self.train_parameters:
+            raise ValueError(
+                "relevance could not learn: all parts of the base are frozen and relevance.estimator is none; set it "
+                "to rloo, or freeze less"
+            )
         return self
 
     @property

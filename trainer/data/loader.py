@@ -15,6 +15,7 @@ from trainer.data.sampler import PackedBatchSampler
 from trainer.data.shards.index import SplitIndex
 from trainer.data.shards.tar import ShardReader
 from trainer.errors import DataError
+from trainer.models.arr_coc.inputs import Selectable, marks_of
 from trainer.sizing.image_grids import AXES
 
 Float32Array = NDArray[np.float32]
@@ -39,6 +40,7 @@ class PackedSequence:
     # Of pairs, chosen and rejected conversation in turn: (conversations,) log probabilities under the reference, NaN
     # where they are not known.
     references: Float32Array | None = None
+    selectable: Selectable | None = None  # where the model selects tokens of images
 
     @property
     def tokens(self) -> int:
@@ -62,6 +64,7 @@ class PackedLoader:
         """`images`: also read the encoded images. `ahead`: prefetchers of remote shards."""
         self.sampler, self._split, self._chat, self._reader = sampler, split, chat, reader
         self._images, self._ahead, self._form = images, ahead, chat.form
+        self._marks = [*marks_of(chat.tokenizer), chat.image_token_id] if chat.form.selects else []
         # (samples, 2) log probabilities of chosen and rejected answers under the reference
         self.references: Float32Array | None = None
 
@@ -75,29 +78,43 @@ class PackedLoader:
         batch = self.sampler.batch(step)
         plan = self.sampler.plan(batch.epoch)
         rows = batch.sequences_of(rank, world_size)
-        return [self.pack_sequence([] if row is None else plan.row(row).tolist()) for row in rows]
+        seeds = [draw_seed(self.sampler.seed, batch.epoch, row) for row in rows]
+        return [
+            self.pack_sequence([] if row is None else plan.row(row).tolist(), seed)
+            for row, seed in zip(rows, seeds, strict=True)
+        ]
 
     def close(self) -> None:
         """Stop the prefetchers."""
         for ahead in self._ahead:
             ahead.close()
 
-    def pack_sequence(self, samples: list[int]) -> PackedSequence:
-        """The sequence that holds these samples, by their numbers in the split; for none, an empty sequence."""
+    def pack_sequence(self, samples: list[int], seed: int = 0) -> PackedSequence:
+        """The sequence that holds these samples, by their numbers in the split; for none, an empty sequence.
+
+        seed: of selections of image tokens that training draws.
+        """
         length = self.sampler.data.sequence_length
         input_ids = np.full(length, self._chat.tokenizer.pad_token_id, np.int64)
         labels = np.full(length, IGNORED, np.int64)
         position_ids = np.empty((AXES, length) if self._form.grids else length, np.int64)
         sha256, sizes, counts, sample_images, images, lengths = [], [], [], [], [], []
+        slots: list[int] = []
+        is_question = np.zeros(length, np.bool_)
         start = label_tokens = 0
         for number, encoded in self._conversations(samples):
             token_counts = self._split.image_token_counts(number)
-            stop = start + len(encoded.input_ids)
-            input_ids[start:stop] = encoded.input_ids
-            labels[start:stop] = encoded.labels
-            position_ids[..., start:stop] = self._positions(number, encoded)
+            fits = self._room_for(encoded, token_counts)
+            stop = start + int(fits.sum())
+            input_ids[start:stop] = np.array(encoded.input_ids)[fits]
+            labels[start:stop] = np.array(encoded.labels)[fits]
+            position_ids[..., start:stop] = self._positions(number, encoded)[..., fits]
+            if self._form.selects:
+                position_ids[0, start:stop] = np.arange(stop - start)
+                is_question[start:stop] = self._is_question(input_ids[start:stop], labels[start:stop])
+                slots += [min(count, self._form.most_kept or count) for count in token_counts]
+            lengths.append(stop - start)
             start = stop
-            lengths.append(len(encoded.input_ids))
             label_tokens += encoded.label_tokens
             sha256 += self._split.image_sha256(number)
             sizes += self._split.image_sizes(number)
@@ -120,6 +137,7 @@ class PackedLoader:
             sample_tokens=tuple(lengths),
             label_tokens=label_tokens,
             references=self._references_of(samples) if self.sampler.in_pairs else None,
+            selectable=Selectable(is_question, self._grids(sizes), tuple(slots), seed) if self._form.selects else None,
         )
 
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
@@ -127,6 +145,25 @@ class PackedLoader:
             return np.arange(len(encoded.input_ids))
         is_image = np.array(encoded.input_ids) == self._chat.image_token_id
         return self._form.grids.positions(is_image, self._split.image_sizes(number))
+
+    def _room_for(self, encoded: Encoded, token_counts: Sequence[int]) -> NDArray[np.bool_]:
+        """(tokens,) false for those of images beyond the most that are kept."""
+        fits = np.ones(len(encoded.input_ids), np.bool_)
+        if self._form.most_kept is not None and token_counts:
+            nth = np.concatenate([np.arange(count) for count in token_counts])
+            fits[np.array(encoded.input_ids) == self._chat.image_token_id] = nth < self._form.most_kept
+        return fits
+
+    def _is_question(self, input_ids: Int64Array, labels: Int64Array) -> NDArray[np.bool_]:
+        """Text before the first answer: the answer itself would tell which tokens matter."""
+        return ~np.isin(input_ids, self._marks) & ~np.logical_or.accumulate(labels != IGNORED)
+
+    def _grids(self, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of tokens of each image."""
+        grids = self._form.grids
+        assert grids is not None, "models that select tokens know their grids"
+        patches = [grids.of(*size) for size in sizes]
+        return tuple((rows // grids.merge, columns // grids.merge) for rows, columns in patches)
 
     def _references_of(self, samples: list[int]) -> Float32Array:
         known = self.references
@@ -151,3 +188,8 @@ class PackedLoader:
                 fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it again",
             )
         return encoded
+
+
+def draw_seed(seed: int, epoch: int, row: int | None) -> int:
+    """Of what training draws for a packed sequence: the same on any number of processes."""
+    return int(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch, 0 if row is None else row + 1]).generate_state(1)[0])

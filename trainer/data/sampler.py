@@ -67,18 +67,21 @@ class PackedBatchSampler:
         global_batch_size: int,
         tile_tokens: int = 0,
         in_pairs: bool = False,
+        most_kept: int | None = None,
         mixture: Mixture | None = None,
     ) -> None:
         """
         Args:
             tile_tokens: tokens of a tile, for images cut into tiles; `max_images_per_sequence` then counts tiles.
             in_pairs: a sample is two conversations about its images.
+            most_kept: tokens of an image that a sequence has room for, where the model selects some; None: all.
             mixture: what each epoch draws; None: every sample once.
         """
         if not len(split):
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
         self.data, self.global_batch_size, self.in_pairs = data, global_batch_size, in_pairs
         self._split, self._tiles, self._seed = split, (1 + in_pairs) * split.tiles(tile_tokens), seed
+        self.tokens, self.seed = split.tokens_with(most_kept), seed  # (samples,) as they are packed
         self._mixture = mixture
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []
@@ -94,6 +97,7 @@ class PackedBatchSampler:
             global_batch_size=job.train.global_batch_size,
             tile_tokens=tile_tokens,
             in_pairs=job.train.in_pairs,
+            most_kept=job.model.relevance.max_tokens if job.model.relevance else None,
             mixture=Mixture(split, job.data, seed=job.train.seed) if job.data.sources else None,
         )
 
@@ -102,7 +106,7 @@ class PackedBatchSampler:
         with self._lock:
             if epoch not in self._plans:
                 self._plans[epoch] = plan_packing(
-                    self._split.tokens,
+                    self.tokens,
                     self._tiles,
                     sequence_length=self.data.sequence_length,
                     max_images_per_sequence=self.data.max_images_per_sequence,
@@ -163,9 +167,9 @@ class PackedBatchSampler:
         return EpochTotals(
             samples=len(plan.members),
             sequences=len(plan),
-            tokens=int(split.tokens[plan.members].sum()),
+            tokens=int(self.tokens[plan.members].sum()),
             label_tokens=int(split.label_tokens[plan.members].sum()),
-            squared_tokens=int(np.square(split.tokens[plan.members], dtype=np.int64).sum()),
+            squared_tokens=int(np.square(self.tokens[plan.members], dtype=np.int64).sum()),
             images=int(split.image_count[plan.members].sum()),
             tiles=int(self._tiles[plan.members].sum()) // (1 + self.in_pairs),
             image_tokens=int(split.image_tokens[plan.members].sum()),

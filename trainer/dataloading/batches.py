@@ -20,6 +20,7 @@ from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.packing import Int64Array
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.feature_cache.reader import FeatureReader
+from trainer.models.arr_coc.inputs import SelectionInputs
 from trainer.models.attention.cu_seqlens import CuSeqlens
 from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
 from trainer.models.image_tokens import image_form_of
@@ -29,7 +30,7 @@ from trainer.models.registry import family_of
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # of a training module
 
-MOVABLE = (Tensor, CuSeqlens, PreferencePairs)
+MOVABLE = (Tensor, CuSeqlens, PreferencePairs, SelectionInputs)
 
 ImageSource = Callable[[Sequence[PackedSequence]], Images]  # features or pixel values of the images, in order
 
@@ -50,6 +51,7 @@ class PackedBatch:
     samples: CuSeqlens | None = None  # boundaries of samples, if known
     image_tokens: int | None = None  # of all images, if known
     pairs: PreferencePairs | None = None  # of samples that are pairs
+    selection: SelectionInputs | None = None  # where the model selects tokens of images
 
     def to(self, device: torch.device, *, images: bool = True) -> dict[str, Any]:
         """Arguments of a training module by name, tensors on the device. `images`: include those of images."""
@@ -115,6 +117,7 @@ def collate(rows: Sequence[PackedSequence], image_source: ImageSource, *, part: 
         samples=CuSeqlens.of([row.sample_tokens for row in rows], labels.shape[1]),
         image_tokens=sum(sum(row.image_token_counts) for row in rows),
         pairs=_pairs(rows, label_index),
+        selection=SelectionInputs.of(rows, label_index) if rows[0].selectable else None,
     )
 
 

@@ -38,16 +38,16 @@ def generate_answers(
         attention_mask[row, longest - len(ids) :] = 1
     input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
     given = inputs(input_ids)
+    given = {"attention_mask": attention_mask, **given}
     generated = model.generate(
         **given,
-        attention_mask=attention_mask,
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=chat.end_token_ids,
     )
     if "input_ids" in given:
-        generated = generated[:, longest:]  # remove the prompts, which precede the answers
+        generated = generated[:, given["input_ids"].shape[1] :]  # remove the prompts, which precede the answers
     # Behind thinking, where the template has it.
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     return [text.rpartition(END_OF_THINKING)[2].strip() for text in texts]

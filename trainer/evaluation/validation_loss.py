@@ -82,7 +82,12 @@ def validation_of(
         )
     step_sequences = settings.micro_batch_size * replica.count
     sequence = PackedBatchSampler(
-        split, job.data, seed=0, global_batch_size=step_sequences, tile_tokens=chat.form.tile_tokens
+        split,
+        job.data,
+        seed=0,
+        global_batch_size=step_sequences,
+        tile_tokens=chat.form.tile_tokens,
+        most_kept=chat.form.most_kept,
     )
     plan = sequence.plan(0)
     count = min(len(plan), settings.validation_sequences)

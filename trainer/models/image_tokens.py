@@ -12,6 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
+from trainer.errors import ConfigError
 from trainer.models.published import image_token_in
 from trainer.models.registry import family_of
 from trainer.sizing.image_grids import ImageGrids
@@ -41,6 +42,8 @@ class ImageForm:
     tiles: ImageTiles | None = None  # None: images are not cut into tiles
     token: str = IMAGE_TOKEN  # image token of the family's published tokenizers
     published: PublishedImages | None = None  # the model's own processor says what stands for an image
+    most_kept: int | None = None  # tokens of an image that training packs, where the model selects some; None: all
+    selects: bool = False  # the model selects tokens of images for each question
 
     def placeholder_in(self, tokenizer: Any) -> str:
         """What a chat template writes for an image."""
@@ -107,7 +110,16 @@ def image_form_of(config: ModelConfig) -> ImageForm:
     assert config.max_pixels is not None, "checked by ModelConfig"
     least_pixels = min(MIN_TOKENS * (patch * merge) ** 2, config.max_pixels)
     grids = ImageGrids(patch, merge, config.min_pixels or least_pixels, config.max_pixels)
-    return ImageForm(f"{VISION_START}{IMAGE_TOKEN}{VISION_END}", grids, token=config.image_token)
+    selects = config.relevance is not None
+    most_kept = config.relevance.max_tokens if config.relevance else None
+    if most_kept is not None and most_kept > grids.most_tokens:
+        raise ConfigError(
+            f"model.relevance.max_tokens {most_kept} is more than the {grids.most_tokens} tokens of the largest image",
+            expected="fewer tokens than an image has, which model.max_pixels bounds",
+            fix="lower max_tokens, or set model.relevance.allocation to full",
+        )
+    mark = f"{VISION_START}{IMAGE_TOKEN}{VISION_END}"
+    return ImageForm(mark, grids, token=config.image_token, most_kept=most_kept, selects=selects)
 
 
 def image_rule(config: ModelConfig) -> Any:

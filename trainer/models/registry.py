@@ -20,9 +20,11 @@ FAMILIES = {
     "hf": ("trainer.models.hf.family", "HfFamily"),
 }
 
+ARR_COC = ("trainer.models.arr_coc.family", "ArrCocFamily")  # with `model.relevance`, over a Qwen-VL family
+
 
 def family_of(config: ModelConfig) -> Family:
-    module, name = FAMILIES[config.family]
+    module, name = ARR_COC if config.relevance else FAMILIES[config.family]
     with collector_off():
         family: Family = getattr(importlib.import_module(module), name)()
     return family

@@ -22,7 +22,15 @@ from vlmpipe.config.yaml_loader import apply_overrides
 STAGES_FOLDER = "stages"  # in the run's folder; the last stage is the run itself
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
 # What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
-OF_ONE_STAGE = ("freeze_parameters", "train_parameters", "lora", "min_pixels", "max_pixels", "longest_edge")
+OF_ONE_STAGE = (
+    "freeze_parameters",
+    "train_parameters",
+    "lora",
+    "min_pixels",
+    "max_pixels",
+    "longest_edge",
+    "relevance",
+)
 OF_THE_LAST = ("max_regression", "regression_by", "when_not_comparable")  # conditions beside a registered champion
 
 

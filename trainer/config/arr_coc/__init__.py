@@ -1,0 +1,1 @@
+"""Settings of relevance-based selection of visual tokens (ARR-COC)."""

@@ -1,0 +1,124 @@
+"""ARR-COC over the native Qwen-VL families: `model.relevance` chooses the visual tokens of the language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config.arr_coc.channels import CHANNELS
+from trainer.config.model import ModelConfig
+from trainer.models.arr_coc.allocation import Kept
+from trainer.models.arr_coc.generation import selected_inputs
+from trainer.models.arr_coc.inputs import marks_of
+from trainer.models.arr_coc.model import RelevanceVLM, with_textures
+from trainer.models.arr_coc.module import FILE, PREFIX, RelevanceModule, load_relevance
+from trainer.models.arr_coc.textures import TEXTURES_VERSION
+from trainer.models.base import Weights
+from trainer.models.hf_native.pretrained import pretrained_config
+from trainer.models.image_inputs import Grid
+from trainer.models.qwen_vl.family import QwenVlFamily
+from trainer.storage.model_folders import local_folder
+
+
+class ArrCocFamily(QwenVlFamily):
+    """A Qwen-VL model with a `RelevanceModule` as its part `relevance`. See `trainer.models.base.Family`.
+
+    Features end with the image's textures, so that these are computed once an image too.
+    """
+
+    _processor: Any = None
+
+    def feature_shape(self, config: ModelConfig) -> tuple[int]:
+        return (super().feature_shape(config)[0] + len(CHANNELS),)
+
+    def feature_description(self, config: ModelConfig) -> dict[str, Any]:
+        return {**super().feature_description(config), "textures": {"version": TEXTURES_VERSION, "channels": CHANNELS}}
+
+    def build(self, config: ModelConfig, tokenizer: Any) -> nn.Module:
+        model = super().build(config, tokenizer)
+        model.relevance = relevance_of(config, tokenizer)
+        return model
+
+    def blueprint(self, config: ModelConfig, tokenizer: Any, *, buffers: bool = False) -> nn.Module:
+        model = super().blueprint(config, tokenizer, buffers=buffers)
+        model.relevance = relevance_of(config, tokenizer)
+        return model
+
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights:
+        base = super().initial_weights(config, tokenizer)
+        return WithRelevance(base, relevance_of(config, tokenizer).state_dict())
+
+    def load(self, folder: Path) -> nn.Module:
+        """An exported model with its relevance module."""
+        model = super().load(folder)
+        model.relevance = load_relevance(folder / FILE)
+        return model
+
+    @torch.no_grad()
+    def encode(
+        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
+    ) -> list[Tensor]:
+        assert grids is not None
+        features = torch.cat(super().encode(config, tower, pixel_values, grids))
+        merge = int(tower.config.spatial_merge_size) ** 2
+        found = with_textures(features, pixel_values, grids, self.processor(config))
+        return list(found.split([rows * columns // merge for _, rows, columns in grids]))
+
+    def project(self, model: nn.Module, features: Tensor) -> Tensor:
+        """(tokens, levels x hidden + channels): textures stay behind the projected features."""
+        count = len(CHANNELS)
+        return torch.cat([super().project(model, features[:, :-count]), features[:, -count:].float()], dim=1)
+
+    def generation_inputs(
+        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Prompts without the tokens that are not kept, and all arguments that follow from their number."""
+        return selected_inputs(model, input_ids, projected, grids)[0]
+
+    def selections(self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor) -> list[Kept]:
+        """The tokens of each image that `generation_inputs` keeps."""
+        return selected_inputs(model, input_ids, projected, grids)[1]
+
+    def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
+        if not hasattr(model, "relevance"):  # a skeleton, for traces and sizes of the base
+            return super().training_module(config, model, cached=cached)
+        return RelevanceVLM(config, model, self.processor(config), cached=cached)
+
+    def processor(self, config: ModelConfig) -> Any:
+        """The image processor, made once: see `with_textures`."""
+        if self._processor is None:
+            self._processor = self.image_processor(config)
+        return self._processor
+
+
+class WithRelevance:
+    """A base's weights and those of a relevance module. A `trainer.models.base.Weights`."""
+
+    def __init__(self, base: Weights, relevance: dict[str, Tensor]) -> None:
+        self._base, self._relevance = base, relevance
+
+    def read(self, name: str) -> Tensor:
+        if name.startswith(PREFIX):
+            return self._relevance[name.removeprefix(PREFIX)]
+        return self._base.read(name)
+
+
+def relevance_of(config: ModelConfig, tokenizer: Any) -> RelevanceModule:
+    """The module that training starts from, on the CPU: that of the export that model.pretrained names, if it has the
+    same parameters, else drawn from the seed."""
+    assert config.relevance is not None
+    width = int(pretrained_config(config).text_config.hidden_size)
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        module = RelevanceModule(config.relevance, width, marks_of(tokenizer)).float()
+    folder = local_folder(config.tower.weights, config.tower.revision, weights=True) if config.tower.weights else None
+    if folder and (folder / FILE).is_file():
+        stored = load_relevance(folder / FILE).state_dict()
+        shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+        if shapes == {name: tensor.shape for name, tensor in stored.items()}:
+            module.load_state_dict(stored)
+    return module.requires_grad_(config.relevance.learns)

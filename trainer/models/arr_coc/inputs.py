@@ -1,0 +1,94 @@
+"""What a training module needs to select tokens of packed sequences, known to the host."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from trainer.data.loader import PackedSequence
+
+
+@dataclass(frozen=True, eq=False)
+class Selectable:
+    """The images and questions of one packed sequence."""
+
+    is_question: NDArray[np.bool_]  # (sequence_length,) tokens before a sample's first answer, without images and marks
+    grids: tuple[tuple[int, int], ...]  # rows and columns of tokens of each image, before selection
+    slots: tuple[int, ...]  # image tokens in the sequence for each image: the most that may be kept
+    seed: int  # of selections drawn in training
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionInputs:
+    """Of one forward pass. Samples are numbered over all its sequences; tokens in the flattened sequences."""
+
+    question_index: Tensor  # (question tokens,)
+    question_samples: Tensor  # (question tokens,) sample of each
+    label_samples: Tensor  # (labels,) sample of each label
+    image_samples: tuple[int, ...]  # sample of each image
+    grids: tuple[tuple[int, int], ...]
+    slots: tuple[int, ...]
+    seeds: tuple[int, ...]  # of each image
+    sample_tokens: tuple[tuple[int, ...], ...]  # of the samples of each sequence, with all slots
+
+    @property
+    def num_samples(self) -> int:
+        return sum(map(len, self.sample_tokens))
+
+    @property
+    def image_tokens(self) -> int:
+        """Of all images, before selection."""
+        return sum(rows * columns for rows, columns in self.grids)
+
+    @classmethod
+    def of(cls, rows: Sequence[PackedSequence], label_index: NDArray[np.int64]) -> SelectionInputs:
+        """label_index: positions before those of labels, in the flattened sequences."""
+        length = len(rows[0].input_ids)
+        selectable = [row.selectable for row in rows if row.selectable is not None]
+        ends = np.concatenate([n * length + np.cumsum(row.sample_tokens, dtype=np.int64) for n, row in enumerate(rows)])
+        question_index = np.flatnonzero(np.concatenate([one.is_question for one in selectable]))
+        images = [count for row in rows for count in row.sample_images]
+        return cls(
+            torch.from_numpy(question_index),
+            torch.from_numpy(np.searchsorted(ends, question_index, side="right")),
+            torch.from_numpy(np.searchsorted(ends, label_index + 1, side="right")),
+            tuple(itertools.chain.from_iterable([number] * count for number, count in enumerate(images))),
+            tuple(grid for one in selectable for grid in one.grids),
+            tuple(count for one in selectable for count in one.slots),
+            tuple(one.seed + place for one in selectable for place in range(len(one.slots))),
+            tuple(row.sample_tokens for row in rows),
+        )
+
+    def sample_tokens_with(self, kept: Sequence[Sized]) -> list[list[int]]:
+        """Tokens of the samples of each sequence with so many tokens of each image instead of all slots."""
+        left_over = [0] * self.num_samples
+        for sample, most, one in zip(self.image_samples, self.slots, kept, strict=True):
+            left_over[sample] += most - len(one)
+        unused = iter(left_over)
+        return [[count - next(unused) for count in row] for row in self.sample_tokens]
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> SelectionInputs:
+        return replace(
+            self,
+            **{name: getattr(self, name).to(device, non_blocking=non_blocking) for name in TENSORS},
+        )
+
+    def pin_memory(self) -> SelectionInputs:
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
+
+
+def marks_of(tokenizer: Any) -> list[int]:
+    """Tokens that no question is made of: those of turns, images and padding."""
+    added = [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
+    return sorted({*added, *tokenizer.all_special_ids})
+
+
+TENSORS = ("question_index", "question_samples", "label_samples")

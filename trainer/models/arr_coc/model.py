@@ -1,0 +1,210 @@
+"""Training module of a Qwen-VL model whose language model gets selected visual tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainer.config.arr_coc.channels import CHANNELS
+from trainer.config.model import ModelConfig
+from trainer.models.arr_coc.allocation import Kept
+from trainer.models.arr_coc.inputs import SelectionInputs
+from trainer.models.arr_coc.module import Relevance, RelevanceModule, policy_loss, pooled
+from trainer.models.arr_coc.textures import image_of, textures_of
+from trainer.models.attention.block_mask import block_diagonal_mask
+from trainer.models.attention.cu_seqlens import CuSeqlens
+from trainer.models.image_inputs import Grid
+from trainer.models.layers.chunked_loss import loss_at_labels
+from trainer.models.layers.image_placeholders import places_of, require_tokens
+from trainer.models.layers.preference import PreferencePairs
+from trainer.models.qwen_vl.model import QwenVLM
+
+
+class RelevanceVLM(QwenVLM):
+    """Its features end with textures, one number for each of CHANNELS. See `PackedVLM`."""
+
+    def __init__(self, config: ModelConfig, model: nn.Module, processor: Any, *, cached: bool) -> None:
+        super().__init__(config, model, cached=cached)
+        self.processor = processor
+        base = [parameter for name, parameter in model.named_parameters() if not name.startswith("relevance.")]
+        self.base_trains = any(parameter.requires_grad for parameter in base)
+
+    @property
+    def relevance(self) -> RelevanceModule:
+        return self.model.relevance
+
+    def run_tower(self, patches: Tensor, grids: Sequence[Grid] | None) -> Tensor:
+        assert grids is not None
+        return with_textures(super().run_tower(patches, grids), patches, grids, self.processor)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        label_index: Tensor,
+        label_ids: Tensor,
+        images: Tensor,
+        selection: SelectionInputs,
+        image_grids: Sequence[Grid] | None = None,
+        samples: CuSeqlens | None = None,
+        image_tokens: int | None = None,
+        encoded: bool = False,
+    ) -> Tensor:
+        """Summed loss of the label tokens. In training with an estimator it is the mean over drawn selections, and its
+        gradient is that of the policy, and of the base's trained weights.
+
+        selection: of the images, which have `slots` image tokens each in `input_ids`. Other arguments: see `PackedVLM`.
+        """
+        inputs = Packed(input_ids, position_ids, label_index, label_ids, selection, samples)
+        with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
+            features = images if encoded or self.tower is None else self.encode(images, image_grids)
+            require_tokens(len(features), image_tokens)
+            projected = self.project(features[:, : -len(CHANNELS)]).split(sizes_of_images(selection))
+        found = self.relevance_of(input_ids, features[:, -len(CHANNELS) :], selection)
+        if not (self.training and self.relevance.config.learns):
+            questions = question_ids(input_ids, selection)
+            kept = [
+                self.relevance.select(one, grid, questions[sample])
+                for one, grid, sample in zip(found, selection.grids, selection.image_samples, strict=True)
+            ]
+            return self.losses(inputs, projected, kept).sum() + self.relevance.idle() * self.training
+        draws = [
+            self.relevance.draw(one, grid, seed)
+            for one, grid, seed in zip(found, selection.grids, selection.seeds, strict=True)
+        ]
+        count = self.relevance.config.samples
+        with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
+            losses = torch.stack(
+                [self.losses(inputs, projected, [draw.kept[n] for draw in draws]) for n in range(count)]
+            )  # (selections, samples)
+        owners = torch.tensor(selection.image_samples, dtype=torch.int64, device=losses.device)
+        tokens = torch.tensor([[len(kept) for kept in draw.kept] for draw in draws]).view(len(draws), count)
+        log_probs = losses.new_zeros(count, selection.num_samples)
+        if draws:
+            log_probs = log_probs.index_add(1, owners, torch.stack([draw.log_probs for draw in draws], dim=1))
+        costs = torch.zeros_like(losses.detach()).index_add(1, owners, tokens.T.to(losses))
+        policy = policy_loss(log_probs, -losses.detach() - self.relevance.config.token_cost * costs)
+        policy = policy + self.relevance.idle()
+        return losses.mean(0).sum() + policy - policy.detach()
+
+    def relevance_of(self, input_ids: Tensor, textures: Tensor, selection: SelectionInputs) -> list[Relevance]:
+        """Of each image. textures: (image tokens, channels)."""
+        tokens = input_ids.flatten().index_select(0, selection.question_index)
+        embeddings = self.model.get_input_embeddings()(tokens)
+        questions = pooled(embeddings, selection.question_samples, selection.num_samples)
+        return [
+            self.relevance(image, questions[sample])
+            for image, sample in zip(textures.split(sizes_of_images(selection)), selection.image_samples, strict=True)
+        ]
+
+    def losses(self, inputs: Packed, projected: Sequence[Tensor], kept: Sequence[Kept]) -> Tensor:
+        """Summed loss of each sample's label tokens with these tokens of each image: (samples,).
+
+        projected: (tokens, levels x hidden) of each image.
+        """
+        laid = inputs.with_kept(kept, int(self.model.config.image_token_id), padding=pad_id(self.model))
+        width = self.model.config.text_config.hidden_size * (1 + self.num_levels)
+        pooled_tokens = [one.pool(tokens) for one, tokens in zip(kept, projected, strict=True)]
+        first = torch.cat(pooled_tokens) if kept else self.model.lm_head.weight.new_zeros(0, width)
+        mask = block_diagonal_mask(self.language_model.config, laid.position_ids[0], laid.samples)
+        hidden, levels = self.embed(laid.input_ids, first)
+        hidden = self.language_model(
+            inputs_embeds=hidden, position_ids=laid.position_ids, use_cache=False, **mask, **levels
+        ).last_hidden_state
+        of_samples = PreferencePairs(inputs.selection.label_samples, inputs.selection.num_samples, None)
+        found = loss_at_labels(
+            self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, of_samples
+        )
+        return -found
+
+    @property
+    def num_levels(self) -> int:
+        return len(getattr(self.model.config.vision_config, "deepstack_visual_indexes", ()))
+
+
+class Packed:
+    """Packed sequences of one forward pass, whose images have all their slots."""
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        label_index: Tensor,
+        label_ids: Tensor,
+        selection: SelectionInputs,
+        samples: CuSeqlens | None,
+    ) -> None:
+        self.input_ids, self.position_ids, self.selection, self.samples = input_ids, position_ids, selection, samples
+        self.label_index, self.label_ids = label_index, label_ids
+
+    def with_kept(self, kept: Sequence[Kept], image_token: int, padding: int) -> Packed:
+        """The same with positions of kept tokens in the image's own grid, without the slots that are left over."""
+        if not kept:
+            return self
+        selection, shape = self.selection, self.input_ids.shape
+        slots = places_of(self.input_ids == image_token, sum(selection.slots))
+        used = torch.from_numpy(
+            np.concatenate([np.arange(most) < len(one) for one, most in zip(kept, selection.slots, strict=True)])
+        ).to(slots.device)
+        places = slots[used]
+        position_ids = self.position_ids.flatten(1).clone()  # (4, tokens)
+        start = position_ids[1, places]  # the time of an image's tokens, from which height and width count
+        rows_and_columns = torch.cat([one.places for one in kept])
+        position_ids[2:, places] = start + rows_and_columns.T
+        position_ids = position_ids.view(-1, *shape)
+        if bool(used.all()):
+            laid = Packed(self.input_ids, position_ids, self.label_index, self.label_ids, selection, self.samples)
+            return laid
+        return self._without(slots[~used], position_ids, kept, padding)
+
+    def _without(self, dropped: Tensor, position_ids: Tensor, kept: Sequence[Kept], padding: int) -> Packed:
+        """Without these tokens, which move to the end of their sequence and become padding."""
+        rows, length = self.input_ids.shape
+        is_dropped = torch.zeros(rows * length, dtype=torch.bool, device=dropped.device)
+        is_dropped[dropped] = True
+        order = is_dropped.view(rows, length).long().argsort(dim=1, stable=True)
+        moved_to = order.argsort(dim=1)
+        input_ids = self.input_ids.flatten().masked_fill(is_dropped, padding).view(rows, length).gather(1, order)
+        position_ids = position_ids.gather(2, order.expand(len(position_ids), -1, -1))
+        sample_tokens = self.selection.sample_tokens_with(kept)
+        document = np.concatenate(
+            [np.arange(count) for row in sample_tokens for count in (*row, length - sum(row))]
+        ).reshape(rows, length)
+        position_ids[0] = torch.from_numpy(document).to(position_ids.device)
+        label_index = moved_to.flatten()[self.label_index] + self.label_index // length * length
+        samples = CuSeqlens.of(sample_tokens, length).to(self.input_ids.device)
+        return Packed(input_ids, position_ids, label_index, self.label_ids, self.selection, samples)
+
+
+def with_textures(features: Tensor, patches: Tensor, grids: Sequence[Grid], processor: Any) -> Tensor:
+    """Features (tokens, numbers) with the textures of their images behind. patches: see `image_of`."""
+    side = int(processor.patch_size) * int(processor.merge_size)
+    counts = [rows * columns for _, rows, columns in grids]
+    with torch.no_grad():
+        textures = [
+            textures_of(image_of(own, grid, processor), side)
+            for own, grid in zip(patches.split(counts), grids, strict=True)
+        ]
+    found = torch.cat(textures) if textures else features.new_zeros(0, len(CHANNELS))
+    return torch.cat([features, found.to(features.dtype)], dim=1)
+
+
+def sizes_of_images(selection: SelectionInputs) -> list[int]:
+    return [rows * columns for rows, columns in selection.grids]
+
+
+def question_ids(input_ids: Tensor, selection: SelectionInputs) -> list[list[int]]:
+    """Tokens of each sample's question."""
+    tokens = input_ids.flatten().index_select(0, selection.question_index).tolist()
+    found: list[list[int]] = [[] for _ in range(selection.num_samples)]
+    for token, sample in zip(tokens, selection.question_samples.tolist(), strict=True):
+        found[sample].append(token)
+    return found
+
+
+def pad_id(model: nn.Module) -> int:
+    return int(model.config.text_config.pad_token_id or 0)

@@ -1,0 +1,145 @@
+"""The relevance module: scores of an image's tokens for a question, and selections drawn from them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trainer.config.arr_coc.relevance import RelevanceConfig
+from trainer.errors import ConfigError
+from trainer.models.arr_coc.allocation import Kept, allocate, budget, tokens_at, top
+from trainer.models.arr_coc.balancer import Balance, Balancer
+from trainer.models.arr_coc.scorers import Scorers
+
+PREFIX = "relevance."  # of the module's weights in a model's state dict
+FILE = "relevance.safetensors"  # in an export, beside the base's own files
+BUDGET_NOISE = 0.5  # deviation of the budget's logit in drawn selections
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """Of one image and question."""
+
+    scores: Tensor  # (scorers, tokens)
+    relevance: Tensor  # (tokens,) in [0, 1]
+    balance: Balance
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Selections drawn for one image."""
+
+    kept: list[Kept]  # `samples` of them
+    log_probs: Tensor  # (samples,)
+
+
+class RelevanceModule(nn.Module):
+    """question_width: of the language model's embeddings. special_ids: tokens that belong to no question."""
+
+    def __init__(self, config: RelevanceConfig, question_width: int, special_ids: Sequence[int]) -> None:
+        super().__init__()
+        self.config, self.question_width, self.special_ids = config, question_width, tuple(sorted(special_ids))
+        self.scorers = Scorers(config, question_width)
+        self.balancer = Balancer(config, question_width)
+
+    def forward(self, textures: Tensor, question: Tensor) -> Relevance:
+        """textures: (tokens, channels) of one image; question: (width,), see `pooled`. Computed in fp32."""
+        with torch.autocast(textures.device.type, enabled=False):
+            textures, question = textures.float(), question.float()
+            scores = self.scorers(textures, question)
+            balance = self.balancer(scores, question)
+            if not len(scores):
+                return Relevance(scores, textures.new_full((len(textures),), 0.5), balance)
+            return Relevance(scores, balance.weights @ scores, balance)
+
+    def select(self, found: Relevance, grid: tuple[int, int], question_ids: Sequence[int]) -> Kept:
+        """What the model gets outside of training. question_ids: decide what allocation random keeps."""
+        seed = zlib.crc32(repr(list(question_ids)).encode()) if self.config.allocation == "random" else 0
+        return allocate(self.config, found.relevance, found.balance, grid, seed)
+
+    def draw(self, found: Relevance, grid: tuple[int, int], seed: int) -> Draws:
+        """Selections for training: Gumbel noise on relevance, then the largest. A pure function of its arguments.
+
+        The log probability of a selection is the sum of its tokens' log-softmax, a stand-in for that of drawing them
+        one after the other. Where the number of tokens is chosen too, its density is added.
+        """
+        config, balance = self.config, found.balance
+        scale = balance.temperature(config) * balance.noise(config)
+        log_softmax = torch.log_softmax(found.relevance / scale, 0)
+        generator = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(config.samples, len(found.relevance), generator=generator).to(log_softmax.device)
+        gumbel = -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
+        noise = torch.randn(config.samples, generator=generator).to(log_softmax.device) * BUDGET_NOISE
+        chooses = config.least_tokens < config.most_tokens and config.allocation != "mass"
+        logit = torch.logit(balance.compress, 1e-6)
+        kept, log_probs = [], []
+        for number in range(config.samples):
+            drawn = logit.detach() + noise[number] * chooses
+            order = top(log_softmax.detach() + gumbel[number], self._budget(drawn, len(log_softmax), chooses=chooses))
+            log_prob = log_softmax.index_select(0, order).sum()
+            if chooses:
+                log_prob = log_prob - (drawn - logit) ** 2 / (2 * BUDGET_NOISE**2)
+            kept.append(tokens_at(order, grid))
+            log_probs.append(log_prob)
+        return Draws(kept, torch.stack(log_probs))
+
+    def _budget(self, logit: Tensor, tokens: int, *, chooses: bool) -> int:
+        return budget(self.config, torch.sigmoid(logit), tokens) if chooses else self.config.at_most(tokens)
+
+    def idle(self) -> Tensor:
+        """0, with a gradient of 0 for each parameter: a rank without images has gradients too."""
+        return torch.stack([(parameter * 0).sum() for parameter in self.parameters()]).sum()
+
+
+def pooled(embeddings: Tensor, owners: Tensor, count: int) -> Tensor:
+    """Mean embedding of each question, scaled to a root mean square of 1: (count, width) in fp32.
+
+    embeddings: (tokens, width) of question tokens; owners: (tokens,) number of the question of each.
+    """
+    sums = embeddings.new_zeros(count, embeddings.shape[1], dtype=torch.float32)
+    sums = sums.index_add(0, owners, embeddings.detach().float())
+    return sums * torch.rsqrt(sums.square().mean(1, keepdim=True) + 1e-12)
+
+
+def policy_loss(log_probs: Tensor, rewards: Tensor) -> Tensor:
+    """REINFORCE with a leave-one-out baseline (RLOO), summed over samples. Both arguments: (selections, samples).
+
+    A sample's advantages depend on its own selections only, and are divided by their rewards' deviation.
+    """
+    if not rewards.numel():
+        return log_probs.sum()
+    others = (rewards.sum(0) - rewards) / (len(rewards) - 1)
+    advantages = (rewards - others) / rewards.std(0).clamp(min=1e-6)
+    return -(advantages.detach() * log_probs).mean(0).sum()
+
+
+def save_relevance(module: RelevanceModule, read: Callable[[str], Tensor], folder: Path) -> None:
+    """Write FILE: weights, read by their names in the whole model, and in its header all that rebuilds the module."""
+    state = {name: read(PREFIX + name).contiguous() for name in module.state_dict()}
+    header = {
+        "relevance": module.config.model_dump_json(),
+        "question_width": str(module.question_width),
+        "special_ids": json.dumps(module.special_ids),
+    }
+    # safetensors refuses a file without tensors.
+    save_file(state or {"none": torch.zeros(1)}, folder / FILE, header)
+
+
+def load_relevance(file: Path) -> RelevanceModule:
+    """The module of an export's FILE. Raises ConfigError for another file."""
+    with safe_open(file, framework="pt") as stored:
+        header = stored.metadata() or {}
+        if "relevance" not in header:
+            raise ConfigError(f"{file} holds no relevance module", expected="a file that an export wrote")
+        config = RelevanceConfig.model_validate_json(header["relevance"])
+        module = RelevanceModule(config, int(header["question_width"]), json.loads(header["special_ids"]))
+        module.load_state_dict({name: stored.get_tensor(name) for name in module.state_dict()})
+    return module
