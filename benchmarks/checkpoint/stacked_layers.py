@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -63,6 +64,8 @@ class Trained:
         self.strategy.forward_backward([PackedBatch(none, none, none, none, torch.ones(1, self._width))], 1)
         self.strategy.step(1.0)
 
-    def saver(self, *, async_save: bool) -> CheckpointSaver:
+    def saver(self, *, async_save: bool, on_commit: Callable[[str], None] = lambda name: None) -> CheckpointSaver:
         """A saver that keeps one checkpoint."""
-        return CheckpointSaver(self.store, self.strategy, self.worker, Retention(1), async_save=async_save)
+        return CheckpointSaver(
+            self.store, self.strategy, self.worker, Retention(1), async_save=async_save, on_commit=on_commit
+        )
