@@ -47,6 +47,7 @@ def main() -> None:
     from swift.pipelines import sft_main
 
     find_image_tokens(given.model)
+    label_answers()
     options += ["--model", given.model, *(word for name, value in OPTIONS.items() for word in (f"--{name}", value))]
     sft_main([*options, "--dataset", str(given.data / "train.jsonl"), "--output_dir", str(given.checkpoints)])
     if int(os.environ["RANK"]) == 0:
@@ -65,6 +66,16 @@ def find_image_tokens(model: str) -> None:
 
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     Qwen2VLTemplate.image_token_id, Qwen2VLTemplate.video_token_id = config.image_token_id, config.video_token_id
+
+
+def label_answers() -> None:
+    """Leave the line end behind an answer out of the labels: it belongs to the turn that follows."""
+    from swift.template import TEMPLATE_MAPPING
+
+    template = TEMPLATE_MAPPING[OPTIONS["template"]]
+    template.system_prefix = ["<|im_start|>system\n{{SYSTEM}}<|im_end|>"]
+    template.prompt = ["\n<|im_start|>user\n{{QUERY}}<|im_end|>\n<|im_start|>assistant\n"]
+    template.chat_sep = template.suffix = ["<|im_end|>"]
 
 
 def copy_model(checkpoints: Path, output: Path) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText
 
 from tests.support.hf import table
-from tests.support.hf.kinds import INSTALLED, KINDS
+from tests.support.hf.kinds import INSTALLED, KINDS, Kind
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.native_models import SIZES, picture, write_data
@@ -215,6 +215,23 @@ def test_a_type_with_a_projector_of_unknown_name_is_refused(
     with pytest.raises(ConfigError, match="no name that is known of a projector"):
         examine.require_trainable(config_of(published("internvl")), pack=True, cached=False)
     examine._examine.cache_clear()
+
+
+def test_a_type_without_a_place_for_its_features_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mllama reads images in cross-attention: no feature takes the place of a token."""
+    mllama = Kind(
+        "<|image|>",
+        text={"cross_attention_layers": [1], "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        vision={
+            "attention_heads": 2, "num_global_layers": 1, "intermediate_layers_indices": [0], "vision_output_dim": 32,
+            "supported_aspect_ratios": [[1, 1], [1, 2]], "max_num_tiles": 2,
+        },
+        images={"size": {"height": 16, "width": 16}, "max_image_tiles": 2},
+        config={"image_token_index": 0},
+    )  # fmt: skip
+    monkeypatch.setitem(KINDS, "mllama", mllama)
+    with pytest.raises(ConfigError, match="a mllama model does not run on two packed samples"):
+        examine.require_trainable(config_of(publish("mllama", tmp_path)), pack=True, cached=False)
 
 
 def inputs_of(samples: Sequence[list[int]]) -> dict[str, Any]:
