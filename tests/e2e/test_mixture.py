@@ -79,7 +79,7 @@ def write_run_file(folder: Path) -> None:
         records = {"pictures": write_pictures, "clips": write_clips, "text": lambda _: texts}[name](folder / name)
         (folder / name / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
         sources.append({"name": name, "uri": f"{name}/data.jsonl", "weight": weight, "license": license})
-    data = {"sources": sources, "sequence_length": 256, "video_frames": 3, "validation_fraction": 0.2}
+    data = {"sources": sources, "sequence_length": 256, "video_frames": 3, "validation_fraction": 0.2, "tasks": 3}
     changes = {
         "data": data,
         "train.epochs": 1000,
@@ -100,6 +100,7 @@ def test_three_sources_reach_the_report_and_resume_exactly(tmp_path: Path) -> No
     write_run_file(tmp_path)
     answer = run(tmp_path, "whole")
     assert answer.code == 0, answer.said
+    assert len(list((tmp_path / "runs/chunks").iterdir())) >= 3, "prepared in the loop of three tasks"
 
     stopped = tmp_path / "runs/runs/stopped"
     with Terminal(tmp_path, "run", "run.yaml", "--run-id", "stopped") as terminal:
