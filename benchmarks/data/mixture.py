@@ -20,7 +20,7 @@ from trainer.data.prepare.pipeline import find_prepared
 from trainer.data.sample import SPLITS
 from trainer.data.shards.index import Index
 
-SOURCES, RECORDS = 10, 40_000
+SOURCES, RECORDS = 10, 10_000
 MILLION = 1_000_000
 TEXTS = "ten sources of short texts"
 LINE = '{{"id": "{0}", "conversations": [{{"from": "human", "value": "{0}"}}, {{"from": "gpt", "value": "{1}"}}]}}\n'
@@ -37,7 +37,7 @@ def mixture(bench: Bench) -> None:
         "one": _job(folder, f"data.source={folder}/all.jsonl", f"data.chunk_samples={chunk}"),
     }
     sides = {name: partial(prepared, job, folder / "root") for name, job in jobs.items()}
-    found = bench.take_turns("ten sources or one", sides)
+    found = bench.take_turns("ten sources or one", sides, warm_up=False)
     units = {measured.units for side in found.values() for measured in side}
     bench.report.require(units == {records}, "each side accepts every record", found=str(units))
     ten, one = ([1 / each.cpu_per_unit for each in found[name]] for name in sides)

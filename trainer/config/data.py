@@ -134,6 +134,9 @@ class DataConfig(Section):
     video_fps: NonNegative = Field(
         0.0, description="Frames of a second of video, up to video_frames; 0 takes video_frames of any video."
     )
+    video_times: bool = Field(
+        False, description="Write <1.5 seconds> before each frame of a video, as Qwen3-VL's own processor does."
+    )
     min_image_side: Positive = Field(4, description="Images with a shorter side, in pixels, are rejected.")
     max_image_aspect: float = Field(
         200.0, ge=1, description="Images whose longer side is more times the shorter one are rejected."

@@ -30,6 +30,7 @@ PDF_POINTS = 72  # an inch
 PAGE_DPI = 144
 MOST_PAGE_PIXELS = 50_000_000  # a page may claim any size
 JPEG_QUALITY = 95
+MOST_STILL_S = 1.0  # that a last frame of unknown duration is shown
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,12 @@ class _Video:
         while self._next is not None and (self._at is None or self._next.time <= target_s):
             self._at, self._next = self._next, next(self._frames, None)
         if self._at is None:
-            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{self._file} has no frames")
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{self._file} has no frame at {time_s:.3g} s")
+        shown_s = max(MOST_STILL_S, float((self._at.duration or 0) * self._at.time_base))
+        if self._next is None and target_s - self._at.time > shown_s:
+            ends_s = self._at.time - self._start_s
+            message = f"{self._file} ends after {ends_s:.3g} s, and has {self.duration_s:.3g} s by its header"
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, message)
         buffer = io.BytesIO()
         self._at.to_image().save(buffer, "JPEG", quality=JPEG_QUALITY)
         return buffer.getvalue()

@@ -73,6 +73,6 @@ def compare(prepared_root: str, before: str, now: str) -> Changes:
 def _lines(prepared_root: str, fingerprint: str, split: str) -> Iterator[dict[str, Any]]:
     """A split's samples, sorted by id; `set` is the fingerprint."""
     path = open_prepared(join_uri(prepared_root, fingerprint)).fetch(NAME)
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, pre_buffer=False) as file:
         for batch in file.iter_batches(BATCH_LINES, columns=["id", "split", "content"]):
             yield from (line | {"set": fingerprint} for line in batch.to_pylist() if line["split"] == split)

@@ -70,7 +70,7 @@ def overview(prepared_uri: str, data: DataConfig) -> Overview:
     storage = open_prepared(prepared_uri)
     sources = [SourceOverview(one.name, np.zeros(data.sequence_length + 1, np.int64)) for one in data.all_sources]
     met, kept = _Met(), [_Kept() for _ in sources]
-    with pq.ParquetFile(storage.fetch(NAME)) as index:
+    with pq.ParquetFile(storage.fetch(NAME), pre_buffer=False) as index:
         for lines in index.iter_batches(columns=COLUMNS):
             for number, of_source in enumerate(_by_source(lines, data)):
                 _count(sources[number], of_source)

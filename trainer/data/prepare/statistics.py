@@ -55,7 +55,7 @@ def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int 
     """
     splits = {name: _SplitNumbers(config, tile_tokens) for name in SPLITS}
     sources = {source.name: {name: _zeros() for name in SPLITS} for source in config.sources}
-    with pq.ParquetFile(folder / NAME) as index:
+    with pq.ParquetFile(folder / NAME, pre_buffer=False) as index:
         for lines in index.iter_batches(columns=[*COLUMNS, *(["id"] if sources else [])]):
             for name, numbers in splits.items():
                 numbers.add(lines.filter(pc.equal(lines.column("split"), name)))

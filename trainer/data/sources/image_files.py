@@ -67,6 +67,11 @@ class ImageFiles:
         count = max(1, min(most, int(self._media.duration_s(self._name_of(path)) * fps))) if fps else most
         return [self.reference(f"{path}#frame={number}/{count}") for number in range(1, count + 1)]
 
+    def frame_times_s(self, path: str, count: int) -> list[float]:
+        """When each of `count` evenly spread frames of a video is shown. Raises RejectedError."""
+        duration_s = self._media.duration_s(self._name_of(path))
+        return [duration_s * (number + 0.5) / count for number in range(count)]
+
     def _name_of(self, path: str) -> str:
         """The name of a relative path, or of an address in the bucket that begins with the folder's own."""
         if self._root is None:

@@ -63,8 +63,10 @@ class LlavaSource(FileSource):
         images = tuple(map(self.image_files.named, files["image"]))
         most, fps = self.config.video_frames, self.config.video_fps
         videos = [self.image_files.video_frames(path, most, fps) for path in files["video"]]
+        frames = zip(files["video"], map(len, videos), strict=True)
+        times_s = [self.image_files.frame_times_s(*one) for one in frames] if self.config.video_times else []
         made = self.build(record, images, where, identity)
-        turns, images = with_media(made.turns, images, videos)
+        turns, images = with_media(made.turns, images, videos, times_s)
         return replace(made, turns=turns, images=images)
 
     def _require_conversations(self) -> None:

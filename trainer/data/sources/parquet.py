@@ -110,7 +110,7 @@ def _opened(path: Path, *, is_arrow: bool) -> Iterator[_Table]:
 
             yield _Table(stream.schema.names, parts, lambda _: "" if is_whole else "its end is missing")
         return
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, pre_buffer=False) as file:  # else all its columns are in memory
         promised = file.metadata.num_rows
         yield _Table(
             file.schema_arrow.names,

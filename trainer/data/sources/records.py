@@ -53,12 +53,15 @@ def turns_of(
 
 
 def with_media(
-    turns: Sequence[Turn], images: Sequence[ImageRef], videos: Sequence[Sequence[ImageRef]]
+    turns: Sequence[Turn],
+    images: Sequence[ImageRef],
+    videos: Sequence[Sequence[ImageRef]],
+    times_s: Sequence[Sequence[float]] = (),
 ) -> tuple[tuple[Turn, ...], tuple[ImageRef, ...]]:
     """The turns with an image mark for each frame of the k-th video mark's video, and all images in the order of marks.
 
-    A single video without a mark is placed before the first question. Raises RejectedError where marks and files differ
-    in number.
+    A single video without a mark is placed before the first question. times_s: of each frame, to be written before it.
+    Raises RejectedError where marks and files differ in number.
     """
     marks = re.findall(EITHER_MARK, "".join(text for turn in turns for text in (turn.question, turn.answer)))
     if videos and VIDEO_MARK not in marks and len(videos) == 1 and turns:
@@ -71,12 +74,13 @@ def with_media(
             )
     if not videos:
         return tuple(turns), tuple(images)
-    pictures, clips, counts = iter(images), iter(videos), [len(frames) for frames in videos]
+    pictures, clips = iter(images), iter(videos)
     found = [image for mark in marks for image in (next(clips) if mark == VIDEO_MARK else [next(pictures)])]
-    left = iter(counts)
+    shown = [[f"<{time_s:.1f} seconds>{IMAGE_TOKEN}" for time_s in of_frames] for of_frames in times_s]
+    left = iter(shown or [[IMAGE_TOKEN] * len(frames) for frames in videos])
 
     def filled(words: str) -> str:
-        return re.sub(VIDEO_MARK, lambda _: IMAGE_TOKEN * next(left), words)
+        return re.sub(VIDEO_MARK, lambda _: "".join(next(left)), words)
 
     placed = [replace(turn, question=filled(turn.question), answer=filled(turn.answer)) for turn in turns]
     return tuple(placed), tuple(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -14,30 +13,15 @@ import pytest
 from PIL import Image
 
 from tests.support.data.prepared import conversation
+from tests.support.data.videos import BITS, FPS, frame_in, shown, write_video
 from trainer.config.data import DataConfig
 from trainer.data.media import part_of
 from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import ImageRef, Sample
+from trainer.data.sample import Sample
 from trainer.data.sources import open_source
 from trainer.data.sources.image_files import ImageFiles
 from trainer.errors import UserError
 from trainer.storage.local import LocalStorage
-
-FPS, FRAMES = 10, 40  # four seconds
-BITS = 6  # black and white columns that spell a frame's number
-GOP = 12  # frames between those that stand alone
-
-
-def write_video(path: Path, frames: int = FRAMES) -> Path:
-    with av.open(str(path), "w") as container:
-        stream: Any = container.add_stream("mpeg4", rate=FPS, options={"g": str(GOP), "qscale": "1"})
-        stream.width, stream.height, stream.pix_fmt = 16 * BITS, 48, "yuv420p"
-        for number in range(frames):
-            columns = np.repeat([255 * (number >> bit & 1) for bit in range(BITS)], 16).astype(np.uint8)
-            picture = np.broadcast_to(columns[None, :, None], (48, 16 * BITS, 3)).copy()
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode())
-    return path
 
 
 def pages(count: int) -> list[Image.Image]:
@@ -46,15 +30,6 @@ def pages(count: int) -> list[Image.Image]:
 
 def files(folder: Path, **limits: int) -> ImageFiles:
     return ImageFiles(LocalStorage(folder), **{"max_image_bytes": 1 << 20, "max_media_bytes": 1 << 20} | limits)
-
-
-def shown(reference: ImageRef) -> Image.Image:
-    return Image.open(io.BytesIO(reference.read())).convert("RGB")
-
-
-def frame_in(reference: ImageRef) -> int:
-    middles = np.asarray(shown(reference))[24, 8::16, 0]
-    return sum(1 << bit for bit, level in enumerate(middles) if level > 127)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +104,31 @@ def test_what_is_not_there_is_rejected_in_words(tmp_path: Path) -> None:
     assert code == RejectCode.IMAGE_TOO_LARGE and "data.max_media_bytes 99" in said
     with pytest.raises(RejectedError, match="is outside"):
         files(tmp_path).reference("../v.mp4#t=0")
+
+
+def test_a_video_without_frames_and_one_that_ends_before_its_length(tmp_path: Path) -> None:
+    whole = write_video(tmp_path / "v.mp4", 60, movflags="faststart").read_bytes()  # which writes the length first
+    (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    with av.open(str(tmp_path / "sound.mp4"), "w") as container:
+        stream: Any = container.add_stream("aac", rate=44100)
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 44100), np.int16), format="s16", layout="mono")
+        sound.sample_rate = 44100
+        container.mux([*stream.encode(sound), *stream.encode()])
+    assert rejected(tmp_path, "sound.mp4#t=0") == (RejectCode.MEDIA_UNREADABLE, "sound.mp4 has no video")
+    assert rejected(tmp_path, "cut.mp4#frame=8/8") == (RejectCode.MEDIA_UNREADABLE, "cut.mp4 has no frame at 5.62 s")
+    first, *others = files(tmp_path).video_frames("cut.mp4", 8, 0)
+    assert shown(first).size == (16 * BITS, 48)
+    with pytest.raises(RejectedError, match=r"cut.mp4 ends after \d\.\d+ s, and has 6 s by its header"):
+        [frame.read() for frame in others]
+
+
+def test_times_of_frames_are_written_before_them(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mp4")
+    record = {"id": "1", "video": "v.mp4", "conversations": conversation("<video>\nWhat?", "Grey.")}
+    (one,) = records(tmp_path, record, video_frames=2, video_times=True)
+    assert isinstance(one, Sample)
+    assert one.turns[0].question == "<1.0 seconds><image><3.0 seconds><image>\nWhat?"
+    assert [frame_in(image) for image in one.images] == [10, 30]
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.data.prepared import conversation, encode, llava_folder, picture
-from tests.unit.trainer.data.test_media import frame_in, write_video
+from tests.support.data.videos import frame_in, write_video
 from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sample import Sample, Turn
