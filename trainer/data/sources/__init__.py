@@ -103,7 +103,7 @@ def _begins_object(files: Files) -> bool:
 
 
 def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
-    from trainer.data.sources.digit_mosaics import DigitMosaicsSource
+    from trainer.data.sources.builtin_sets.digit_mosaics import DigitMosaicsSource
     from trainer.data.sources.digits import DigitsSource
     from trainer.data.sources.easy_vqa import EasyVqaSource
     from trainer.data.sources.openmoji import OpenMojiSource

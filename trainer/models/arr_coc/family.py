@@ -69,7 +69,7 @@ class ArrCocFamily(QwenVlFamily):
         kept = config.relevance.at_most(shape.image_tokens)
         return dataclasses.replace(shape, parameters=parameters, image_tokens=kept)
 
-    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights:
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights:  # type: ignore[override]
         base = super().initial_weights(config, tokenizer)
         return WithRelevance(base, relevance_of(config, tokenizer).state_dict())
 

@@ -41,7 +41,7 @@ class RelevanceVLM(QwenVLM):
         assert grids is not None
         return with_textures(super().run_tower(patches, grids), patches, grids, self.processor)
 
-    def forward(
+    def forward(  # type: ignore[override]  # needs `selection`, and knows no pairs and no pipeline stages
         self,
         input_ids: Tensor,
         position_ids: Tensor,
