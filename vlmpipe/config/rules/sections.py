@@ -73,9 +73,7 @@ def _relevance_problems(config: RunConfig) -> Iterator[Problem]:
         text = f"found {train.strategy} with model.relevance, whose 0.4M parameters need no sharding; expected ddp"
         yield Problem("train.strategy", text)
     if train.context_parallel > 1:
-        text = (
-            f"found {train.context_parallel} with model.relevance, which draws selections of whole images; expected 1"
-        )
+        text = f"found {train.context_parallel} with model.relevance, which selects from whole images; expected 1"
         yield Problem("train.context_parallel", text)
     if train.objective != "sft":
         text = f"found {train.objective} with model.relevance, which learns from answers; expected sft"
