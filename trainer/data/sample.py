@@ -41,6 +41,8 @@ class Turn:
     system: str = ""  # before the question
     thinking: str = ""  # before the answer
     rejected: str = ""  # an answer that the other is preferred to
+    # Left, top, right and bottom of what the answer is about, as shares of the sample's only image; empty: not known.
+    region: tuple[float, ...] = ()
 
     def texts(self) -> tuple[str, ...]:
         """All texts; without those that most samples lack, where they are empty."""

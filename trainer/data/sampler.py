@@ -172,7 +172,7 @@ class PackedBatchSampler:
             squared_tokens=int(np.square(self.tokens[plan.members], dtype=np.int64).sum()),
             images=int(split.image_count[plan.members].sum()),
             tiles=int(self._tiles[plan.members].sum()) // (1 + self.in_pairs),
-            image_tokens=int(split.image_tokens[plan.members].sum()),
+            image_tokens=int((split.image_tokens - split.tokens + self.tokens)[plan.members].sum()),
         )
 
     def label_tokens(self, batch: GlobalBatch) -> int:

@@ -40,6 +40,8 @@ from trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from trainer.evaluation.confusion_matrix import confusions
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
+from trainer.evaluation.relevance import CONTROLS as SELECTIONS
+from trainer.evaluation.relevance import RELEVANCE_MAPS, relevance_records, selecting, summarised
 from trainer.models.base import Family
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
@@ -82,7 +84,8 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     subject = load_subject(job, worker)
     questions = held_out_questions(subject, job.evaluate.max_samples)
     mine = questions[worker.rank :: worker.world_size]
-    rounds = ["", *job.evaluate.controls]
+    controls = [*job.evaluate.controls, *(SELECTIONS if job.model.relevance else ())]
+    rounds = ["", *controls]
     answered: dict[str, list[Prediction]] = {}
     benchmarks = open_benchmarks(job)
     for control in rounds:
@@ -93,10 +96,13 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
             if progress:
                 asked = sum(len(predictions) for predictions in answered.values())
                 progress.update(asked, len(mine) * len(rounds), unit="questions", message=control)
+    relevant = relevance_of_questions(job, subject, mine, worker) if job.model.relevance else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
     loss, preferences = validation_loss(job, subject, worker)
     everyone: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everyone, answered)
+    all_relevant: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(all_relevant, relevant)
     if not progress:
         return
     predictions = {
@@ -109,6 +115,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = by_chance["slices"][name]["exact_match"]
+    if job.model.relevance:
+        found = [one for part in all_relevant for one in part]
+        scored_by_slice["relevance"] = summarised([one for _, one in found], scored_by_slice["exact_match"])
     result = {
         "samples": len({question.sample for question in questions}),
         **scored_by_slice,
@@ -118,7 +127,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         **preferences,
         "confusion": confusions(predictions[""]),
         **({"benchmarks": benchmarked} if benchmarked else {}),
-        "controls": {control: exact_match(predictions[control]) for control in job.evaluate.controls},
+        "controls": {control: exact_match(predictions[control]) for control in controls},
         "images": stats["splits"]["eval"]["unique_images"],
         "images_also_in_train": stats["eval_images_also_in_train"],
         "held_out_sha256": hashlib.sha256(
@@ -127,6 +136,12 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "wall_s": time.perf_counter() - started,
     }
     store = open_storage(job.run.run_uri)
+    if job.model.relevance:
+        write_record(
+            store,
+            RELEVANCE_MAPS,
+            {"maps": [dict(zip(("id", "turn"), key, strict=True)) | one for key, one in found if one["relevance"]]},
+        )
     store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
     write_record(store, "evaluate.json", result)
     progress.finish(message=f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions")
@@ -202,11 +217,25 @@ def answer(
         shown = own if other is None else subject.images(other)
         asked.append(Asked(Turn(question.question, "", system=question.system), own, shown))
     most, is_blank = job.evaluate.max_new_tokens, control == "no_image"
-    texts = answer_questions(job, subject.model, asked, worker.device, max_new_tokens=most, is_blank=is_blank)
+    with selecting(subject.model.model, control):
+        texts = answer_questions(job, subject.model, asked, worker.device, max_new_tokens=most, is_blank=is_blank)
     return [
         Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
         for q, text in zip(questions, texts, strict=True)
     ]
+
+
+def relevance_of_questions(
+    job: JobConfig, subject: Subject, questions: Sequence[Question], worker: ProcessContext
+) -> list[tuple[tuple[str, int], dict[str, Any]]]:
+    """What is kept for each question, by its id and turn."""
+    found: list[dict[str, Any]] = []
+    for start in range(0, len(questions), job.evaluate.batch_questions):
+        batch = questions[start : start + job.evaluate.batch_questions]
+        turns = [subject.shards.turns(subject.split.sample_location(asked.sample))[asked.turn] for asked in batch]
+        images = [subject.images(asked.sample) for asked in batch]
+        found += relevance_records(job, subject.model, turns, images, worker.device)
+    return [((asked.id, asked.turn), one) for asked, one in zip(questions, found, strict=True)]
 
 
 def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> tuple[float, dict[str, float]]:

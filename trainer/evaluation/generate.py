@@ -30,13 +30,7 @@ def generate_answers(
     on the left, so that all answers start at the same position.
     """
     tokenizer = chat.tokenizer
-    longest = max(len(ids) for ids in prompts)
-    input_ids = torch.full((len(prompts), longest), tokenizer.pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, ids in enumerate(prompts):
-        input_ids[row, longest - len(ids) :] = torch.tensor(ids)
-        attention_mask[row, longest - len(ids) :] = 1
-    input_ids, attention_mask = input_ids.to(device), attention_mask.to(device)
+    input_ids, attention_mask = (one.to(device) for one in left_padded(prompts, tokenizer.pad_token_id))
     given = inputs(input_ids)
     given = {"attention_mask": attention_mask, **given}
     generated = model.generate(
@@ -51,3 +45,14 @@ def generate_answers(
     # Behind thinking, where the template has it.
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     return [text.rpartition(END_OF_THINKING)[2].strip() for text in texts]
+
+
+def left_padded(prompts: Sequence[list[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask of prompts, (prompts, tokens), which end together."""
+    longest = max(len(ids) for ids in prompts)
+    input_ids = torch.full((len(prompts), longest), pad_token_id)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, ids in enumerate(prompts):
+        input_ids[row, longest - len(ids) :] = torch.tensor(ids)
+        attention_mask[row, longest - len(ids) :] = 1
+    return input_ids, attention_mask

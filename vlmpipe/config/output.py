@@ -71,6 +71,12 @@ class GateConfig(Section):
         None, description="Least exact match above the same model shown another sample's image; null does not check."
     )
 
+    max_mean_image_tokens: float | None = Field(
+        None,
+        gt=0,
+        description="Most visual tokens that an image keeps in the mean, for models with model.relevance; null does "
+        "not check.",
+    )
     max_images_also_in_train: Fraction | None = Field(
         None, description="Largest share of held-out images that are also in the training split; null does not check."
     )
@@ -86,7 +92,9 @@ class GateConfig(Section):
     @property
     def checks_something(self) -> bool:
         """Whether any threshold could reject a first model, which has no champion."""
-        bounds = (self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image)
+        bounds = (
+            self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image, self.max_mean_image_tokens,
+        )  # fmt: skip
         return bool(self.min_exact_match or self.per_slice or self.min_scores or self.benchmarks) or any(
             bound is not None for bound in bounds
         )

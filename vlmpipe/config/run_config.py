@@ -44,7 +44,9 @@ from vlmpipe.config.validation_errors import (
 )
 from vlmpipe.config.yaml_loader import parse_overrides, read_run_file
 
-BUILTIN_SOURCES = ("builtin:digits", "builtin:easy-vqa", "builtin:openmoji")
+BUILTIN_SOURCES = (
+    "builtin:digits", "builtin:digit-mosaics", "builtin:digit-mosaic-questions", "builtin:easy-vqa", "builtin:openmoji",
+)  # fmt: skip
 
 
 def _known_source(data: DataConfig) -> DataConfig:

@@ -97,6 +97,10 @@ def decide(
         shuffled = (evaluation.get("controls") or {}).get("shuffled_image") or {}
         margin = gate.min_margin_over_shuffled_image
         checks.append(_margin("shuffled image", exact_match, shuffled.get("exact_match"), margin))
+    if gate.max_mean_image_tokens is not None:
+        tokens = (evaluation.get("relevance") or {}).get("mean_image_tokens")
+        most = gate.max_mean_image_tokens
+        checks.append(_limit("tokens an image", "relevance.mean_image_tokens", tokens, most, upper=True))
     if gate.max_images_also_in_train is not None:
         checks.append(_overlap(evaluation, gate.max_images_also_in_train))
     if champion is not None:

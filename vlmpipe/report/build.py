@@ -27,6 +27,7 @@ from vlmpipe.report.load import RunFiles, column, flatten, number, read_run
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.plan_section import plan_view
 from vlmpipe.report.profile_section import profile_view
+from vlmpipe.report.relevance_section import relevance_view
 from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
@@ -96,6 +97,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "cards": sample_cards(images, choose(files.predictions, SHOWN_SAMPLES)) if images else [],
         "predictions": prediction_browser(images, files.predictions) if images else None,
         "tensorboard": f"tensorboard --logdir {shlex.quote(join_uri(files.run_uri, 'logs'))}",
+        "relevance": relevance_view(files, images),
         "num_wrong": sum(not line.get("correct") for line in files.predictions),
         "timings": timings,
         "whole_s": whole_s,

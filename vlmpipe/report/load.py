@@ -35,6 +35,7 @@ class RunFiles:
     profiles: list[dict[str, Any]] = field(default_factory=list)  # of each profiled rank
     evaluation: dict[str, Any] = field(default_factory=dict)
     predictions: list[dict[str, Any]] = field(default_factory=list)
+    relevance_maps: list[dict[str, Any]] = field(default_factory=list)
     decision: dict[str, Any] = field(default_factory=dict)
     registered: dict[str, Any] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
@@ -111,6 +112,8 @@ def read_run(run_uri: str) -> RunFiles:
     files.profiles = [run.object(name, "train") for name in sorted(_profiles(run))]
     files.evaluation = run.object("evaluate.json", "evaluate")
     files.predictions = run.lines("predictions.jsonl", "evaluate")
+    if files.config.get("model", {}).get("relevance"):
+        files.relevance_maps = run.object("relevance_maps.json", "evaluate").get("maps", [])
     files.decision = run.object("decision.json", "decide")
     files.prepared = run.object("prepared.json", "prepare-data")
     files.changes = run.optional(CHANGES_FILE, "prepare-data")

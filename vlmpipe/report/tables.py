@@ -14,7 +14,12 @@ from trainer.evaluation.metrics import normalise
 from vlmpipe.report.load import RunFiles, column, count, duration, number, percent
 
 MOST_CONFUSIONS = 6
-CONTROL_NAMES = {"shuffled_image": "Shuffled image", "no_image": "No image"}
+CONTROL_NAMES = {
+    "shuffled_image": "Shuffled image",
+    "no_image": "No image",
+    "all_tokens": "All image tokens",
+    "uniform_tokens": "Evenly spaced image tokens",
+}
 STATE_SYMBOLS = {"done": "✓", "reused": "↻", "stopped": "■", "failed": "✕", "running": "…"}
 
 

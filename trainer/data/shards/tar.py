@@ -124,7 +124,7 @@ class ShardReader:
     def turns(self, members: Members) -> tuple[Turn, ...]:
         """The conversation of a sample."""
         record = json.loads(self.read(members.shard, members.json_offset, members.json_bytes))
-        return tuple(Turn(**turn) for turn in record["turns"])
+        return tuple(Turn(**{**turn, "region": tuple(turn.get("region", ()))}) for turn in record["turns"])
 
     def images(self, members: Members) -> list[bytes]:
         """The encoded (JPEG or PNG) images of a sample, in order of their marks."""

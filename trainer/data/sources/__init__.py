@@ -107,12 +107,15 @@ def _begins_object(files: Files) -> bool:
 
 
 def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
+    from trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
     from trainer.data.sources.builtin.digits import DigitsSource
     from trainer.data.sources.builtin.easy_vqa import EasyVqaSource
     from trainer.data.sources.builtin.openmoji import OpenMojiSource
 
     return {
         "digits": lambda config: DigitsSource(config.validation_fraction),
+        "digit-mosaics": lambda config: DigitMosaicsSource(config.validation_fraction, one_question=False),
+        "digit-mosaic-questions": lambda config: DigitMosaicsSource(config.validation_fraction, one_question=True),
         "easy-vqa": lambda config: EasyVqaSource(),
         "openmoji": lambda config: OpenMojiSource(),
     }

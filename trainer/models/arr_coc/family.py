@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,17 @@ from torch import Tensor, nn
 
 from trainer.config.arr_coc.channels import CHANNELS
 from trainer.config.model import ModelConfig
-from trainer.models.arr_coc.allocation import Kept
 from trainer.models.arr_coc.generation import selected_inputs
 from trainer.models.arr_coc.inputs import marks_of
-from trainer.models.arr_coc.model import RelevanceVLM, with_textures
+from trainer.models.arr_coc.model import RelevanceVLM, TracedVLM, with_textures
 from trainer.models.arr_coc.module import FILE, PREFIX, RelevanceModule, load_relevance
 from trainer.models.arr_coc.textures import TEXTURES_VERSION
 from trainer.models.base import Weights
 from trainer.models.hf_native.pretrained import pretrained_config
 from trainer.models.image_inputs import Grid
+from trainer.models.layers.parameter_counts import count_parameters
 from trainer.models.qwen_vl.family import QwenVlFamily
+from trainer.sizing.model_shape import ModelShape
 from trainer.storage.model_folders import local_folder
 
 
@@ -48,7 +50,26 @@ class ArrCocFamily(QwenVlFamily):
         model.relevance = relevance_of(config, tokenizer)
         return model
 
-    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights:
+    def skeleton(self, config: ModelConfig, **sizes: Any) -> nn.Module:
+        assert config.relevance is not None
+        model = super().skeleton(config, **sizes)
+        width = int(model.config.text_config.hidden_size)
+        model.relevance = RelevanceModule(config.relevance, width, ()).requires_grad_(config.relevance.learns)
+        model.is_skeleton = True
+        return model
+
+    def shape(self, config: ModelConfig) -> ModelShape:
+        """Of the base with at most the tokens that are kept; the module's parameters are among the adapters."""
+        assert config.relevance is not None
+        shape = super().shape(config)
+        width = shape.language.hidden
+        with torch.device("meta"):
+            count = count_parameters(RelevanceModule(config.relevance, width, ())) if config.relevance.learns else 0
+        parameters = {**shape.parameters, "adapters": shape.parameters["adapters"] + count}
+        kept = config.relevance.at_most(shape.image_tokens)
+        return dataclasses.replace(shape, parameters=parameters, image_tokens=kept)
+
+    def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights:  # type: ignore[override]
         base = super().initial_weights(config, tokenizer)
         return WithRelevance(base, relevance_of(config, tokenizer).state_dict())
 
@@ -77,15 +98,11 @@ class ArrCocFamily(QwenVlFamily):
         self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
     ) -> dict[str, Any]:
         """Prompts without the tokens that are not kept, and all arguments that follow from their number."""
-        return selected_inputs(model, input_ids, projected, grids)[0]
-
-    def selections(self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor) -> list[Kept]:
-        """The tokens of each image that `generation_inputs` keeps."""
-        return selected_inputs(model, input_ids, projected, grids)[1]
+        return selected_inputs(model, input_ids, projected, grids)
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
-        if not hasattr(model, "relevance"):  # a skeleton, for traces and sizes of the base
-            return super().training_module(config, model, cached=cached)
+        if hasattr(model, "is_skeleton"):
+            return TracedVLM(config, model, cached=cached)
         return RelevanceVLM(config, model, self.processor(config), cached=cached)
 
     def processor(self, config: ModelConfig) -> Any:

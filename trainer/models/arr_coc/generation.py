@@ -5,6 +5,7 @@ It takes the kept tokens through the hook for precomputed encoder outputs, and t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,50 +14,41 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from trainer.config.arr_coc.channels import CHANNELS
 from trainer.models.arr_coc.allocation import Kept
-from trainer.models.arr_coc.module import pooled
+from trainer.models.arr_coc.module import Relevance, RelevanceModule, pooled
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Of one image of a prompt."""
+
+    found: Relevance
+    kept: Kept
 
 
 @torch.no_grad()
-def selected_inputs(
-    model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None
-) -> tuple[dict[str, Any], list[Kept]]:
-    """The model's arguments for prompts, padded on the left, and the tokens of each image that they keep.
+def selected_inputs(model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None) -> dict[str, Any]:
+    """The model's arguments for prompts without the tokens that they do not keep.
 
     Args:
         model: the library's, with its part `relevance`.
-        input_ids: (prompts, tokens), each image with all its tokens.
+        input_ids: (prompts, tokens), padded on the left, each image with all its tokens.
         projected: (image tokens, levels x hidden + channels), textures last.
         grids: (images, 3), in patches.
     """
-    config, module = model.config, model.relevance
-    device, merge = input_ids.device, int(config.vision_config.spatial_merge_size)
-    sizes = [
-        (int(rows) // merge, int(columns) // merge) for _, rows, columns in ([] if grids is None else grids.tolist())
-    ]
-    counts = [rows * columns for rows, columns in sizes]
-    is_image = input_ids == config.image_token_id
-    real = (input_ids != config.text_config.pad_token_id).cumsum(1) > 0
-    special = torch.tensor(module.special_ids, device=device)
-    is_question = real & ~is_image & ~torch.isin(input_ids, special)
-    owners = is_question.nonzero()[:, 0]
-    questions = pooled(model.get_input_embeddings()(input_ids[is_question]), owners, len(input_ids))
-    prompts = is_image.nonzero()[:, 0].split(counts)
-    kept = [
-        module.select(module(textures, questions[own[0]]), grid, input_ids[own[0]][is_question[own[0]]].tolist())
-        for textures, own, grid in zip(projected[:, -len(CHANNELS) :].split(counts), prompts, sizes, strict=True)
-    ]
+    config, textures = model.config, projected[:, -len(CHANNELS) :]
+    kept = [one.kept for one in relevance_of_prompts(model, input_ids, textures, grids)]
+    is_image, real = input_ids == config.image_token_id, _real(model, input_ids)
+    counts = _counts(model, grids)
     positions = _positions(model, input_ids, real, is_image, grids)
-    stays, image_places = real.clone(), is_image.nonzero().split(counts)
-    for one, places in zip(kept, image_places, strict=True):
-        first = places[: len(one)]
-        prompt, columns = first[0, 0], first[:, 1]
-        stays[places[len(one) :, 0], places[len(one) :, 1]] = False
+    stays = real.clone()
+    for one, places in zip(kept, is_image.nonzero().split(counts), strict=True):
+        prompt, columns = places[0, 0], places[: len(one), 1]
+        stays[prompt, places[len(one) :, 1]] = False
         start = positions[1, prompt, places[0, 1]].clone()
         positions[1, prompt, columns] = start
         positions[2:, prompt, columns] = start + one.places.T
     order = stays.long().argsort(dim=1, stable=True)  # what is left out goes to the left, to the padding
-    longest = int(stays.sum(1).max())
-    order = order[:, -longest:]
+    order = order[:, -int(stays.sum(1).max()) :]
     attention_mask = stays.gather(1, order)
     ids = input_ids.masked_fill(~stays, config.text_config.pad_token_id).gather(1, order)
     positions = positions.gather(2, order.expand(4, -1, -1))
@@ -67,7 +59,27 @@ def selected_inputs(
         "attention_mask": attention_mask.long(),
         "position_ids": positions,
         "mm_encoder_outputs": {"image": encoder_output(images, model)},
-    }, kept
+    }
+
+
+@torch.no_grad()
+def relevance_of_prompts(
+    model: nn.Module, input_ids: Tensor, textures: Tensor, grids: Tensor | None
+) -> list[Selection]:
+    """What prompts keep of their images. textures: (image tokens, channels); other arguments: see `selected_inputs`."""
+    module: RelevanceModule = model.relevance
+    is_image = input_ids == model.config.image_token_id
+    special = torch.tensor(module.special_ids, device=input_ids.device)
+    is_question = _real(model, input_ids) & ~is_image & ~torch.isin(input_ids, special)
+    embeddings = model.get_input_embeddings()(input_ids[is_question])
+    questions = pooled(embeddings, is_question.nonzero()[:, 0], len(input_ids))
+    found, counts, merge = [], _counts(model, grids), int(model.config.vision_config.spatial_merge_size)
+    owners = is_image.nonzero()[:, 0].split(counts)
+    for own, image, (_, rows, columns) in zip(owners, textures.split(counts), _listed(grids), strict=True):
+        one = module(image, questions[own[0]])
+        ids = input_ids[own[0]][is_question[own[0]]].tolist()
+        found.append(Selection(one, module.select(one, (rows // merge, columns // merge), ids)))
+    return found
 
 
 def encoder_output(images: list[Tensor], model: nn.Module) -> BaseModelOutputWithPooling:
@@ -81,6 +93,21 @@ def encoder_output(images: list[Tensor], model: nn.Module) -> BaseModelOutputWit
     if deeper:
         output["deepstack_features"] = [list(level) for level in deeper]
     return output
+
+
+def _listed(grids: Tensor | None) -> list[list[int]]:
+    return [] if grids is None else grids.tolist()
+
+
+def _counts(model: nn.Module, grids: Tensor | None) -> list[int]:
+    """Tokens of each image."""
+    merge = int(model.config.vision_config.spatial_merge_size)
+    return [rows * columns // merge**2 for _, rows, columns in _listed(grids)]
+
+
+def _real(model: nn.Module, input_ids: Tensor) -> Tensor:
+    """(prompts, tokens) false for the padding on the left."""
+    return (input_ids != model.config.text_config.pad_token_id).cumsum(1) > 0
 
 
 def _positions(model: nn.Module, input_ids: Tensor, real: Tensor, is_image: Tensor, grids: Tensor | None) -> Tensor:

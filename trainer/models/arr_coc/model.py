@@ -21,7 +21,7 @@ from trainer.models.image_inputs import Grid
 from trainer.models.layers.chunked_loss import loss_at_labels
 from trainer.models.layers.image_placeholders import places_of, require_tokens
 from trainer.models.layers.preference import PreferencePairs
-from trainer.models.qwen_vl.model import QwenVLM
+from trainer.models.qwen_vl.model import QwenVLM, mergers_of
 
 
 class RelevanceVLM(QwenVLM):
@@ -41,7 +41,7 @@ class RelevanceVLM(QwenVLM):
         assert grids is not None
         return with_textures(super().run_tower(patches, grids), patches, grids, self.processor)
 
-    def forward(
+    def forward(  # type: ignore[override]  # needs `selection`, and knows no pairs and no pipeline stages
         self,
         input_ids: Tensor,
         position_ids: Tensor,
@@ -124,6 +124,25 @@ class RelevanceVLM(QwenVLM):
     @property
     def num_levels(self) -> int:
         return len(getattr(self.model.config.vision_config, "deepstack_visual_indexes", ()))
+
+
+class TracedVLM(QwenVLM):
+    """Stands for a RelevanceVLM where memory is traced with fake tensors, which have no relevance to select by.
+
+    One of its selections is alive at a time, so that one pass has the memory of all.
+    """
+
+    def project(self, features: Tensor) -> Tensor:
+        side = int(self.model.config.vision_config.spatial_merge_size)
+        numbers = int(self.model.config.vision_config.hidden_size) * side**2 * len(mergers_of(self.model.model.visual))
+        return super().project(features[:, :numbers])
+
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        relevance = self.model.relevance
+        base = [one for name, one in self.model.named_parameters() if not name.startswith("relevance.")]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and any(one.requires_grad for one in base)):
+            loss = super().forward(*args, **named)
+        return loss + relevance.idle() if relevance.config.learns else loss
 
 
 class Packed:

@@ -143,3 +143,10 @@ def load_relevance(file: Path) -> RelevanceModule:
         module = RelevanceModule(config, int(header["question_width"]), json.loads(header["special_ids"]))
         module.load_state_dict({name: stored.get_tensor(name) for name in module.state_dict()})
     return module
+
+
+def untrained(module: RelevanceModule, seed: int) -> RelevanceModule:
+    """A module of the same settings with its first weights, as `seed` draws them."""
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return RelevanceModule(module.config, module.question_width, module.special_ids).float()

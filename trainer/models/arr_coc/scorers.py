@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from trainer.config.arr_coc.channels import CHANNELS
 from trainer.config.arr_coc.relevance import RelevanceConfig
 
+OF_TEXTURE = {"propositional": "entropy", "perspectival": "sobel_magnitude"}  # scorer -> its channel
 FLAT = 1e-6  # scores that differ by less are equal
 
 
@@ -25,12 +26,12 @@ class Scorers(nn.Module):
 
     def forward(self, textures: Tensor, question: Tensor) -> Tensor:
         """(scorers, tokens) in fp32. textures: (tokens, channels); question: (width,)."""
-        scores = {
-            "propositional": lambda: normalised(textures[:, CHANNELS.index("entropy")]),
-            "perspectival": lambda: normalised(textures[:, CHANNELS.index("sobel_magnitude")]),
-            "participatory": lambda: self.participatory(textures, question),
-        }
-        found = [scores[name]() for name in self.names]
+        found = [
+            self.participatory(textures, question)
+            if name == "participatory" and self.participatory
+            else normalised(textures[:, CHANNELS.index(OF_TEXTURE[name])])
+            for name in self.names
+        ]
         return torch.stack(found) if found else textures.new_zeros(0, len(textures))
 
 

@@ -28,6 +28,8 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         what = "has adapters" if model.lora and "tower" in model.lora.parts else "is trained"
         text = f"found on, but the tower {what}, so its output changes; expected tower in model.freeze, or off"
         yield Problem("features.cache", text)
+    if model.relevance:
+        yield from _relevance_problems(config)
     if model.family == "hf":
         yield from _generic_model_problems(config)
     if train.overlap_vision_encoder and (is_trained or is_cached):
@@ -66,6 +68,22 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem("register.serving", text)
         if not config.gcp.project:
             yield Problem("gcp.project", f"{missing} the project that holds the model")
+
+
+def _relevance_problems(config: RunConfig) -> Iterator[Problem]:
+    """What a model that selects visual tokens cannot do."""
+    train = config.train
+    if train.strategy != "ddp":
+        text = f"found {train.strategy} with model.relevance, whose 0.4M parameters need no sharding; expected ddp"
+        yield Problem("train.strategy", text)
+    if train.context_parallel > 1:
+        text = f"found {train.context_parallel} with model.relevance, which selects from whole images; expected 1"
+        yield Problem("train.context_parallel", text)
+    if train.objective != "sft":
+        text = f"found {train.objective} with model.relevance, which learns from answers; expected sft"
+        yield Problem("train.objective", text)
+    if train.trainer:
+        yield Problem("train.trainer", "found with model.relevance, which only vlmpipe's trainer knows; expected null")
 
 
 def _generic_model_problems(config: RunConfig) -> Iterator[Problem]:

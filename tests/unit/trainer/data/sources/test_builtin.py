@@ -15,6 +15,7 @@ from PIL import Image
 from trainer.config.data import DataConfig
 from trainer.data.sample import Sample, split_of
 from trainer.data.sources import open_source
+from trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
 from trainer.data.sources.builtin.digits import DigitsSource
 from trainer.errors import ConfigError, ExitCode, UserError
 
@@ -140,7 +141,7 @@ def test_a_missing_package_is_named_before_anything_is_read(monkeypatch: pytest.
 
 
 def test_an_unknown_built_in_set_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="builtin:digits, builtin:easy-vqa, builtin:openmoji"):
+    with pytest.raises(ConfigError, match=r"builtin:digits, builtin:digit-mosaics, .*, builtin:openmoji"):
         open_source(DataConfig(source="builtin:imagenet", sequence_length=100))
 
 
@@ -148,3 +149,26 @@ def test_the_split_of_an_id_does_not_move() -> None:
     held_out = [number for number in range(1000) if split_of(f"sample-{number}", 0.1) == "eval"]
     assert 70 < len(held_out) < 130
     assert set(held_out) <= {number for number in range(1000) if split_of(f"sample-{number}", 0.2) == "eval"}
+
+
+# ---- mosaics of digits
+
+
+def test_a_mosaic_shows_the_asked_digit_in_its_region() -> None:
+    from sklearn.datasets import load_digits
+
+    scans = load_digits()
+    sample = next(iter(DigitMosaicsSource(0.1, one_question=False)))
+    pixels = np.asarray(Image.open(io.BytesIO(sample.images[0].read())))
+    assert pixels.shape == (48, 48, 3) and len(sample.turns) == 6
+    for turn in sample.turns:
+        left, top, right, bottom = (round(share * 48) for share in turn.region)
+        cell = pixels[top:bottom, left:right].max(-1)
+        digits = {int(d) for d, scan in zip(scans.target, scans.images, strict=True)
+                  if np.array_equal((scan / 16 * 255).astype(np.uint8), cell)}  # fmt: skip
+        assert digits == {int(turn.answer)}
+
+
+def test_a_single_question_is_about_the_same_pictures() -> None:
+    many, one = (next(iter(DigitMosaicsSource(0.1, one_question=alone))) for alone in (False, True))
+    assert many.id == one.id and many.turns[:1] == one.turns and many.images[0].read() == one.images[0].read()

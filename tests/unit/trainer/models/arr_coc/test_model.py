@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from tests.support.trainer.native_models import picture
 from tests.support.trainer.native_sequences import config_of, tokenizer_of
+from trainer.config.arr_coc.channels import CHANNELS
 from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.sample import Turn
 from trainer.dataloading.batches import PackedBatch, collate, online_images
+from trainer.models.arr_coc.generation import relevance_of_prompts
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.registry import family_of
@@ -222,7 +224,8 @@ def test_a_prompt_keeps_what_training_keeps(family: str, relevance: dict[str, An
     torch.testing.assert_close(logits, found[0][firsts], rtol=1e-4, atol=1e-4)
     assert logits.std() > 0.1
     assert generated.shape[1] > given["input_ids"].shape[1]
-    kept = kind.selections(model, input_ids, projected, torch.tensor(pixels.grids))
+    textures = projected[:, -len(CHANNELS) :]
+    kept = [one.kept for one in relevance_of_prompts(model, input_ids, textures, torch.tensor(pixels.grids))]
     assert sum(map(len, kept)) == int((given["input_ids"] == model.config.image_token_id).sum())
 
 

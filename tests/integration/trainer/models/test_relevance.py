@@ -1,0 +1,39 @@
+"""Training of relevance on a frozen base: equal on one and two processes, cached and online, resumed and not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.trainer.native_runs import STEPS, STOP_STEP, base_of
+from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
+from tests.support.trainer.tiny_native import model_section
+from trainer.checkpoint.sync import sync_run
+from trainer.models.arr_coc.module import FILE, load_relevance
+from trainer.storage import open_storage
+
+FROZEN = ["tower", "projector", "language_model"]
+
+
+def test_one_process_equals_two_cached_online_and_resumed(tmp_path: Path) -> None:
+    model = model_section("qwen3_vl", freeze=FROZEN, relevance={"max_tokens": 4})
+    changes: dict[str, Any] = base_of(tmp_path, "qwen3_vl") | {"model": model}
+    one = make_run(tmp_path, "one", changes, features="off")
+    cached = make_run(tmp_path, "cached", changes | {"features.cache": "on"})
+    stopped = make_run(tmp_path, "resumed", changes | {"train.max_steps": STOP_STEP}, features="off")
+    encode_features(cached)
+    train_runs([one, cached, stopped], processes=1)
+    resumed = make_run(tmp_path, "resumed", changes, features="off")
+    train_runs([resumed], processes=1)
+    two = make_run(tmp_path, "two", changes, features="off")
+    train_runs([two], processes=2)
+    assert len(losses(one)) == STEPS and len(set(losses(one))) == STEPS
+    assert losses(cached) == losses(one)
+    assert losses(resumed)[-1] == losses(one)[-1], "what is drawn after a resume is what would have been drawn"
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    described = sync_run(one)
+    assert FILE in described["files"]
+    module = load_relevance(Path(open_storage(one.run.run_uri).fetch(f"export/{FILE}")))
+    assert module.config == one.model.relevance

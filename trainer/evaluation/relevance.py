@@ -1,0 +1,181 @@
+"""What a model with selected visual tokens keeps: how many tokens, whether they are those that the answer is about, and
+whether they depend on the question."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from trainer.config.arr_coc.channels import CHANNELS
+from trainer.config.job import JobConfig
+from trainer.config.model import IMAGE_TOKEN
+from trainer.data.sample import Turn
+from trainer.evaluation.answer import AnsweringModel, ShownImages, image_features
+from trainer.evaluation.generate import left_padded
+from trainer.models.arr_coc.allocation import Kept
+from trainer.models.arr_coc.generation import relevance_of_prompts
+from trainer.models.arr_coc.module import RelevanceModule, untrained
+
+RELEVANCE_MAPS = "relevance_maps.json"  # beside evaluate.json
+EXAMPLES = 12  # relevance maps of a rank
+# Selections beside the model's own that answers are compared with.
+CONTROLS: dict[str, dict[str, Any]] = {
+    "all_tokens": {"allocation": "full", "estimator": "none", "max_tokens": None, "min_tokens": None},
+    "uniform_tokens": {"allocation": "uniform", "estimator": "none", "min_tokens": None},
+}
+Region = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """The selection of one question's images: for each what was kept, and all tokens' relevance."""
+
+    kept: list[Kept]
+    relevance: list[list[float]]
+    balance: list[float]  # weights of the scorers, then the three tensions; of the first image
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.kept))
+
+
+def selections(
+    job: JobConfig, model: AnsweringModel, turns: Sequence[Turn], images: Sequence[ShownImages], device: torch.device
+) -> list[Selected]:
+    """What these questions keep of their images, without answering them."""
+    form = model.chat.form
+    assert form.grids is not None
+    prompts = [model.chat.prompt(turn, own.counts, own.sizes) for turn, own in zip(turns, images, strict=True)]
+    input_ids, _ = left_padded(prompts, model.chat.tokenizer.pad_token_id)
+    sizes = [size for own in images for size in own.sizes]
+    grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes]).reshape(-1, 3)
+    textures = image_features(job, model, images, device)[:, -len(CHANNELS) :].float()
+    with torch.inference_mode():
+        found = iter(relevance_of_prompts(model.model, input_ids.to(device), textures, grids))
+        return [
+            Selected(
+                [one.kept for one in own],
+                [[round(value, 3) for value in one.found.relevance.tolist()] for one in own],
+                [round(float(value), 4) for one in own[:1] for part in one.found.balance for value in part.view(-1)],
+            )
+            for own in ([next(found) for _ in shown.counts] for shown in images)
+        ]
+
+
+def target_kept(selected: Selected, region: Region) -> float | None:
+    """Share of the tokens about `region` that are kept as tokens of their own; None for another number of images."""
+    if not region or len(selected.kept) != 1:
+        return None
+    (kept,) = selected.kept
+    wanted = tokens_in(region, kept.grid)
+    own = {(row, column) for row, column, height, width in kept.cells.tolist() if height == width == 1}
+    return len(wanted & own) / len(wanted) if wanted else None
+
+
+def tokens_in(region: Region, grid: tuple[int, int]) -> set[tuple[int, int]]:
+    """Rows and columns of tokens of which at least half lies in the region."""
+    left, top, right, bottom = region
+    rows, columns = grid
+
+    def share(low: float, high: float, place: int, count: int) -> float:
+        return max(0.0, min(high, (place + 1) / count) - max(low, place / count)) * count
+
+    return {
+        (row, column)
+        for row in range(rows)
+        for column in range(columns)
+        if share(top, bottom, row, rows) * share(left, right, column, columns) >= 0.5 - 1e-6
+    }
+
+
+def sensitivity(one: Selected, other: Selected) -> float:
+    """1 - IoU of two selections of the same images: 0 where the question changes nothing."""
+    first, second = (
+        {(n, *cell) for n, kept in enumerate(made.kept) for cell in kept.cells.tolist()} for made in (one, other)
+    )
+    return 1 - len(first & second) / len(first | second) if first | second else 0.0
+
+
+@contextlib.contextmanager
+def selecting(model: Any, control: str) -> Iterator[None]:
+    """Another selection in place of the model's own, for a control of CONTROLS; none for other controls."""
+    own: RelevanceModule | None = getattr(model, "relevance", None)
+    if own is None or control not in CONTROLS:
+        yield
+        return
+    changed = own.config.model_copy(update=CONTROLS[control])
+    other = RelevanceModule(changed, own.question_width, own.special_ids)
+    other.load_state_dict(own.state_dict())
+    model.relevance = other.to(model.device)
+    try:
+        yield
+    finally:
+        model.relevance = own
+
+
+def relevance_records(
+    job: JobConfig, model: AnsweringModel, turns: Sequence[Turn], images: Sequence[ShownImages], device: torch.device
+) -> list[dict[str, Any]]:
+    """Of each question what `summarised` needs, as plain JSON."""
+    own: RelevanceModule = model.model.relevance
+    questions = [_on_images(turn, len(shown.counts)) for turn, shown in zip(turns, images, strict=True)]
+    # Another question about the same images: a distant one's, of which the text differs.
+    half = len(questions) // 2
+    others = [
+        next((q for q in questions[n + half :] + questions[: n + half] if q != one), one)
+        for n, one in enumerate(questions)
+    ]
+    made = selections(job, model, questions, images, device)
+    asked_otherwise = selections(job, model, others, images, device)
+    model.model.relevance = untrained(own, job.model.seed).to(device)
+    before = selections(job, model, questions, images, device)
+    model.model.relevance = own
+    return [
+        {
+            "tokens": one.tokens,
+            "all_tokens": sum(map(len, one.relevance)),
+            "images": len(one.kept),
+            "sensitivity": sensitivity(one, other),
+            "target_kept": target_kept(one, turn.region),
+            "target_kept_untrained": target_kept(first, turn.region),
+            "sha256": list(shown.sha256),
+            "grids": [kept.grid for kept in one.kept],
+            "cells": [kept.cells.tolist() for kept in one.kept],
+            "relevance": one.relevance if number < EXAMPLES and one.kept else [],
+            "balance": one.balance,
+        }
+        for number, (one, other, first, turn, shown) in enumerate(
+            zip(made, asked_otherwise, before, turns, images, strict=True)
+        )
+    ]
+
+
+def summarised(records: Sequence[dict[str, Any]], exact_match: float | None) -> dict[str, Any]:
+    """Means over questions, and some relevance maps."""
+    images = sum(one["images"] for one in records)
+    mean_tokens = sum(one["tokens"] for one in records) / images if images else None
+    return {
+        "mean_image_tokens": mean_tokens,
+        "all_image_tokens": sum(one["all_tokens"] for one in records) / images if images else None,
+        "exact_match_per_token": exact_match / mean_tokens if exact_match is not None and mean_tokens else None,
+        "query_sensitivity": _mean(one["sensitivity"] for one in records),
+        "target_kept": _mean(one["target_kept"] for one in records),
+        "target_kept_untrained": _mean(one["target_kept_untrained"] for one in records),
+        "balance": [_mean(values) for values in zip(*(one["balance"] for one in records), strict=True)],
+    }
+
+
+def _on_images(turn: Turn, images: int) -> Turn:
+    """The question alone, about so many images."""
+    text = turn.question.replace(f"{IMAGE_TOKEN}\n", "").replace(IMAGE_TOKEN, "").strip()
+    return Turn(f"{IMAGE_TOKEN}\n" * images + text, "", system=turn.system)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

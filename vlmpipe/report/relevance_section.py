@@ -1,0 +1,73 @@
+"""Which visual tokens a model with selection kept, as maps over the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from vlmpipe.report.load import RunFiles, number
+from vlmpipe.report.samples import EvaluationImages, Picture
+
+SHOWN_MAPS = 8
+MAP_PIXELS = 192  # longer side of a map
+NUMBERS = {  # of evaluate.json -> title and unit
+    "mean_image_tokens": ("Tokens an image", "kept, in the mean"),
+    "all_image_tokens": ("All tokens an image", "before selection"),
+    "exact_match_per_token": ("Exact match per token", "exact match / tokens an image"),
+    "query_sensitivity": ("Query sensitivity", "1 - IoU of the selections of two questions about the same images"),
+    "target_kept": ("Target kept", "share of the tokens that the answer is about"),
+    "target_kept_untrained": ("Target kept before training", "with the module's first weights"),
+}
+
+
+def relevance_view(files: RunFiles, images: EvaluationImages | None) -> dict[str, Any] | None:
+    """Numbers, and maps of some questions; None for a model that gets all tokens."""
+    found = files.evaluation.get("relevance")
+    if not isinstance(found, Mapping):
+        return None
+    rows = [
+        {"title": title, "value": value, "unit": unit}
+        for name, (title, unit) in NUMBERS.items()
+        if (value := number(found.get(name))) is not None
+    ]
+    predictions = {(line.get("id"), line.get("turn")): line for line in files.predictions}
+    cards = []
+    for one in files.relevance_maps[:SHOWN_MAPS] if images else []:
+        assert images is not None
+        pictures, _ = images.pictures(one["id"], 1, MAP_PIXELS)
+        if not pictures[0].problem:
+            drawn = relevance_map(pictures[0], one["grids"][0], one["relevance"][0], one["cells"][0])
+            cards.append({"map": drawn, "line": predictions.get((one["id"], one["turn"]), {})})
+    return {"rows": rows, "cards": cards}
+
+
+def relevance_map(
+    picture: Picture, grid: Sequence[int], relevance: Sequence[float], cells: Sequence[Sequence[int]]
+) -> Markup:
+    """The picture as SVG, dark where no relevance is, with a frame around each kept cell.
+
+    cells: first row, first column, rows and columns of each.
+    """
+    rows, columns = grid
+    unit = MAP_PIXELS / max(rows, columns)
+    low, high = min(relevance), max(relevance)
+    shades = [
+        f'<rect x="{place % columns * unit:.1f}" y="{place // columns * unit:.1f}" width="{unit:.1f}" '
+        f'height="{unit:.1f}" fill="#000" fill-opacity="{0.75 * (1 - (value - low) / max(high - low, 1e-9)):.2f}"/>'
+        for place, value in enumerate(relevance)
+    ]
+    frames = [
+        f'<rect x="{column * unit + 1:.1f}" y="{row * unit + 1:.1f}" width="{width * unit - 2:.1f}" '
+        f'height="{height * unit - 2:.1f}" fill="none" stroke="#fff" stroke-width="2"/>'
+        for row, column, height, width in cells
+    ]
+    wide, high_pixels = columns * unit, rows * unit
+    style = "image-rendering:pixelated" if picture.pixelated else ""
+    return Markup(
+        f'<svg viewBox="0 0 {wide:.0f} {high_pixels:.0f}" width="{wide:.0f}" height="{high_pixels:.0f}" role="img" '
+        f'aria-label="{len(cells)} of {rows * columns} tokens are kept">'
+        f'<image href="{escape(picture.data_uri)}" width="{wide:.0f}" height="{high_pixels:.0f}" '
+        f'preserveAspectRatio="none" style="{style}"/>{"".join(shades)}{"".join(frames)}</svg>'
+    )
