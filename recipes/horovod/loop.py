@@ -32,10 +32,11 @@ class Settings:
     learning_rate: float  # for one process; N processes have N times as large a batch, and take N times as much
     schedule: str = "cosine"
     weight_decay: float = 0.01
+    clip_norm: float = 1.0
     commit_every: int = 1  # steps that a lost process may cost
 
     def learning_rate_at(self, step: int, processes: int) -> float:
-        warmup = max(1, self.steps // 30)
+        warmup = max(1, self.steps // 10)
         falling = 0.5 + 0.5 * math.cos(math.pi * step / self.steps) if self.schedule == "cosine" else 1.0
         return self.learning_rate * processes * min((step + 1) / warmup, falling)
 
@@ -91,10 +92,13 @@ def _step(state: Any, settings: Settings, loss_of: LossOf, samples: Sequence[int
     mine = torch.tensor([float(loss.detach()), tokens, len(asked_to_stop)], dtype=torch.float64)
     total_loss, total_tokens, stops = hvd.allreduce(mine, op=hvd.Sum, name="totals").tolist()
     (loss / total_tokens).backward()  # summed by the optimizer: the mean over the label tokens of all processes
+    state.optimizer.synchronize()  # the sums are there: they are clipped, not each process's share
+    torch.nn.utils.clip_grad_norm_(state.model.parameters(), settings.clip_norm)
     rate = settings.learning_rate_at(state.step, hvd.size())
     for group in state.optimizer.param_groups:
         group["lr"] = rate
-    state.optimizer.step()
+    with state.optimizer.skip_synchronize():
+        state.optimizer.step()
     state.optimizer.zero_grad()
     state.step, state.stop = state.step + 1, stops > 0
     state.sampler.record_batch(0, len(samples))

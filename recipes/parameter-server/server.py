@@ -37,7 +37,7 @@ class Settings:
         return self.steps * self.workers
 
     def learning_rate_at(self, step: int) -> float:
-        warmup = max(1, self.steps // 30)
+        warmup = max(1, self.steps // 10)
         falling = 0.5 + 0.5 * math.cos(math.pi * step / self.steps) if self.schedule == "cosine" else 1.0
         return self.learning_rate * min((step + 1) / warmup, falling)
 

@@ -75,13 +75,14 @@ def require_startable(trainer: ExternalTrainerConfig) -> str:
         require_module(trainer, trainer.package_uris)
         return f"packages {', '.join(trainer.package_uris)}, installed when the job starts"
     bin_folder = os.path.dirname(python)
-    program = trainer.command[0]
-    if shutil.which(program, path=os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])) is None:
-        raise ConfigError(
-            f"train.trainer.command: there is no program {program}",
-            expected=f"one in {bin_folder} or on PATH",
-            fix="install the package that brings it, or name its environment's Python in train.trainer.python",
-        )
+    program, path = trainer.command[0], os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)])
+    for field, name in (("launch", "horovodrun" if trainer.launch == "horovod" else program), ("command", program)):
+        if shutil.which(name, path=path) is None:
+            raise ConfigError(
+                f"train.trainer.{field}: there is no program {name}",
+                expected=f"one in {bin_folder} or on PATH",
+                fix="install the package that brings it, or name its environment's Python in train.trainer.python",
+            )
     versions = versions_in(python)
     script = _script(trainer)
     if script and not script.is_file():
@@ -93,7 +94,7 @@ def require_startable(trainer: ExternalTrainerConfig) -> str:
         raise UserError(
             f"{script} imports {', '.join(missing)}, which {python} does not find",
             expected="all packages that it imports in that environment",
-            fix=f"install them there: {python} -m pip install ...",
+            fix=f"install them there: {python} -m pip install ... (make recipe-{trainer.name} for a shipped recipe)",
             code=ExitCode.UNAVAILABLE,
         )
     found = ", ".join(f"{name} {version}" for name, version in versions.items())

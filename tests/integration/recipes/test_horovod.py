@@ -86,14 +86,14 @@ def test_two_processes_give_the_weights_of_one(tmp_path: Path) -> None:
 
 def test_one_of_three_is_lost_two_go_on_and_one_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NPROC_PER_NODE", "3")
-    launch = ["python", str(RECIPE / "elastic.py"), "--least", "2", "--replace-after-s", "5"]
-    settings = {**SETTINGS, "steps": 60}
+    launch = ["python", str(RECIPE / "elastic.py"), "--least", "2", "--replace-after-s", "20"]
+    settings = {**SETTINGS, "steps": 150}
     folder = tmp_path / "elastic"
-    weights = run(folder, *launch, settings=settings, kill_at=7, pause_s=0.3)
+    weights = run(folder, *launch, settings=settings, kill_at=7, pause_s=1.0)
     batches = batches_used(folder)
     counts = [batch["processes"] for batch in batches]
     changes = [count for number, count in enumerate(counts) if number == 0 or count != counts[number - 1]]
-    assert [batch["step"] for batch in batches] == list(range(1, 61))
+    assert [batch["step"] for batch in batches] == list(range(1, 151))
     assert changes == [3, 2, 3], counts
     *epochs, _ = epochs_of(batches)
     assert len(epochs) > 2

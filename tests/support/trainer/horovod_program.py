@@ -39,6 +39,7 @@ def replay(given: Any) -> torch.nn.Module:
     for batch in given["batches"]:
         loss, labels = loss_of(model, batch["samples"])
         (loss / labels).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.param_groups[0]["lr"] = batch["learning_rate"]
         optimizer.step()
         optimizer.zero_grad()
@@ -63,7 +64,7 @@ def train(given: Any, folder: Path) -> torch.nn.Module | None:
         if state.step == given["kill_at"] and hvd.rank() == 1 and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(given["pause_s"])
+        time.sleep(given["pause_s"] if hvd.size() < 3 else 0)  # until there are three again
         with used.open("a") as file:
             print(json.dumps({"step": state.step + 1, "samples": samples}), file=file)
         return loss_of(model, samples)

@@ -78,7 +78,7 @@ def run_job(
         processes = _processes(job, log_folder, project)
         faults = os.environ.get(FAULTS_VARIABLE, "") if step == TRAIN_STEP else ""
         log = FaultLog(store.root) if faults else None
-        history = RestartHistory(store, step, log)
+        history = RestartHistory(store, step, processes[0].name, log)
         injector = _injected_faults(faults, job, processes, store, log) if log else None
         with injector or contextlib.nullcontext():
             verdict = Supervisor(

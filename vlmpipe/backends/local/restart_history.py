@@ -36,16 +36,18 @@ class Restarted:
 class RestartHistory:
     """A job's restarts. Each is printed, and written to the fault log if there is one."""
 
-    def __init__(self, store: LocalStorage, step: str, log: FaultLog | None) -> None:
-        self._store, self._step, self._log = store, step, log
+    def __init__(self, store: LocalStorage, step: str, chief: str, log: FaultLog | None) -> None:
+        self._store, self._step, self._chief, self._log = store, step, chief, log
         self._since_s = 0.0
         self.restarts: list[Restarted] = []
 
     def add(self, restart: Restart, cause: Verdict) -> None:
         """Add a restart. Call it when the processes that restart have ended, before they start."""
-        done = steps_done(self._store, self._step, self._since_s) or 0
-        repeated = max(0, done - (newest_checkpoint_step(self._store) or 0)) if self._step == "train" else 0
-        self._since_s = time.time()
+        repeated = 0
+        if restart.whole_job or self._chief in restart.replicas:  # else it goes on, as with parameter servers
+            done = steps_done(self._store, self._step, self._since_s) or 0
+            repeated = max(0, done - (newest_checkpoint_step(self._store) or 0)) if self._step == "train" else 0
+            self._since_s = time.time()
         one = Restarted(cause.replica, cause.code, restart.reclaimed, restart.whole_job, restart.budget, repeated)
         self.restarts.append(one)
         print(one.text(), flush=True)

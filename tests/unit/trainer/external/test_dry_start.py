@@ -54,6 +54,7 @@ def test_packages_that_the_script_imports_and_nothing_brings_are_named(tmp_path:
     ("command", "changes", "sentence"),
     [
         (("vlmpipe-no-such-program", "a"), {}, "there is no program vlmpipe-no-such-program"),
+        (("python", "a.py"), {"launch": "horovod"}, "train.trainer.launch: there is no program horovodrun"),
         (("python", "no/such/train.py"), {}, "there is no file no/such/train.py"),
         (("python", "a.py"), {"python": "/no/such/bin/python"}, "there is no /no/such/bin/python"),
         (("python", "a.py"), {"python": "/bin/false"}, "/bin/false does not start"),
