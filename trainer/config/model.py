@@ -186,7 +186,7 @@ class ModelConfig(Section):
     relevance: RelevanceConfig | None = Field(
         None,
         description="Give the language model selected visual tokens only (ARR-COC); null gives it all. For the Qwen-VL "
-        "families.",
+        "families. No model has learned a selection with it yet.",
     )
     seed: int = Field(0, description="Seed of random initial weights.")
 
