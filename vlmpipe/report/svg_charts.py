@@ -117,7 +117,7 @@ def line_chart(
 
 def timeline(lines: Mapping[str, Sequence[tuple[float, float]]], *, label: str, seconds: float) -> Markup:
     """A line of bars for each name, from spans (start and end in seconds) within `seconds` (more than 0)."""
-    left, width, height = 150, 2 * WIDTH, 26
+    left, width, height = 190, 2 * WIDTH, 30
     bottom = TOP + height * len(lines)
     scale = (width - left - RIGHT) / seconds
     bar = Markup('<rect class="bar" x="{:.2f}" y="{}" width="{:.2f}" height="{}"><title>{}: {:.4g} s</title></rect>')
@@ -133,7 +133,7 @@ def timeline(lines: Mapping[str, Sequence[tuple[float, float]]], *, label: str, 
     for tick in nice_ticks(0.0, seconds):
         if tick <= seconds:
             drawn.append(text.format(left + tick * scale, bottom + 4, "middle", "hanging", f"{compact(tick)} s"))
-    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
+    svg = Markup('<svg class="chart wide" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(width, bottom + 24, label, Markup("").join(drawn))
 
 
