@@ -81,7 +81,8 @@ class PackedBatchSampler:
             raise DataError(f"the {split.name} split has no samples", expected="at least one sample to pack")
         self.data, self.global_batch_size, self.in_pairs = data, global_batch_size, in_pairs
         self._split, self._tiles, self._seed = split, (1 + in_pairs) * split.tiles(tile_tokens), seed
-        self.tokens, self.seed = split.tokens_with(most_kept), seed  # (samples,) as they are packed
+        # (samples,) as they are packed
+        self.tokens, self.seed = split.tokens if most_kept is None else split.tokens_with(most_kept), seed
         self._mixture = mixture
         self._plans: dict[int, PackingPlan] = {}
         self._num_sequences: list[int] = []

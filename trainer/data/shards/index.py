@@ -107,10 +107,8 @@ class SplitIndex:
         """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut."""
         return self.image_tokens // tile_tokens if tile_tokens else self.image_count
 
-    def tokens_with(self, most_kept: int | None) -> Int64Array:
-        """(samples,) tokens of each sample with at most `most_kept` tokens of each image; None: with all."""
-        if most_kept is None:
-            return self.tokens
+    def tokens_with(self, most_kept: int) -> Int64Array:
+        """(samples,) tokens of each sample with at most `most_kept` tokens of each image."""
         counts = pc.list_flatten(self._columns["image_token_counts"]).to_numpy().astype(np.int64)
         owners = np.repeat(np.arange(len(self)), self.image_count)
         left_out = np.bincount(owners, np.maximum(counts - most_kept, 0), len(self)).astype(np.int64)

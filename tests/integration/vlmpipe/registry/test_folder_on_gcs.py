@@ -31,10 +31,14 @@ def on_fake_gcs(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(registry_module, "open_storage", open_storage)
 
 
-def register(folder: Path, run_id: str) -> int:
+def export_of(folder: Path, run_id: str) -> Path:
     export = folder / run_id
-    export.mkdir(exist_ok=True)
+    export.mkdir()
     (export / "config.json").write_text(f'{{"run": "{run_id}"}}')
+    return export
+
+
+def register(export: Path, run_id: str) -> int:
     candidate = Candidate(run_id=run_id, export_uri=str(export), metrics={"exact_match": 0.5})
     return FolderRegistry(ROOT).register("model", candidate, "# card").version
 
@@ -42,8 +46,9 @@ def register(folder: Path, run_id: str) -> int:
 @pytest.mark.usefixtures("on_fake_gcs")
 def test_concurrent_registrations_and_promotions_keep_their_promises(tmp_path: Path) -> None:
     runs = ["a", "b", "c", "a", "b", "c"]
+    exports = {run_id: export_of(tmp_path, run_id) for run_id in set(runs)}
     with ThreadPoolExecutor(6) as workers:
-        numbers = list(workers.map(lambda run_id: register(tmp_path, run_id), runs))
+        numbers = list(workers.map(lambda run_id: register(exports[run_id], run_id), runs))
     assert sorted(set(numbers)) == [1, 2, 3]
     assert numbers[:3] == numbers[3:]
 
