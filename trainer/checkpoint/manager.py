@@ -12,6 +12,7 @@ from trainer.checkpoint.attempts import (
     begin_at,
     claim_attempt,
     note_end,
+    order_of,
     read_attempts,
     require_beginning,
     step_of,
@@ -93,12 +94,13 @@ class Checkpoints:
     def _open_copies(self, mirror: Storage) -> BackgroundMirror:
         copied: list[str] = []
         with contextlib.suppress(UserError):  # reported by the first copy
-            copied = committed(mirror)
+            # Later ones were passed over: they are damaged.
+            copied = [name for name in committed(mirror) if order_of(name) <= order_of(self._name)]
         copies = BackgroundMirror(
             self._store,
             mirror,
             Retention.of(self._job),
-            copied_step=step_of(copied[-1]) if copied and self._name else 0,
+            copied_step=step_of(copied[-1]) if copied else 0,
             key=self._key,
         )
         if self._name and self._name not in copied and not was_uncommitted(self._store, self._name):
