@@ -10,7 +10,12 @@ from benchmarks.support.suite import Part, Suite
 SUITE = Suite(
     "Training step",
     [
-        Part("loops", "training.loops", 150, "cached and online steps; our loop, Hugging Face's Trainer, a plain loop"),
+        Part(
+            "loops",
+            "training.loops.comparison",
+            150,
+            "cached and online steps; our loop, Hugging Face's Trainer, a plain loop",
+        ),
         Part("layouts", "training.layouts", 50, "packed and padded batches; attention by sample and under a mask"),
         Part("split", "training.step_split", 90, "what a step spends CPU time on; its rate beside its products alone"),
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask"),

@@ -36,7 +36,7 @@ def resolve_run(
     """
     from components.runtime.resolve import resolve
     from components.runtime.step_context import exit_on_error, step_context
-    from vlmpipe.config.stages import run_uri
+    from vlmpipe.config.sections.stages import run_uri
 
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)

@@ -29,7 +29,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record, read_record_file, write_record
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
-from vlmpipe.config.stages import stage_run_id
+from vlmpipe.config.sections.stages import stage_run_id
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -26,9 +26,9 @@ from kfp.dsl import PipelineTask
 from kfp.dsl.base_component import BaseComponent
 
 from components.collect_evaluation import collect_evaluation
-from components.collect_job import collect_job
 from components.decide import decide
 from components.deploy_model import deploy_model
+from components.jobs.collect_job import collect_job
 from components.notify import notify
 from components.plan_data import plan_data
 from components.prepare_chunks import prepare_chunks
@@ -42,7 +42,7 @@ from components.stages.reuse_stage import reuse_stage
 from components.sync_checkpoint import sync_checkpoint
 from pipelines.targets import TARGETS, Target, TargetName, component_of
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.stages import hidden_by_stages, path_in
+from vlmpipe.config.sections.stages import hidden_by_stages, path_in
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 
 

@@ -15,13 +15,13 @@ from trainer.errors import missing_packages
 
 with missing_packages():
     from components.collect_evaluation import collect_evaluation as _collect_evaluation
-    from components.collect_job import collect_job as _collect_job
     from components.decide import decide as _decide
+    from components.jobs.collect_job import collect_job as _collect_job
+    from components.jobs.run_local_job import run_local_job as _run_local_job
     from components.notify import notify as _notify
     from components.open_run import open_run as _open_run
     from components.prepare_data import prepare_data as _prepare_data
     from components.register_model import register_model as _register_model
-    from components.run_local_job import run_local_job as _run_local_job
     from components.sync_checkpoint import sync_checkpoint as _sync_checkpoint
     from pipelines.targets import component_of
 

@@ -22,7 +22,7 @@ from trainer.storage import open_storage
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.stages import naming_stage, run_uri, stage_run_id, with_overrides
+from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id, with_overrides
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools

@@ -118,7 +118,7 @@ def close_run(run_uri: str, pipeline_state: str) -> str:
     """Write the final report, if the run came far enough to have one, and keep what it measured for the next plan.
     Returns a sentence about the run's end."""
     outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
-    from vlmpipe.config.stages import earlier_stages
+    from vlmpipe.config.sections.stages import earlier_stages
     from vlmpipe.planner.time.calibration import keep_calibration
     from vlmpipe.report.build import write_report
 

@@ -16,7 +16,7 @@ from trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.records import unseal
-from vlmpipe.config.stages import earlier_stages
+from vlmpipe.config.sections.stages import earlier_stages
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 4.0)  # before the second and the third attempt

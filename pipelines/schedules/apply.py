@@ -31,7 +31,7 @@ from vlmpipe.planner.stages import plan_whole_run
 if TYPE_CHECKING:
     from pipelines.templates.publish import Template
     from vlmpipe.config.run_config import RunConfig
-    from vlmpipe.config.schedule import ScheduleConfig
+    from vlmpipe.config.sections.schedule import ScheduleConfig
 
 STARTS_SHOWN = 3
 

@@ -26,7 +26,7 @@ from vlmpipe.backends.vertex.retries import Answer, may_have_arrived, retrying, 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
 
-    from vlmpipe.config.schedule import ScheduleConfig
+    from vlmpipe.config.sections.schedule import ScheduleConfig
 
 SCHEDULE_LABEL = "vlmpipe-schedule"  # the run file's name; marks the schedules that are ours
 DIGEST_LABEL = "vlmpipe-digest"  # of the wanted job; also shows that something was removed from it

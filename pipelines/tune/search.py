@@ -27,7 +27,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
 from trainer.storage.records import read_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.tune import ParameterSpec, TuneConfig, Value
+from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig, Value
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.job_spec.build import check_job_spec, job_settings, job_spec
 

@@ -15,7 +15,7 @@ from trainer.errors import ConfigError, ExitCode
 from trainer.storage.base import join_uri
 from trainer.storage.records import read_record_file
 from vlmpipe.backends.vertex.client import Place
-from vlmpipe.config.tune import Value
+from vlmpipe.config.sections.tune import Value
 from vlmpipe.runs.local.run import is_running
 from vlmpipe.runs.local.state import RunState, Step
 from vlmpipe.runs.vertex.names import SUBMITTED

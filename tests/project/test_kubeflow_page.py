@@ -12,8 +12,8 @@ from tests.fakes.kubernetes.api import ALL_VERBS
 from tests.fakes.kubernetes.train_job_rules import unknown_in
 from tests.support.paths import ROOT
 from vlmpipe.backends.kubeflow.manifest import NODE
-from vlmpipe.config.kubeflow import KubeflowConfig
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.sections.kubeflow import KubeflowConfig
 
 PAGE = (ROOT / "docs/how-to/run-on-kubeflow.md").read_text()
 BLOCKS = [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]

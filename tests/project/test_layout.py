@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
+PACKAGES = ("vlmpipe", "pipelines", "components", "trainer", "benchmarks")
 # What these say holds for several modules of their folder.
 LAWS_OF_A_FOLDER = {
     "trainer/data/prepare/chunks/test_reuse.py",
@@ -19,6 +20,9 @@ LAWS_OF_A_FOLDER = {
     "vlmpipe/job_spec/test_run_file_keys.py",
     "vlmpipe/runs/test_special_files.py",
 }
+
+
+MODULES_A_ROOM = 15  # the most that one finds the way among
 
 
 def _modules() -> list[Path]:
@@ -59,3 +63,10 @@ def test_only_tests_of_benchmarks_import_them() -> None:
         if "benchmarks" not in path.parts and any(name.split(".")[0] == "benchmarks" for name in _imported(path))
     }
     assert found <= {"support/drivers/train_alone.py"}, "of tests/integration/benchmarks/test_gpu.py"
+
+
+def test_no_room_holds_more_than_fifteen_modules() -> None:
+    rooms = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    counts = {room.relative_to(ROOT): sum(1 for path in room.glob("*.py") if path.stem != "__init__") for room in rooms}
+    assert len(counts) > 50
+    assert {room: count for room, count in counts.items() if count > MODULES_A_ROOM} == {}

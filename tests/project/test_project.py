@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests.support.paths import ROOT
-from vlmpipe.config.gcp import GcpConfig
+from vlmpipe.config.sections.gcp import GcpConfig
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

@@ -11,7 +11,7 @@ from lark import UnexpectedInput
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.terraform_files import Module, read_schema
-from vlmpipe.config.gcp import GcpConfig, PscInterfaceConfig
+from vlmpipe.config.sections.gcp import GcpConfig, PscInterfaceConfig
 
 FOLDER = ROOT / "terraform"
 SCHEMA = read_schema(ROOT / "tests/fixtures/terraform/google-7.45.0.json")

@@ -29,7 +29,7 @@ from trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from trainer.storage import open_storage
 from trainer.storage.export_manifest import write_description
 from trainer.storage.file_sums import FileSum
-from vlmpipe.config.output import GateConfig
+from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.gate import decide
 
 RUN_ID = "digits-20261120-101500"

@@ -20,20 +20,26 @@ from trainer.config.data import DataConfig
 from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, Secrets
 from trainer.config.model import ModelConfig
 from trainer.config.train import TrainConfig
-from vlmpipe.config.cluster import ClusterConfig
-from vlmpipe.config.deploy import DeployConfig
-from vlmpipe.config.gcp import GcpConfig
-from vlmpipe.config.kubeflow import KubeflowConfig
-from vlmpipe.config.notify import NotifyConfig
-from vlmpipe.config.output import GateConfig, OutputConfig, RegisterConfig
-from vlmpipe.config.plan import PlanConfig
 from vlmpipe.config.rules.secrets import secret_problems
 from vlmpipe.config.rules.sections import section_problems
 from vlmpipe.config.rules.warnings import setting_warnings
 from vlmpipe.config.run_references import with_exports
-from vlmpipe.config.schedule import ScheduleConfig
-from vlmpipe.config.stages import StageConfig, problems_of_stages, stage_contents, stage_problems, with_overrides
-from vlmpipe.config.tune import TuneConfig
+from vlmpipe.config.sections.cluster import ClusterConfig
+from vlmpipe.config.sections.deploy import DeployConfig
+from vlmpipe.config.sections.gcp import GcpConfig
+from vlmpipe.config.sections.kubeflow import KubeflowConfig
+from vlmpipe.config.sections.notify import NotifyConfig
+from vlmpipe.config.sections.output import GateConfig, OutputConfig, RegisterConfig
+from vlmpipe.config.sections.plan import PlanConfig
+from vlmpipe.config.sections.schedule import ScheduleConfig
+from vlmpipe.config.sections.stages import (
+    StageConfig,
+    problems_of_stages,
+    stage_contents,
+    stage_problems,
+    with_overrides,
+)
+from vlmpipe.config.sections.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
     Problem,
     ProblemsError,

@@ -13,7 +13,7 @@ from trainer.config.model import PARTS
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from trainer.storage.export_manifest import FOLDER, MARKER
-from vlmpipe.config.output import OutputConfig
+from vlmpipe.config.sections.output import OutputConfig
 from vlmpipe.config.validation_errors import Problem, RunFileError
 
 PREFIX = "run:"

@@ -9,8 +9,8 @@ from trainer.config.base import Section
 from trainer.errors import ConfigError
 from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
-from vlmpipe.config.cluster import ClusterConfig, ReservationAffinityConfig
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.cluster import ClusterConfig, ReservationAffinityConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.stages import naming_stage
+from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.plan import STATES, Plan, State, plan_run
 

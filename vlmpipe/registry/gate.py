@@ -13,7 +13,7 @@ from typing import Any
 from trainer.config.base import Section
 from trainer.config.benchmarks import TITLES
 from trainer.evaluation.metrics import overlap_sentence
-from vlmpipe.config.output import GateConfig
+from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.paired_bootstrap import PairedAnswers
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.

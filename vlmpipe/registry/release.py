@@ -15,7 +15,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import Storage, join_uri
 from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import read_record, write_record
-from vlmpipe.config.output import GateConfig
+from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
 from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.model_card import model_card

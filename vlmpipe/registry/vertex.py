@@ -29,7 +29,7 @@ from trainer.storage import open_storage
 from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
 from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
 from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
-from vlmpipe.config.deploy import container_of
+from vlmpipe.config.sections.deploy import container_of
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from trainer.evaluation.metrics import overlap_sentence
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
-from vlmpipe.config.stages import earlier_stages
+from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
 from vlmpipe.report.load import RunFiles, column, flatten, number, read_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vlmpipe.config.stages import STAGES_FOLDER
+from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.report.load import RunFiles, count, duration, mapping, number, percent
 from vlmpipe.report.tables import outcome
 

@@ -22,7 +22,7 @@ from trainer.storage.export_manifest import FOLDER as EXPORT
 from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.file_sums import damaged_files
 from trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
-from vlmpipe.config.stages import STAGES_FOLDER
+from vlmpipe.config.sections.stages import STAGES_FOLDER
 
 # For people only: no program reads these, nor logs, TensorBoard's files and report.html.
 UNCHECKED = ("deepspeed.json", "communication.json")

@@ -8,8 +8,8 @@ from trainer.errors import ConfigError
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.client import Place
-from vlmpipe.config.deploy import DeployConfig, arguments_of, served_name
-from vlmpipe.config.kubeflow import KubeflowConfig
+from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, served_name
+from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.serving.agreement import Agreement, measure_agreement, require_agreement
 from vlmpipe.serving.questions import held_out_questions
 

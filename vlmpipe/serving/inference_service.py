@@ -20,8 +20,8 @@ from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.kubeflow.client import LIMIT, Kind, connection, translated_errors
 from vlmpipe.backends.kubeflow.manifest import GPU
 from vlmpipe.backends.kubeflow.status import NoSuchObject, Unreachable
-from vlmpipe.config.deploy import CHAT_ROUTE, PORT, DeployConfig
-from vlmpipe.config.kubeflow import KubeflowConfig
+from vlmpipe.config.sections.deploy import CHAT_ROUTE, PORT, DeployConfig
+from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.serving.agreement import Ask
 from vlmpipe.serving.openai import ChatServer
 

@@ -28,7 +28,7 @@ from vlmpipe.backends.vertex.client import (
     translate_errors,
 )
 from vlmpipe.backends.vertex.retries import send_once, send_request
-from vlmpipe.config.deploy import DeployConfig
+from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.serving.openai import Answer, ChatServer
 from vlmpipe.serving.questions import Chat
 

@@ -37,7 +37,7 @@ from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.config.tune import ParameterSpec, TuneConfig
+from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
 
 

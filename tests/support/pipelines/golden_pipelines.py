@@ -24,7 +24,7 @@ from vlmpipe.backends.kubeflow.job import placement, without_reducers
 from vlmpipe.backends.kubeflow.manifest import train_job
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.config.stages import stage_run_id
+from vlmpipe.config.sections.stages import stage_run_id
 from vlmpipe.job_spec.build import JOBS, job_spec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmpipe.backends.kubeflow.manifest import train_job
-from vlmpipe.config.kubeflow import KubeflowConfig, TolerationConfig
+from vlmpipe.config.sections.kubeflow import KubeflowConfig, TolerationConfig
 from vlmpipe.job_spec.parse import parse_job_spec
 
 RUN_URI = "gs://bucket/runs/r"

@@ -17,7 +17,7 @@ from vlmpipe.backends.kubeflow.manifest import GROUP, PLURAL, VERSION, job_name,
 from vlmpipe.backends.kubeflow.watch import Watch, stoppable
 from vlmpipe.backends.step_record import recorded_job
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.config.kubeflow import KubeflowConfig
+from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL, is_reducers
 

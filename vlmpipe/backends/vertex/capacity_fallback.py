@@ -30,7 +30,7 @@ from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
 from vlmpipe.backends.vertex.retries import send_request
-from vlmpipe.config.cluster import RESERVATION, CapacityOption, duration_s
+from vlmpipe.config.sections.cluster import RESERVATION, CapacityOption, duration_s
 from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL

@@ -23,7 +23,7 @@ from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.backends.vertex.retries import may_have_arrived, send_request
-from vlmpipe.config.stages import run_uri
+from vlmpipe.config.sections.stages import run_uri
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
 from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
-from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
+from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 
 if TYPE_CHECKING:

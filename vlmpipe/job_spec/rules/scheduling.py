@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
+from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.job_spec.rules.base import Job
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import POOLS

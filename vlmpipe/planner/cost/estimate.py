@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trainer.sizing.checkpoint_size import checkpoint_bytes
-from vlmpipe.config.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S
 from vlmpipe.job_spec.build import Job, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.scenario import Scenario

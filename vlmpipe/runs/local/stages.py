@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.storage.records import read_record_file
-from vlmpipe.config.stages import STAGES_FOLDER, earlier_stages
+from vlmpipe.config.sections.stages import STAGES_FOLDER, earlier_stages
 
 if TYPE_CHECKING:
     from vlmpipe.runs.local.state import Step

@@ -17,7 +17,7 @@ from trainer.storage.base import join_uri
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.backends.vertex.client import job_client, translate_errors
 from vlmpipe.backends.vertex.retries import send_request
-from vlmpipe.config.stages import STAGES_FOLDER
+from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import restart_lines
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS

@@ -18,7 +18,7 @@ from trainer.storage.base import join_uri
 from trainer.storage.records import unseal
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
-from vlmpipe.config.stages import STAGES_FOLDER
+from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits

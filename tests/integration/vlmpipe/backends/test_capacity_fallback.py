@@ -13,7 +13,7 @@ import pytest
 import yaml
 from google.api_core.retry import Retry
 
-from components.run_vertex_job import run_vertex_job
+from components.jobs.run_vertex_job import run_vertex_job
 from pipelines.compile import compile_pipeline
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.paths import ROOT

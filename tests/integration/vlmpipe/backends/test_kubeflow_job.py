@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from components.run_kubeflow_job import run_kubeflow_job
+from components.jobs.run_kubeflow_job import run_kubeflow_job
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.fakes.kubernetes.pods import Course, Scene, pod
 from tests.support.pipelines.kubeflow_steps import inputs, run_folder, start_step, step_record

@@ -171,9 +171,8 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("ready", flush=True)
 signal.pause()
 """
-    body = (
-        "import json, sys; from components.run_local_job import run_local_job; run_local_job(**json.loads(sys.argv[1]))"
-    )
+    body = "import json, sys; from components.jobs import run_local_job as job\n"
+    body += "job.run_local_job(**json.loads(sys.argv[1]))"
     inputs = {
         "display_name": "t",
         "worker_pool_specs": [starting(tmp_path, script)],

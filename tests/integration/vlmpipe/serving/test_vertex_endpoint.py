@@ -14,7 +14,7 @@ from tests.support.vertex.endpoints import asked_questions, right, wrong
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
-from vlmpipe.config.deploy import DeployConfig
+from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.serving import vertex_endpoint
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
 from vlmpipe.serving.vertex_endpoint import VertexEndpoint

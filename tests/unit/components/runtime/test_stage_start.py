@@ -19,7 +19,7 @@ from trainer.storage.base import join_uri
 from trainer.storage.export_manifest import NAME, write_description
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.stages import stage_run_id
+from vlmpipe.config.sections.stages import stage_run_id
 
 STAGES = [
     {"name": "align", "freeze": ["tower", "language_model"]},

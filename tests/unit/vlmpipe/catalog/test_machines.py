@@ -11,7 +11,7 @@ import pytest
 from trainer.config.model import WHOLE_FAMILIES
 from vlmpipe.catalog import machines as catalog_module
 from vlmpipe.catalog.machines import MIB_PER_GIB, Gpu, Machine, load_catalog, load_models
-from vlmpipe.config.cluster import Accelerator, ClusterConfig, ReductionServerConfig
+from vlmpipe.config.sections.cluster import Accelerator, ClusterConfig, ReductionServerConfig
 
 MODELS = load_models()
 BOOT_DISK_TYPES = get_args(ClusterConfig.model_fields["boot_disk_type"].annotation)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import seal, unseal
-from vlmpipe.config.output import GateConfig
+from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.paired_bootstrap import PairedAnswers, paired_bootstrap, shared_questions
 

@@ -12,7 +12,7 @@ from tests.support.pipelines.train_jobs import IMAGE, PLACEMENT, RUN_URI, made, 
 from trainer.errors import ConfigError
 from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, job_name
 from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of
-from vlmpipe.config.kubeflow import KubeflowConfig
+from vlmpipe.config.sections.kubeflow import KubeflowConfig
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from trainer.config.base import Fraction, NonNegative, Section, StorageUri, storage_uri
-from vlmpipe.config.cluster import Environment
+from vlmpipe.config.sections.cluster import Environment
 
 MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")

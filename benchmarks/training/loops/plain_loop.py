@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from benchmarks.support.timing import Clock
 from benchmarks.support.workloads import Workload
-from benchmarks.training.our_loop import Length, Trained
+from benchmarks.training.loops.our_loop import Length, Trained
 from trainer.dataloading.batches import cached_images, collate
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.layers.recompute_policy import Recompute

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.support.timing import Clock, Measured
 from benchmarks.support.workloads import Workload
-from benchmarks.training.our_loop import Length, Trained
+from benchmarks.training.loops.our_loop import Length, Trained
 from trainer.data.loader import PackedSequence
 from trainer.models.image_processor import PixelPreparer
 from trainer.models.registry import family_of

@@ -9,7 +9,7 @@ import pytest
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config, warnings
-from vlmpipe.config.stages import stage_run_id
+from vlmpipe.config.sections.stages import stage_run_id
 
 RUN_FILE = ROOT / "configs/digits-stages.yaml"
 

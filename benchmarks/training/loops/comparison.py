@@ -9,9 +9,9 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Measured, close
 from benchmarks.support.workloads import Workload
-from benchmarks.training.hugging_face import hugging_face_trainer
-from benchmarks.training.our_loop import Length, Trained, our_loop, with_waits
-from benchmarks.training.plain_loop import plain_loop
+from benchmarks.training.loops.hugging_face import hugging_face_trainer
+from benchmarks.training.loops.our_loop import Length, Trained, our_loop, with_waits
+from benchmarks.training.loops.plain_loop import plain_loop
 from benchmarks.training.workloads import TOLERANCE, train_workloads
 from trainer.models.registry import family_of
 from trainer.setup import mean_sequence_flops

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from trainer.config.base import Positive, Section
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from vlmpipe.config.output import ServingConfig
+from vlmpipe.config.sections.output import ServingConfig
 
 PORT, CHAT_ROUTE = 8080, "/v1/chat/completions"
 LORA_RANKS = (8, 16, 32, 64, 128, 256)  # that vLLM takes for --max-lora-rank

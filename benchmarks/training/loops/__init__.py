@@ -1,0 +1,1 @@
+"""The three training loops that part `loops` compares."""

@@ -1,0 +1,46 @@
+"""`vlmpipe compile`: files written, settings without effect, refusals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.command_line import Vlmpipe
+from tests.support.paths import ROOT
+
+DIGITS = "configs/digits.yaml"
+
+
+def test_compile_reports_settings_without_effect_on_kubeflow(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    answer = vlmpipe("compile", "configs/llava-7b-lora.yaml", "--target", "kubeflow", "--output", str(tmp_path))
+    assert answer.code == 0 and (tmp_path / "llava-7b-lora.kubeflow.yaml").exists()
+    assert "  cluster.scheduling_strategy: spot: has no effect on Kubeflow" in answer.out
+
+
+def test_compiling_needs_no_planner_and_no_numpy(tmp_path: Path) -> None:
+    program = (
+        "import sys, atexit; loaded = {'numpy', 'torch', 'vlmpipe.planner.plan', 'google.cloud.aiplatform'}\n"
+        "atexit.register(lambda: print(sorted(loaded & set(sys.modules))))\n"
+        f"sys.argv = ['vlmpipe', 'compile', 'configs/digits.yaml', '--output', {str(tmp_path)!r}]\n"
+        "from vlmpipe.cli import app; app.app()"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_compile_writes_one_file_for_each_run_file(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    answer = vlmpipe("compile", DIGITS, "configs/llava-13b-fsdp.yaml", "train.epochs=2", "--output", str(tmp_path))
+    assert answer.code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"digits.vertex.yaml", "llava-13b-fsdp.vertex.yaml"}
+
+
+def test_compile_writes_nothing_when_one_run_file_is_incomplete(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    answer = vlmpipe("compile", DIGITS, "configs/openmoji.yaml", "gcp.project=", "--output", str(tmp_path))
+    assert answer.code == 64
+    assert "gcp.project: missing" in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_compile_refuses_two_run_files_of_one_name(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    assert "same name" in vlmpipe("compile", DIGITS, DIGITS, "--output", str(tmp_path)).err

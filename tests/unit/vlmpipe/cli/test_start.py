@@ -1,0 +1,87 @@
+"""`vlmpipe run`: what it says at the end, and its exit codes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines import local_process
+from tests.support.command_line import Vlmpipe
+from tests.support.data.prepared import llava_folder, record, write_json
+
+DIGITS = "configs/digits.yaml"
+
+
+def test_a_run_on_kubeflow_is_refused_with_the_commands_that_start_it(vlmpipe: Vlmpipe) -> None:
+    answer = vlmpipe("run", DIGITS, "train.epochs=2", "--target", "kubeflow")
+    assert (answer.code, answer.out) == (64, "")
+    assert "vlmpipe compile configs/digits.yaml train.epochs=2 --target kubeflow\n" in answer.err
+    assert "--package-file build/pipelines/digits.kubeflow.yaml" in answer.err
+
+
+@pytest.mark.usefixtures("fake_pipeline")
+def test_run_ends_with_results_and_what_to_type_next(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--plain")
+    assert answer.code == 0
+    folder = tmp_path / "runs" / "mine"
+    said = [" ".join(line.split()) for line in answer.out.splitlines()]
+    for line in (
+        "Starting run mine",
+        "held-out accuracy, 88 questions 94.0 %",
+        "chance: always the most frequent answer 21.0 %",
+        "same model without an image 20.0 %",
+        "CIDEr-D of captions, from 0 to 10 0.80",
+        "digit 90.0 % (chance 10.0 %)",
+        "gate Accepted: above chance",
+        "registered digits version 3, champion",
+        f"report {folder}/report.html",
+        f"vlmpipe status {folder} this summary again",
+    ):
+        assert line in said
+
+
+@pytest.mark.usefixtures("fake_pipeline")
+def test_a_run_on_data_of_ones_own_does_not_offer_that(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    source = write_json(llava_folder(tmp_path, 20)[0].parent / "a.json", [record(n) for n in range(20)])
+    offer = "vlmpipe run configs/llava-local.yaml"
+    own = (f"data.source={source}", f"data.image_folder={tmp_path / 'images'}")
+    for overrides, offered in (((), True), (own, False)):
+        answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path / 'runs'}", "--plain", *overrides)
+        assert answer.code == 0 and (offer in answer.out) == offered, answer.out
+
+
+@pytest.fixture
+def rejecting_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = """import sys, pathlib; pathlib.Path(sys.argv[1], "decision.json").write_text(
+        '{"accepted": false, "reason": "Rejected: below chance"}')"""
+    monkeypatch.setattr(
+        local_process, "pipeline_command", lambda run, **_: [sys.executable, "-c", decision, str(run.folder)]
+    )
+
+
+@pytest.mark.usefixtures("rejecting_pipeline")
+def test_a_rejected_model_ends_with_76_where_that_is_asked_for(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    command = ("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--plain")
+    answer = vlmpipe(*command, "--fail-on-reject")
+    assert (answer.code, "the gate rejected the model. Rejected: below chance" in answer.err) == (76, True)
+    watch = ("status", "mine", "--root", str(tmp_path), "--watch", "--plain")
+    assert [vlmpipe(*watch, *option).code for option in ((), ("--fail-on-reject",))] == [0, 76]
+    assert vlmpipe("status", "mine", "--root", str(tmp_path), "--fail-on-reject").code == 64
+    again = vlmpipe(*command)
+    assert again.code == 64
+    assert f"vlmpipe status {tmp_path / 'runs/mine'}" in again.err
+
+
+@pytest.mark.usefixtures("rejecting_pipeline")
+def test_a_rejected_run_shows_the_command_to_train_for_longer(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "train.epochs=7", "--plain")
+    assert f"vlmpipe run {DIGITS} output.root_uri={tmp_path} train.epochs=14  " in answer.out
+
+
+@pytest.mark.usefixtures("fake_pipeline")
+def test_run_with_json_prints_one_object(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--json")
+    assert answer.code == 0
+    assert (answer.json["outcome"], answer.json["evaluation"]["exact_match"]) == ("done", 0.94)

@@ -1,0 +1,1 @@
+"""The sections of a run file that vlmpipe itself reads, one module each."""
