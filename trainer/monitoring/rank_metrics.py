@@ -1,4 +1,4 @@
-"""Metrics of each rank: peak memory, waiting, and forward time, which shows stragglers.
+"""Metrics of each rank: peak memory, waiting, gauges of its GPU, and forward time, which shows stragglers.
 
 Whole steps take the same time on all ranks, because all wait for the slowest.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.distributed.process import ProcessContext
+from trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
 
 GIB = 1 << 30
 
@@ -75,6 +76,26 @@ def straggler(before_s: Sequence[float], after_s: Sequence[float]) -> dict[str, 
     return {"straggler_spread": spent[slowest] * len(spent) / sum(spent), "slowest_rank": slowest}
 
 
+class StragglerWatch:
+    """Says when one rank has stayed slow: the lines that name the same rank, one after another."""
+
+    SPREAD, LINES = 1.2, 5  # a fifth over the mean; one slow line is a pause, five in a row are a machine
+
+    def __init__(self) -> None:
+        self._rank, self._lines = -1, 0
+
+    def note(self, found: dict[str, float]) -> str:
+        """A warning for the line that `straggler` gave, or ""; once for each time that a rank becomes slow."""
+        spread, rank = found.get("straggler_spread", 0.0), int(found.get("slowest_rank", -1))
+        if spread < self.SPREAD:
+            rank = -1
+        self._lines = self._lines + 1 if rank == self._rank else 1
+        self._rank = rank
+        if rank < 0 or self._lines != self.LINES:
+            return ""
+        return f"its forward passes take {spread:.2f} times the mean, and all ranks wait for it"
+
+
 @dataclass(frozen=True)
 class RankMetrics:
     """By rank, since training started."""
@@ -83,15 +104,23 @@ class RankMetrics:
     data_wait_s: list[float]
     forward_s: list[float]  # 0 where it is not timed
     num_reducers: list[float]  # reducers that the rank is connected to
+    gpus: list[GpuReading]  # at this moment
+
+    @classmethod
+    def at_start(cls, world_size: int) -> RankMetrics:
+        return cls(*[[0.0] * world_size] * 4, [NOTHING] * world_size)
 
 
-def gather_rank_metrics(worker: ProcessContext, data_wait_s: float, forward_s: float, num_reducers: int) -> RankMetrics:
+def gather_rank_metrics(
+    worker: ProcessContext, data_wait_s: float, forward_s: float, num_reducers: int, gpu: GpuReading
+) -> RankMetrics:
     """All ranks' metrics, given this rank's own. Collective."""
-    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers]
+    own = [_peak_memory_bytes(worker) / GIB, data_wait_s, forward_s, num_reducers, *astuple(gpu)]
     mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
     found = [torch.empty_like(mine) for _ in range(worker.world_size)]
     dist.all_gather(found, mine)
-    return RankMetrics(*torch.stack(found).T.tolist())
+    columns = torch.stack(found).T.tolist()
+    return RankMetrics(*columns[:4], [GpuReading(*values) for values in zip(*columns[4:], strict=True)])
 
 
 def _peak_memory_bytes(worker: ProcessContext) -> int:

@@ -15,8 +15,9 @@ from trainer.checkpoint.mirror.background import MirrorLag
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
 from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
+from trainer.monitoring.gpu_telemetry import NOTHING, faults_of, metrics_of, open_telemetry
 from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.monitoring.rank_metrics import RankMetrics, gather_rank_metrics, straggler
+from trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
 from trainer.monitoring.step_metrics import StepTotals
 from trainer.monitoring.trackers import open_trackers
 from trainer.progress import Progress
@@ -81,7 +82,9 @@ class TrainingMonitor:
         self._stall_s = self._window_stall_s = 0.0
         self._validated: dict[str, float] = {}  # metrics of the next step
         self._mirror_lags = False
-        self._rank_metrics = RankMetrics(*[[0.0] * worker.world_size] * 4)  # at the last line
+        self._rank_metrics = RankMetrics.at_start(worker.world_size)  # at the last line
+        self._telemetry = open_telemetry(worker.device)
+        self._straggler_watch = StragglerWatch()
         self._reducers = Reducers.of_job(os.environ)
         self._reduction: dict[str, str | int] = {}  # state in the last line
         self._first_loss: float | None = None
@@ -126,7 +129,11 @@ class TrainingMonitor:
         if self.is_due(done) or self._validated:
             timer, reducers = self._setup.forward_timer, self._reducers
             ranks = gather_rank_metrics(
-                self._worker, waited_s, timer.seconds() if timer else 0.0, reducers.num_connected() if reducers else 0
+                self._worker,
+                waited_s,
+                timer.seconds() if timer else 0.0,
+                reducers.num_connected() if reducers else 0,
+                self._telemetry.read() if self._telemetry else NOTHING,
             )
             if self._worker.is_first:
                 assert self._last is not None
@@ -156,6 +163,8 @@ class TrainingMonitor:
 
     def close(self, *, checkpoint: str, stopped: bool) -> None:
         """Write the summary and close the log."""
+        if self._telemetry:
+            self._telemetry.close()
         if not self._worker.is_first:
             return
         self._log.flush()
@@ -212,7 +221,8 @@ class TrainingMonitor:
                 "step_s": seconds / window["steps"],
                 # Of the slowest rank, for which all others wait.
                 "data_wait_s": max(map(operator.sub, ranks.data_wait_s, self._rank_metrics.data_wait_s)),
-                **straggler(self._rank_metrics.forward_s, ranks.forward_s),
+                **self._straggler_metrics(ranks),
+                **self._gpu_metrics(ranks),
                 **self._reducer_metrics(ranks),
                 "checkpoint_stall_s": self._window_stall_s,
                 **self._mirror_metrics(mirror_lag),
@@ -232,6 +242,21 @@ class TrainingMonitor:
         )
         self._window = Counter()
         self._window_started, self._rank_metrics, self._window_stall_s = now, ranks, 0.0
+
+    def _straggler_metrics(self, ranks: RankMetrics) -> dict[str, float]:
+        found = straggler(self._rank_metrics.forward_s, ranks.forward_s)
+        if why := self._straggler_watch.note(found):
+            self._note(f"warning: {self._place(int(found['slowest_rank']))} is a straggler: {why}")
+        return found
+
+    def _gpu_metrics(self, ranks: RankMetrics) -> dict[str, float]:
+        """Empty on CPUs."""
+        for rank, fault in faults_of(self._rank_metrics.gpus, ranks.gpus).items():
+            self._note(f"warning: the GPU of {self._place(rank)} {fault}")
+        return metrics_of(ranks.gpus)
+
+    def _place(self, rank: int) -> str:
+        return f"rank {rank} (node {rank // self._worker.local_world_size})"
 
     def _reducer_metrics(self, ranks: RankMetrics) -> dict[str, str | int]:
         """Whether the Reduction Server is in use, and by how many nodes; empty in a job without one."""

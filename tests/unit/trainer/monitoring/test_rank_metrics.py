@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.monitoring import rank_metrics
-from trainer.monitoring.rank_metrics import ForwardTimer, straggler
+from trainer.monitoring.rank_metrics import ForwardTimer, StragglerWatch, straggler
 
 
 class Clock:
@@ -49,3 +49,14 @@ def test_the_slowest_rank_since_the_last_line_is_named() -> None:
     assert straggler(before, after) == {"straggler_spread": pytest.approx(2.0), "slowest_rank": 2}
     assert straggler(after, after) == {}, "nothing was timed"
     assert straggler([0.0], [1.0]) == {}, "one rank has nobody to wait for"
+
+
+def test_a_rank_that_stays_slow_is_warned_of_once() -> None:
+    watch = StragglerWatch()
+    slow, other, level = (
+        {"straggler_spread": spread, "slowest_rank": rank} for spread, rank in ((1.5, 3), (1.5, 1), (1.1, 3))
+    )
+    lines = [level] * 6 + [slow] * 4 + [other] + [slow] * 7 + [level] + [slow] * 5
+    notes = [watch.note(line) for line in lines]
+    assert [number for number, note in enumerate(notes) if note] == [15, 23]
+    assert "1.50 times the mean" in notes[15] and watch.note({}) == ""

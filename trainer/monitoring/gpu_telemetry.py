@@ -1,0 +1,135 @@
+"""Gauges of a rank's GPU from NVIDIA's management library: utilization, memory, power, temperature, throttling, ECC.
+
+They are read when a line of metrics is due. A gauge that the device does not have (a MIG slice has no utilization,
+consumer cards have no ECC) is not a number.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+GIB = 1 << 30
+MILLIWATTS = 1000
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons that mean a fault of the machine. A cap on power is how most GPUs work
+# at full load, and an idle one slows down as well.
+THROTTLES = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """Gauges at one moment; NaN where the device does not have one."""
+
+    utilization: float = math.nan  # percent of the last sample period in which a kernel ran
+    memory_gib: float = math.nan  # used on the device, by all processes
+    power_w: float = math.nan
+    temperature_c: float = math.nan
+    throttle_reasons: float = math.nan  # bits of THROTTLES
+    ecc_errors: float = math.nan  # uncorrected, since the driver was loaded
+
+
+NOTHING = GpuReading()
+
+
+class GpuTelemetry:
+    """Reads the GPU with this UUID ("GPU-..."). `close` it at the end.
+
+    Raises ImportError without the package nvidia-ml-py, and `pynvml.NVMLError` without a driver or such a GPU.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        import pynvml
+
+        self._nvml = pynvml
+        pynvml.nvmlInit()
+        try:
+            self._gpu = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        except pynvml.NVMLError:
+            pynvml.nvmlShutdown()
+            raise
+
+    def read(self) -> GpuReading:
+        nvml, gpu = self._nvml, self._gpu
+        return GpuReading(
+            self._gauge(lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu),
+            self._gauge(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / GIB),
+            self._gauge(lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / MILLIWATTS),
+            self._gauge(lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)),
+            self._gauge(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu) & sum(THROTTLES)),
+            self._gauge(
+                lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                    gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
+        )
+
+    def close(self) -> None:
+        self._nvml.nvmlShutdown()
+
+    def _gauge(self, read: Callable[[], Any]) -> float:
+        try:
+            return float(read())
+        except self._nvml.NVMLError:  # not supported, or the GPU is lost: training itself says so
+            return math.nan
+
+
+def open_telemetry(device: torch.device) -> GpuTelemetry | None:
+    """Of a rank's GPU; None on a CPU and where the library, the driver or the GPU cannot be read."""
+    if device.type != "cuda":
+        return None
+    try:
+        return GpuTelemetry(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except Exception as error:  # no gauge is worth a run
+        print(f"train: no GPU telemetry: {error!r}", flush=True)
+        return None
+
+
+def metrics_of(readings: Sequence[GpuReading]) -> dict[str, float]:
+    """The gauges of all ranks, by rank, as metrics of a line. Empty where no rank has a gauge."""
+    found: dict[str, float] = {}
+    for name, gauge, combine in (
+        ("gpu_utilization", "utilization", _mean),
+        ("gpu_utilization_min", "utilization", min),
+        ("gpu_memory_gib", "memory_gib", max),
+        ("gpu_power_w", "power_w", _mean),
+        ("gpu_temperature_c", "temperature_c", max),
+        ("gpus_throttled", "throttle_reasons", lambda bits: sum(map(bool, bits))),
+        ("gpu_ecc_errors", "ecc_errors", sum),
+    ):
+        values = [value for value in map(operator.attrgetter(gauge), readings) if not math.isnan(value)]
+        if values:
+            found[name] = combine(values)
+    return found
+
+
+def faults_of(before: Sequence[GpuReading], after: Sequence[GpuReading]) -> dict[int, str]:
+    """What has gone wrong with GPUs between two readings, by rank: throttling that began, and new ECC errors."""
+    found = {}
+    for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+        reasons = [text for bit, text in THROTTLES.items() if _bits(new) & bit and not _bits(old) & bit]
+        faults = [f"is throttled ({', '.join(reasons)})"] if reasons else []
+        errors = new.ecc_errors - (0.0 if math.isnan(old.ecc_errors) else old.ecc_errors)
+        if errors > 0:
+            faults.append(f"has {errors:.0f} uncorrected memory errors (ECC)")
+        if faults:
+            found[rank] = " and ".join(faults)
+    return found
+
+
+def _bits(reading: GpuReading) -> int:
+    return 0 if math.isnan(reading.throttle_reasons) else int(reading.throttle_reasons)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
