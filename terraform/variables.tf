@@ -85,6 +85,17 @@ variable "secrets" {
   }
 }
 
+variable "alert_emails" {
+  description = "Addresses that get a mail when training fails, stalls, loses its mirror or has a bad GPU; none by default."
+  type        = set(string)
+  default     = []
+
+  validation {
+    condition     = alltrue([for address in var.alert_emails : can(regex("^[^@\\s]+@[^@\\s]+[.][^@\\s]+$", address))])
+    error_message = "Give e-mail addresses, such as oncall@example.com."
+  }
+}
+
 variable "encryption_key" {
   description = "Customer-managed key, projects/.../locations/.../keyRings/.../cryptoKeys/..., in location; empty for Google's keys."
   type        = string

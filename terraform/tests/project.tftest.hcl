@@ -54,7 +54,7 @@ run "as_it_comes" {
     error_message = "env.sh has another form than make can read."
   }
   assert {
-    condition     = length(data.google_project.this) == 0 && length(google_compute_network.jobs) == 0 && output.mirror_uri == ""
+    condition     = length(google_monitoring_alert_policy.logs) == 0 && length(data.google_project.this) == 0 && length(google_compute_network.jobs) == 0 && output.mirror_uri == ""
     error_message = "Something optional is made unasked."
   }
 }
@@ -81,6 +81,21 @@ run "with_a_mirror_secrets_and_people" {
   assert {
     condition     = google_service_account_iam_member.submitters["user:ann@example.com"].role == "roles/iam.serviceAccountTokenCreator"
     error_message = "Ann cannot act as the submitter."
+  }
+}
+
+run "with_alerts" {
+  variables {
+    alert_emails = ["oncall@example.com", "ann@example.com"]
+  }
+
+  assert {
+    condition     = length(google_monitoring_alert_policy.logs["straggler"].notification_channels) == 2
+    error_message = "An address is not told."
+  }
+  assert {
+    condition     = strcontains(google_monitoring_alert_policy.logs["stalled"].conditions[0].condition_matched_log[0].filter, "textPayload:\"has made no step for\"")
+    error_message = "The alert looks for another text."
   }
 }
 
@@ -119,10 +134,11 @@ run "wrong_values_are_refused" {
     data_soft_delete_days = 3
     secrets               = { hf-token = "hf_no_account_but_a_value" }
     private_network_range = "10.8.0.0/29"
+    alert_emails          = ["oncall"]
   }
 
   expect_failures = [
-    var.project, var.location, var.name, var.submitters, var.data_soft_delete_days, var.secrets, var.private_network_range,
+    var.project, var.location, var.name, var.submitters, var.data_soft_delete_days, var.secrets, var.private_network_range, var.alert_emails,
   ]
 }
 

@@ -142,6 +142,13 @@ def test_buckets_are_private_and_are_not_destroyed_with_content_unasked(module: 
     assert module.variables["delete_buckets_with_content"]["default"] is False
 
 
+def test_alerts_look_for_what_training_prints(module: Module) -> None:
+    texts = dict(re.findall(r'([\w-]+) = \{text = "([^"]+)"', module.locals["alerts"]))
+    assert texts.keys() == module.keys_of("alerts") - {"text", "title"} and len(texts) > 5
+    for pattern, text in texts.items():
+        assert text in (ROOT / f"tests/fixtures/failures/{pattern}.log").read_text()
+
+
 def test_no_secret_has_a_value_in_terraform(module: Module) -> None:
     assert [address for address in module.resources if "secret_version" in address or "account_key" in address] == []
 
