@@ -23,7 +23,8 @@ from pipelines.templates.artifact_registry import Registry
 from pipelines.templates.publish import publish
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.fakes.vertex.templates import API, FILES, TOKEN, Token, redirect
-from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Answer, Submit, commander, running_vertex
+from tests.support.command_line import Answer
+from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit, commander, running_vertex
 from trainer import __version__
 from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex import pipeline_job as vertex_job

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from pipelines import submit
 from pipelines.schedules import apply as schedule_plan
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
+from tests.support.command_line import Answer
 from tests.support.paths import ROOT
 from vlmpipe.backends.vertex import client as vertex_api
 from vlmpipe.backends.vertex import retries
@@ -30,16 +30,6 @@ MINE = "gcp.project=test-project"
 CHEAP = Spending("llava-7b-zero2-spot", "green", (), 20.0, 2.0, "1 x a2-highgpu-1g", "spot")
 DEAR = replace(CHEAP, usd=412.0)
 RED = replace(CHEAP, state="red", errors=("VP101 machine_type: no such machine",))
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
 
 
 Submit = Callable[..., Answer]
