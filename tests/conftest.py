@@ -11,6 +11,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.support.short_form import WHOLE
+
 MEMORY = Path("/dev/shm")
 # Files are tested side by side: threads of one would wait for processors that another has, and spin meanwhile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,7 +23,7 @@ sys.dont_write_bytecode = False
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
 
 # An example may take as long as it does: on a busy machine that says nothing of the code.
-hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.register_profile("patient", deadline=None, max_examples=100 if WHOLE else 30)
 hypothesis.settings.load_profile("patient")
 
 

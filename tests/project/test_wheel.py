@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import WHOLE
+from tests.support.short_form import WHOLE, only_whole
 from tests.support.wheel import PACKAGES, install_wheel, python_with, run_installed, shadowing_packages
 
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -58,6 +58,7 @@ print("checked: " + json.dumps([[answer.exit_code, answer.output] for answer in 
 """
 
 
+@only_whole
 def test_every_template_is_inside_and_valid(installed: Path, tmp_path: Path) -> None:
     """Checked by one process: a check builds the model, for which torch is imported."""
     files = [f"{template}.yaml" for template in ("digits", "llava", "qwen-vl", "vertex")]

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.fakes.vertex.server import FakeVertex
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
@@ -181,6 +181,7 @@ def test_a_red_plan_is_sent_when_forced(vertex: FakeVertex, vlmpipe_submit: Subm
     assert (vlmpipe_submit("--force", plan=RED).code, len(vertex.jobs)) == (0, 1)
 
 
+@only_whole
 def test_the_planners_own_errors_send_nothing_and_force_does_not_help(
     vertex: FakeVertex, vlmpipe_submit: Submit
 ) -> None:

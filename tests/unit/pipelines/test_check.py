@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import check
 from pipelines.check import check_run, exit_code
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
@@ -15,6 +16,13 @@ from trainer.errors import ExitCode
 from vlmpipe.config.run_config import load_run_file
 
 
+@pytest.fixture
+def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the plan, which takes a trace of the model."""
+    monkeypatch.setattr(check, "_plan", lambda config: iter(()))
+
+
+@pytest.mark.usefixtures("unplanned")
 @pytest.mark.parametrize(
     ("template", "state", "text"),
     [
@@ -30,12 +38,14 @@ def test_a_chat_template_is_proved(template: str, state: str, text: str, tmp_pat
     assert found.code == (ExitCode.CONFIG if state == "failed" else 0)
 
 
+@pytest.mark.usefixtures("unplanned")
 def test_a_template_of_another_machine_is_proved_later() -> None:
     findings = check_run(small(model__tokenizer="some/model", data__chat_template="gs://bucket/mine.jinja"))
     (found,) = [finding for finding in findings if finding.subject == "chat template"]
     assert found.state == "unchecked"
 
 
+@pytest.mark.usefixtures("unplanned")
 def test_files_of_benchmarks_are_read_and_compared_with_their_format(tmp_path: Path) -> None:
     pope, chart = (write(tmp_path / form, form) for form in ("pope", "chartqa"))
     elsewhere = pope.model_copy(update={"name": "elsewhere", "uri": "gs://bucket/pope.json"})
@@ -47,6 +57,7 @@ def test_files_of_benchmarks_are_read_and_compared_with_their_format(tmp_path: P
     assert findings[2].code == ExitCode.DATA and "is not DocVQA's single-document task" in findings[2].text
 
 
+@pytest.mark.usefixtures("unplanned")
 def test_findings_of_a_stage_name_it_and_common_ones_are_printed_once() -> None:
     stages = "stages=[{name: align, train: {micro_batch_size: 1}}, {name: finetune, data: {source: nowhere.json}}]"
     findings = check_run(load_run_file(ROOT / "configs/digits.yaml", [stages]))

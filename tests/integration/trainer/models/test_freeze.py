@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
@@ -104,6 +104,7 @@ def _train(jobs: Sequence[JobConfig], *, processes: int, nodes: int = 1) -> None
         run_ranks("tests.support.drivers.train_frozen", arguments, processes=processes, nodes=nodes)
 
 
+@only_whole
 @pytest.mark.parametrize(("strategy", "choice"), CASES.values(), ids=CASES)
 def test_losses_equal_one_process_for_any_trained_subset(
     strategy: str, choice: str, runs: dict[str, JobConfig]
@@ -113,6 +114,7 @@ def test_losses_equal_one_process_for_any_trained_subset(
     assert found == pytest.approx(expected, rel=RELATIVE)
 
 
+@only_whole
 @pytest.mark.parametrize(("strategy", "choice"), CASES.values(), ids=CASES)
 def test_a_checkpoint_holds_the_trained_subset_and_all_of_it_changed(
     strategy: str, choice: str, runs: dict[str, JobConfig]
@@ -126,6 +128,7 @@ def test_a_checkpoint_holds_the_trained_subset_and_all_of_it_changed(
         torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
+@only_whole
 @pytest.mark.parametrize("strategy", RESUMED)
 def test_resumed_equals_uninterrupted_bit_for_bit(strategy: str, runs: dict[str, JobConfig]) -> None:
     resumed, straight = runs[f"{strategy} resumed"], runs[f"{strategy} frozen in front"]
@@ -133,6 +136,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(strategy: str, runs: dict[str,
     assert losses(resumed) == losses(straight)
 
 
+@only_whole
 @pytest.mark.parametrize("choice", IN_BF16)
 def test_fsdp_computes_a_partly_frozen_layer_in_one_dtype(choice: str, runs: dict[str, JobConfig]) -> None:
     """What FSDP does not slice it does not cast: a product of both types would fail, or run in fp32."""
@@ -141,6 +145,7 @@ def test_fsdp_computes_a_partly_frozen_layer_in_one_dtype(choice: str, runs: dic
     assert found != pytest.approx(plain, rel=RELATIVE)
 
 
+@only_whole
 @pytest.mark.parametrize("choice", CHOICES)
 def test_frozen_weights_are_exported_unchanged(choice: str, runs: dict[str, JobConfig]) -> None:
     job = runs[f"fsdp {choice}"]
@@ -151,12 +156,14 @@ def test_frozen_weights_are_exported_unchanged(choice: str, runs: dict[str, JobC
         assert exported.get_parameter(name).equal(trained.get(name, weight)), name
 
 
+@only_whole
 def test_a_run_is_not_resumed_with_other_patterns(runs: dict[str, JobConfig]) -> None:
     """What is trained is part of the model section, which a checkpoint names."""
     one, other = (model_sha256(runs[f"one {choice}"]) for choice in ("frozen in front", "trained at the end"))
     assert one != other
 
 
+@only_whole
 def test_a_partly_trained_tower_is_refused_with_cached_features(runs: dict[str, JobConfig], tmp_path: Path) -> None:
     """Before training, and in words: the tower would not be there."""
     changes = {**CHOICES["tower thawed in part"].changes, "features.cache": "on"}

@@ -266,6 +266,7 @@ def loss_of_first_step(job: JobConfig, export: str) -> float:
         return float(module(**batch.to(torch.device("cpu")))) / len(batch.label_ids)
 
 
+@only_whole
 def test_a_second_stage_starts_where_the_export_of_the_first_is(stage_one: JobConfig) -> None:
     export = f"{stage_one.run.run_uri}/export"
     settings = {"pretrained": {"weights": export}, "tokenizer": export, "image_size": 32, "freeze": []}
@@ -342,6 +343,7 @@ def drop_cached_pages(files: list[Path]) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+@only_whole
 def test_a_start_reads_each_byte_once_and_holds_one_file_more_than_the_strategy(tmp_path: Path) -> None:
     """A rank reads each weight that it trains once, and frozen ones again for their digest; ranks of one machine read
     each byte of its disk once together. zero2, whose DeepSpeed copies the whole model, shows that the measure sees."""

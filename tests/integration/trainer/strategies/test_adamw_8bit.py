@@ -52,6 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return {**two, **again, **one}
 
 
+@only_whole
 def test_two_processes_train_as_one_and_close_to_fp32_moments(runs: dict[str, JobConfig]) -> None:
     found = losses(runs["8 bits"])
     assert found == pytest.approx(losses(runs["one process"]), rel=1e-4)
@@ -59,6 +60,7 @@ def test_two_processes_train_as_one_and_close_to_fp32_moments(runs: dict[str, Jo
     assert found == pytest.approx(losses(runs["fp32"]), rel=0.02)
 
 
+@only_whole
 def test_a_resumed_run_equals_the_uninterrupted_one(runs: dict[str, JobConfig]) -> None:
     assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
     assert losses(runs["resumed"]) == losses(runs["8 bits"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from trainer.config.job import JobConfig, defers_weights
@@ -49,6 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
     return {"one": one, **two}
 
 
+@only_whole
 @pytest.mark.parametrize("name", CHOSEN)
 def test_losses_equal_those_of_a_model_that_was_built_whole(name: str, runs: dict[str, JobConfig]) -> None:
     assert defers_weights(runs[name].model, runs[name].train)
@@ -56,6 +57,7 @@ def test_losses_equal_those_of_a_model_that_was_built_whole(name: str, runs: dic
     assert losses(runs[name]) == pytest.approx(losses(runs["one"]), rel=1e-5)
 
 
+@only_whole
 def test_a_filled_model_is_the_built_one(runs: dict[str, JobConfig]) -> None:
     """Weights, buffers, adapters and what is tied; and filling draws nothing from the run's random numbers."""
     job = runs["one"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.equalities import RELATIVE, STOP_STEP
 from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -53,6 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return jobs | {"one": one}
 
 
+@only_whole
 @pytest.mark.parametrize("name", RUNS)
 def test_losses_are_those_of_one_process(name: str, runs: dict[str, JobConfig]) -> None:
     assert len(losses(runs[name])) == 4

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.support.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.runs import run_ranks
 from trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
@@ -55,6 +55,7 @@ def _ranks(name: str) -> tuple[int, int]:
     return NODES.get(name, 1), COPIES * (2 if OTHERS.get(name, (name,))[0] in SPLIT else 1)
 
 
+@only_whole
 @pytest.mark.parametrize("name", [*STRATEGIES, *MORE])
 def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dict[str, int]]) -> None:
     strategy, of_model, of_train = OTHERS.get(name, (name, {}, {}))

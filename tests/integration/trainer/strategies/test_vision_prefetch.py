@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 
@@ -46,6 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], li
     return {key: losses(job) for key, job in jobs.items()}
 
 
+@only_whole
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_the_same_to_the_bit(name: str, found: dict[tuple[str, bool], list[float]]) -> None:
     assert len(found[name, True]) == STEPS

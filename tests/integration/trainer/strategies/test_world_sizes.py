@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import WHOLE, chosen
+from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY, strategy_changes
@@ -91,6 +91,7 @@ def trained(root: Path) -> Callable[[str], JobConfig]:
     return job
 
 
+@only_whole
 @pytest.mark.parametrize("name", TRIED)
 def test_losses_are_those_of_one_process(
     name: str, references: dict[str, JobConfig], trained: Callable[[str], JobConfig]
@@ -101,6 +102,7 @@ def test_losses_are_those_of_one_process(
     assert losses(job) == pytest.approx(expected, rel=RELATIVE)
 
 
+@only_whole
 @pytest.mark.parametrize("name", TRIED)
 def test_weights_are_those_of_one_process(
     name: str, references: dict[str, JobConfig], trained: Callable[[str], JobConfig]

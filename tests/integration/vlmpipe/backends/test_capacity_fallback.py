@@ -149,7 +149,7 @@ def test_fields_that_googles_component_lacks_reach_the_api(server: FakeVertex, r
 def test_a_job_without_fallback_waits_as_long_as_vertex_lets_it(server: FakeVertex, run: Path) -> None:
     wanted = config("cluster.capacity_fallback=[]", "cluster.disable_retries=true")
     (run / "run.json").write_text(json.dumps(wanted.to_dict()))
-    server.custom_jobs.scripts = [[Step("PENDING")] * 5000 + RUNS]
+    server.custom_jobs.scripts = [[Step("PENDING")] * 700 + RUNS]
     climb(server, run, wanted)
     server.custom_jobs.scripts = [[STOCKOUT]]
     (run / "run.json").write_text(json.dumps(wanted.to_dict()) + "\n")

@@ -34,6 +34,7 @@ def lines_of(root: Path, number: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (root / f"runs/round-{number}/faults.jsonl").read_text().splitlines()]
 
 
+@only_whole
 def test_a_reclaimed_node_changes_nothing_and_the_notice_is_used(root: Path, undisturbed: Result) -> None:
     one = disturbed(root, 1, RECLAIMED, undisturbed)
     assert one.difference == "" and one.restarts == 1, "\n".join(table([one]))
@@ -51,6 +52,7 @@ def test_a_kill_after_it_changes_nothing(root: Path, undisturbed: Result) -> Non
     assert kill["event"] == "kill" and after_kill["exit_code"] == 137 and kill["said_steps"] >= 22
 
 
+@only_whole
 def test_the_soak_sees_a_difference(undisturbed: Result) -> None:
     """In a step made twice, in the last bit of a loss, and in a byte of the last checkpoint."""
     steps, files = undisturbed.steps, undisturbed.files

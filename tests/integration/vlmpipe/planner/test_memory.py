@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.planner.planned_memory import predicted
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.memory_cases import CASES, HYBRID_CASES, Case
 from tests.support.trainer.runs import run_ranks
 
@@ -71,6 +71,7 @@ def test_selective_checkpointing_holds_less(name: str, measured: Measured) -> No
     assert measured.of(name)["peak"] < 0.9 * measured.of(LESS[name])["peak"]
 
 
+@only_whole
 @pytest.mark.parametrize("name", OF_TWO_NODES)
 def test_hybrid_sharding_holds_what_is_said(name: str, measured_on_two_nodes: Measured) -> None:
     _compare(HYBRID_CASES[name], 2 * PROCESSES, measured_on_two_nodes.of(name))

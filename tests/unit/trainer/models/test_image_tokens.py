@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
+from tests.support.short_form import WHOLE
 from tests.support.trainer.tiny_native import CONFIGS, model_section
 from trainer.config.model import GRID_FAMILIES, ModelConfig
 from trainer.errors import ConfigError
@@ -92,7 +93,7 @@ def test_torch_is_imported_only_for_an_incomplete_configuration() -> None:
 SIDES = st.integers(4, 3000)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300 if WHOLE else 60)
 @given(
     width=SIDES, height=SIDES, patch=st.sampled_from([4, 14, 16]), merge=st.sampled_from([1, 2]),
     least=st.integers(1, 200_000), more=st.integers(0, 3_000_000),

@@ -18,6 +18,7 @@ from transformers.models.smolvlm import processing_smolvlm
 from pipelines.check import check_run
 from tests.support.data.prepared import encode, job_config, run_prepare, write_json
 from tests.support.pipelines.run_files import small
+from tests.support.short_form import WHOLE
 from tests.support.trainer.native_models import picture
 from tests.support.trainer.tiny_native import model_section
 from trainer.config.data import DataConfig
@@ -66,7 +67,7 @@ def published_processor(tokenizer: Any, image_processor: Any, tile_tokens: int, 
 EDGES = st.tuples(st.integers(3, 17), st.integers(2, 7))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 if WHOLE else 60, deadline=None)
 @example(width=1, height=49, sizes=(7, 7))
 @given(width=st.integers(1, 400), height=st.integers(1, 400), sizes=EDGES)
 def test_an_image_of_any_size_has_the_rows_and_columns_that_the_librarys_processor_cuts(

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.check import check_run
+from tests.support import short_form
 from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
 from tests.support.paths import ROOT
 from tests.support.pipelines.job_specs import (
@@ -340,14 +341,14 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300 if short_form.WHOLE else 60, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
 def test_no_content_makes_the_rules_fail(content: Any) -> None:
     for violation in check(content, "us-central1"):
         assert violation.severity == RULES[violation.code].severity
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300 if short_form.WHOLE else 60, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(list(leaves(REDUCED))), st.integers(1, 6), JSON)
 def test_no_value_in_any_place_of_a_job_makes_the_rules_fail(path: tuple[Any, ...], depth: int, content: Any) -> None:
     for violation in check(changed(REDUCED, {".".join(map(str, path[:depth])): content}), "us-central1"):

@@ -151,6 +151,7 @@ def test_memory_of_many_layers_is_extrapolated_from_few(precision: str, freeze: 
     assert sum(found.backward.values()) == pytest.approx(whole.backward.total_bytes, rel=1e-5)
 
 
+@only_whole
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])
 def test_memory_of_many_layers_of_a_native_model_is_extrapolated_from_few(family: str) -> None:
     """Its own tower, and the levels that are added to its first language layers."""
@@ -171,6 +172,7 @@ def test_memory_of_many_layers_of_a_native_model_is_extrapolated_from_few(family
     assert sum(found.backward.values()) == whole.backward.total_bytes
 
 
+@only_whole
 @pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=only_whole), "qwen3_vl"])
 def test_memory_of_a_native_models_first_stage_is_extrapolated_from_few_layers(family: str) -> None:
     """Two levels are added to the first layers of Qwen3-VL."""
@@ -193,6 +195,7 @@ def test_memory_of_a_native_models_first_stage_is_extrapolated_from_few_layers(f
     assert found.backward.total() == whole.backward.total_bytes
 
 
+@only_whole
 def test_memory_of_several_sequences_is_extrapolated_from_one_and_two() -> None:
     one, two, three = (_small(rows=rows) for rows in (1, 2, 3))
     shape = architecture(one).shape

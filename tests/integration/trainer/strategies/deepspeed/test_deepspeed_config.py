@@ -12,6 +12,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
 
+from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT
 from tests.support.trainer.runs import losses, make_run, metrics, train_runs
 from trainer.config.deepspeed_keys import DECIDED_HERE
@@ -49,6 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return jobs
 
 
+@only_whole
 @pytest.mark.parametrize("name", ["plain", "given"])
 def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_process(
     name: str, runs: dict[str, JobConfig]
@@ -61,6 +63,7 @@ def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_p
     assert expected and validated == pytest.approx(expected, rel=1e-5)
 
 
+@only_whole
 def test_with_several_buckets_reductions_overlap_and_losses_are_the_same(runs: dict[str, JobConfig]) -> None:
     used = json.loads(Path(runs["overlapped"].run.run_uri, "deepspeed.json").read_text())["zero_optimization"]
     assert used["overlap_comm"] and used["reduce_bucket_size"] == 10_000
@@ -91,6 +94,7 @@ def test_reductions_overlap_where_there_are_several_buckets(
     assert buckets * used["reduce_bucket_size"] <= 500_000_000
 
 
+@only_whole
 def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
     with_it, without = (
         json.loads(Path(runs[name].run.run_uri, "deepspeed.json").read_text()) for name in ("given", "plain")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
 from trainer.config.job import JobConfig
 
@@ -79,6 +79,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("disk"))
 
 
+@only_whole
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_in_memory(case: str, runs: Runs) -> None:
     found = losses(runs.on_disk[case])
@@ -86,6 +87,7 @@ def test_losses_are_those_in_memory(case: str, runs: Runs) -> None:
     assert len(set(found)) > STOP_STEP + 2, "training must have changed the weights"
 
 
+@only_whole
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_goes_on_exactly_with_and_without_a_disk(case: str, way: str, runs: Runs) -> None:
@@ -94,6 +96,7 @@ def test_a_run_goes_on_exactly_with_and_without_a_disk(case: str, way: str, runs
     assert losses(resumed) == losses(runs.memory[case])
 
 
+@only_whole
 @pytest.mark.parametrize("case", CASES)
 def test_all_state_lies_on_the_disk_and_else_none(case: str, runs: Runs) -> None:
     kinds = {"weights", "exp_avg", "exp_avg_sq"} | ({"averages"} if "train.ema_decay" in CASES[case] else set())
@@ -108,6 +111,7 @@ def test_all_state_lies_on_the_disk_and_else_none(case: str, runs: Runs) -> None
         assert all(sizes["on disk"] == 0 and sizes["in memory"] > 0 for sizes in in_memory.values())
 
 
+@only_whole
 def test_nothing_is_left_in_the_folder(runs: Runs) -> None:
     assert runs.disk.is_dir() and not list(runs.disk.iterdir())
 

@@ -153,6 +153,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return done
 
 
+@only_whole
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_ranks_that_hold_a_model_together_equal_one_process(family: str, name: str, runs: Runs) -> None:
@@ -172,6 +173,7 @@ def held_out_losses(job: JobConfig) -> list[float]:
     return [line["validation_loss"] for line in metrics(job) if "validation_loss" in line]
 
 
+@only_whole
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_their_weights_equal_one_process(family: str, name: str, runs: Runs) -> None:
@@ -195,6 +197,7 @@ def test_bf16_stays_close_to_fp32(family: str, name: str, runs: Runs) -> None:
     assert losses(runs[family, name]) != pytest.approx(expected, rel=RELATIVE)
 
 
+@only_whole
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_checkpoints_go_from_one_layout_to_another(family: str, name: str, runs: Runs) -> None:
@@ -204,6 +207,7 @@ def test_checkpoints_go_from_one_layout_to_another(family: str, name: str, runs:
     assert losses(runs[family, name]) == pytest.approx(expected, rel=RELATIVE)
 
 
+@only_whole
 @torch.no_grad()
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_an_export_gives_the_logits_of_one_process_in_plain_transformers(family: str, runs: Runs) -> None:

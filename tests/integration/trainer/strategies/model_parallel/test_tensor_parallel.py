@@ -151,6 +151,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
     return found
 
 
+@only_whole
 @pytest.mark.parametrize(
     ("processes", "name"), [*((PROCESSES, name) for name in WEIGHED), *((2, name) for name in ALONE)]
 )
@@ -161,6 +162,7 @@ def test_a_rank_holds_what_the_planner_says(processes: int, name: str, measured:
     assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)
 
 
+@only_whole
 @pytest.mark.parametrize("name", LESS)
 def test_selective_checkpointing_holds_less(name: str, measured: dict[tuple[int, str], Any]) -> None:
     assert measured[PROCESSES, name]["peak"] < 0.9 * measured[PROCESSES, LESS[name]]["peak"]

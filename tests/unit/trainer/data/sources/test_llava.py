@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, llava_folder, png, record, write_json
+from tests.support.short_form import WHOLE
 from trainer.config.data import DataConfig
 from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sample import Sample, Turn
@@ -195,7 +196,7 @@ def line_lengths(draw: st.DrawFn) -> list[int]:
     return draw(st.lists(near | st.sampled_from([0, 300, 2 * LIMIT - 1, 2 * LIMIT, 2 * LIMIT + 1, 3 * LIMIT])))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=300 if WHOLE else 60)
 @given(lengths=line_lengths(), end=st.sampled_from([b"\n", b"\r\n"]), ends_with_newline=st.booleans())
 @example(lengths=[LIMIT, 300], end=b"\n", ends_with_newline=True)
 def test_every_line_is_a_sample_or_a_reject(

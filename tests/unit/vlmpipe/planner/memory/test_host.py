@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
 from trainer.config.train import TrainConfig
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
@@ -139,6 +140,7 @@ def test_under_ddp_the_nodes_together_copy_the_state_once_for_a_checkpoint() -> 
     assert nodes * copied == pytest.approx(state, rel=1e-6)
 
 
+@only_whole
 def test_offloaded_activations_are_inputs_of_blocks_in_the_machine_of_each_of_its_ranks() -> None:
     def plan(**train: Any) -> Memory:
         config = load_run_file(RUN_FILE, [f"train.{name}={json.dumps(value)}" for name, value in train.items()])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
 from trainer.sizing.pipeline_partition import Stage
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -85,6 +86,7 @@ def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies(tmp_path:
     assert sizes["gathered weights"] == pytest.approx(sizes["whole gradients"] / 2, rel=1e-6)  # bf16
 
 
+@only_whole
 def test_zero3_holds_no_whole_model_at_the_start(tmp_path: Path) -> None:
     """As above; DeepSpeed alone would move the whole model, 130 GiB in bf16, to each A100 before it is partitioned."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B["model.language_model"]["config"]))
