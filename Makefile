@@ -149,6 +149,10 @@ publish: $(INSTALLED)  ## publish a run file's pipeline as a template of Vertex 
 submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: make submit config=configs/x.yaml
 	@$(BIN)/vlmpipe submit $(config) $(GCP_FIELDS) $(args)
 
+.PHONY: schedule
+schedule: $(INSTALLED)  ## create or change a run file's schedule on Vertex AI; asks before much is spent: make schedule config=configs/x.yaml
+	@$(BIN)/vlmpipe schedule apply $(config) $(GCP_FIELDS) $(args)
+
 .PHONY: rehearse
 rehearse: $(INSTALLED)  ## a strict Vertex AI on this machine, to submit a run file to: make rehearse config=configs/x.yaml
 	@$(BIN)/vlmpipe rehearse $(config) $(GCP_FIELDS) $(args)
