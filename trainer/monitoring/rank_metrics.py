@@ -108,7 +108,8 @@ class RankMetrics:
 
     @classmethod
     def at_start(cls, world_size: int) -> RankMetrics:
-        return cls(*[[0.0] * world_size] * 4, [NOTHING] * world_size)
+        zeros = [0.0] * world_size
+        return cls(zeros, zeros, zeros, zeros, [NOTHING] * world_size)
 
 
 def gather_rank_metrics(
@@ -119,8 +120,8 @@ def gather_rank_metrics(
     mine = torch.tensor(own, dtype=torch.float64, device=worker.device)
     found = [torch.empty_like(mine) for _ in range(worker.world_size)]
     dist.all_gather(found, mine)
-    columns = torch.stack(found).T.tolist()
-    return RankMetrics(*columns[:4], [GpuReading(*values) for values in zip(*columns[4:], strict=True)])
+    memory, waits, forward, reducers, *gauges = torch.stack(found).T.tolist()
+    return RankMetrics(memory, waits, forward, reducers, [GpuReading(*rank) for rank in zip(*gauges, strict=True)])
 
 
 def _peak_memory_bytes(worker: ProcessContext) -> int:
