@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,11 +50,13 @@ class Repository:
 
 @dataclass
 class UploadHub:
-    """`writers` are the accounts by token. `status`: answer everything with it."""
+    """`writers` are the accounts by token. `status`: answer everything with it. `meanwhile` is done before each
+    commit."""
 
     writers: dict[str, str]
     endpoint: str = ""
     status: int = 0
+    meanwhile: Callable[[Branch], object] = lambda branch: None
     repositories: dict[str, Repository] = field(default_factory=dict)
     large: dict[str, bytes] = field(default_factory=dict)  # content by sha256
     requests: list[str] = field(default_factory=list)
@@ -121,6 +123,7 @@ class UploadHub:
                 return {"files": [_mode(branch, one) for one in json.loads(body)["files"]]}
             case ("POST", "commit", revision):
                 branch = _branch(repository, revision)
+                self.meanwhile(branch)
                 self._commit(branch, [json.loads(line) for line in body.splitlines()])
                 return {"commitUrl": f"{self.endpoint}/{name}/commit/{branch.head}", "commitOid": branch.head}
         raise Refused(404, "", f"no {method} {asked}")

@@ -93,8 +93,11 @@ def _upload(hub: HubConfig, token: str, files: Mapping[str, Path], message: str)
             revision=hub.revision,
             parent_commit=head.sha,  # of two runs at once, the second is refused instead of mixing their files
         )
-    except (HTTPError, RuntimeError, ValueError) as error:
-        raise _upload_error(api, hub, error) from error
+    except (HTTPError, ConnectionError, RuntimeError, ValueError) as error:
+        known = _upload_error(api, hub, error)
+        if known is None:
+            raise
+        raise known from error
     return done.oid, str(done.commit_url)
 
 
@@ -103,8 +106,8 @@ def _stale(there: Iterable[str], files: Mapping[str, Path]) -> list[str]:
     return sorted(name for name in there if "/" not in name and name.endswith(MODEL_SUFFIXES) and name not in files)
 
 
-def _upload_error(api: HfApi, hub: HubConfig, error: Exception) -> Exception:
-    """What the client's error means; itself where it is none of the hub's."""
+def _upload_error(api: HfApi, hub: HubConfig, error: Exception) -> UserError | None:
+    """What the client's error means; None where it is none of the hub's."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     repository = f"{api.endpoint}/{hub.repo_id}"
@@ -116,9 +119,8 @@ def _upload_error(api: HfApi, hub: HubConfig, error: Exception) -> Exception:
             return UserError(
                 f"cannot upload to {repository}: HF_HUB_OFFLINE is set", fix="unset it", code=ExitCode.UNAVAILABLE
             )
-        if isinstance(error, RuntimeError | ValueError):
-            return error
-        return _no_answer(repository, type(error).__name__)
+        is_known = not isinstance(error, RuntimeError | ValueError)
+        return _no_answer(repository, type(error).__name__) if is_known else None
     status = cause.response.status_code
     said = " ".join(str(cause.server_message or "").split())[:200]
     why = f"HTTP {status}" + (f", {said}" if said else "")

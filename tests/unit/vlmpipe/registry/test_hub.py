@@ -189,11 +189,16 @@ def test_each_reason_has_its_own_sentence(run: Path, hub: UploadHub, monkeypatch
     edit_hub(run, repo_id="others/digits")
     found["another account"] = failure(run)
     edit_hub(run, repo_id="team/digits", private=False)
+    nothing, hub.meanwhile = hub.meanwhile, lambda branch: branch.commits.append("of somebody else")
+    found["overtaken"] = failure(run)
+    hub.meanwhile = nothing
     upload_registered(str(run))
     edit_hub(run, private=True)
     found["public"] = failure(run)
     hub.status = 503
     found["out of order"] = failure(run)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    found["offline"] = failure(run)
     address = f"{hub.endpoint}/team/digits"
     assert {name: error.found for name, error in found.items()} == {
         "no token": "no token to upload to team/digits: HF_TOKEN is not set",
@@ -201,12 +206,16 @@ def test_each_reason_has_its_own_sentence(run: Path, hub: UploadHub, monkeypatch
         "(HTTP 401, Invalid username or password.)",
         "another account": f"the hub refuses to write to {hub.endpoint}/others/digits with this token "
         "(HTTP 403, no rights to create a model under the namespace others)",
+        "overtaken": f"{address} changed during the upload "
+        "(HTTP 412, A commit has happened since. Please refresh and try again.)",
+        "offline": f"cannot upload to {address}: HF_HUB_OFFLINE is set",
         "public": "team/digits is public, and register.hub.private is true",
         "out of order": f"cannot upload to {address}: HTTP 503, out of order",
     }
     codes = {name: error.code for name, error in found.items()}
     assert codes == {
-        "no token": 77, "unknown token": 77, "another account": 77, "public": ExitCode.CONFIG, "out of order": 69
+        "no token": 77, "unknown token": 77, "another account": 77, "overtaken": 69, "public": ExitCode.CONFIG,
+        "out of order": 69, "offline": 69,
     }  # fmt: skip
     assert all(error.fix for error in found.values())
     assert "hub" in read_record_file(run / "registered.json"), "of the upload that was done"
