@@ -1,5 +1,5 @@
-"""A trained run behind the real `transformers serve`, deployed by the compiled local pipeline and checked again, and
-asked by `vlmpipe predict`: all answers are the evaluation's."""
+"""A trained run behind the real `transformers serve`, deployed and uploaded by the compiled local pipeline,
+and asked by `vlmpipe predict`: all answers are the evaluation's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fakes.hub_uploads import UploadHub, running_upload_hub
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
@@ -25,6 +27,7 @@ from vlmpipe.serving.local_server import serving
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800), only_whole]
 
 ASKED = 8
+TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 RUN_FILE = merged(
     TINY,
     {
@@ -33,24 +36,31 @@ RUN_FILE = merged(
         "train.epochs": 1000,
         "train.max_steps": 400,  # so many that it gives different answers to different questions
         "evaluate.controls": [],
+        "register.hub": {"repo_id": "team/digits"},
         "deploy": {"endpoint": "digits", "smoke_questions": ASKED, "min_agreement": 1.0},
     },
 )
 
 
-def vlmpipe(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def vlmpipe(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     program = "from vlmpipe.cli.entry import console; console()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=folder, env=os.environ, capture_output=True, text=True
-    )
+    command, environment = [sys.executable, "-c", program, *arguments], {**os.environ, **variables}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub() -> Iterator[UploadHub]:
+    with running_upload_hub(**{TOKEN: "team"}) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, hub: UploadHub) -> Path:
     """The folder of a pipeline that ran to its end, deploy-model included."""
     folder = tmp_path_factory.mktemp("serve")
     (folder / "serve.yaml").write_text(json.dumps(RUN_FILE))
-    done = vlmpipe(folder, "run", "serve.yaml", "--run-id", "r1", "--plain")
+    variables = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    done = vlmpipe(folder, "run", "serve.yaml", "--run-id", "r1", "--plain", **variables)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder
 
@@ -69,6 +79,16 @@ def test_the_pipeline_deploys_a_model_that_answers_as_it_was_evaluated(run: Path
     deployed = read_record_file(run / "deployed.json")
     assert (deployed["asked"], deployed["agreement"], deployed["server"]) == (ASKED, 1.0, "transformers serve")
     assert len({line["prediction"] for line in predictions(run)}) > 1, "answers that could differ"
+
+
+def test_the_pipeline_uploads_the_exported_model_and_its_card(folder: Path, run: Path, hub: UploadHub) -> None:
+    branch = hub.repositories["team/digits"].branches["main"]
+    assert branch.commits[1:] == ["tiny version 1, run r1"]
+    assert branch.files["model.safetensors"] == (run / "export/model.safetensors").read_bytes()
+    assert b"library_name: transformers" in branch.files["README.md"]
+    assert read_record_file(run / "registered.json")["hub"]["commit"] == branch.head
+    written = [path for path in folder.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
+    assert written == [], "the token"
 
 
 def test_predict_answers_as_the_evaluation(folder: Path, run: Path) -> None:
