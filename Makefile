@@ -97,6 +97,10 @@ build/recipes/%/.installed: recipes/%/requirements.txt recipes/cpu_torch.py
 	$(@D)/bin/python -P recipes/cpu_torch.py
 	@touch $@
 
+# lmms-eval scores models; it trains none.
+.PHONY: recipe-lmms-eval
+recipe-lmms-eval: build/recipes/lmms-eval/.installed  ## environment of recipes/lmms-eval, 2.4 GiB: it scores a served model
+
 # Horovod's released source is built once; its wheel is kept beside the environments.
 .PHONY: recipe-horovod
 recipe-horovod: build/recipes/horovod/.installed build/recipes/tiny-qwen2-5-vl/config.json  ## environment of recipes/horovod: 1.3 GiB, and a build of 10 to 30 minutes

@@ -64,6 +64,14 @@ def use_hub_token(secret: str | None) -> None:
         os.environ[HUB_TOKEN_VARIABLE] = _read_for("model.hub_token_secret", secret)
 
 
+def upload_token(secret: str | None) -> str:
+    """The hub's token for uploads, which `secret` holds; without one that of the environment. Empty where neither is.
+
+    Raises UserError (exit 77 or 69) that says why it cannot be read.
+    """
+    return _read_for("register.hub.token_secret", secret) if secret else os.environ.get(HUB_TOKEN_VARIABLE, "")
+
+
 def use_secrets(secrets: Mapping[str, str]) -> None:
     """Put each secret into its variable, for this process and its children, and hide it in what they print.
 

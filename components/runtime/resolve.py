@@ -26,6 +26,7 @@ from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id, 
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
+from vlmpipe.registry.hub import require_token
 
 if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
@@ -176,6 +177,8 @@ def _checked(
     use_hub_token(config.model.hub_token_secret)
     if settings["target"] == "local":  # elsewhere only the jobs' own account may read them
         use_secrets(config.secrets)
+    if config.register_.hub:  # not after hours of training
+        require_token(config.register_.hub)
     config = _with_pinned_weights(config)
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.

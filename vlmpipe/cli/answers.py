@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, UserError
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson
-from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import Root
 
 RunName = Annotated[
@@ -95,8 +95,16 @@ def serve(
         else:
             with serving(run_uri) as server:
                 found = measure_agreement(questions, server.ask)
-    print_json(found.as_json()) if as_json else print_lines([found.sentence()])
-    require_agreement(found, min_agreement)
+    if not as_json:
+        print_lines([found.sentence()])
+        require_agreement(found, min_agreement)
+        return
+    print_json({"ok": found.share >= min_agreement, **found.as_json()})
+    try:
+        require_agreement(found, min_agreement)
+    except UserError as error:  # on stdout is one JSON document, which says it already
+        print_error(error, as_json=False)
+        raise typer.Exit(int(error.code)) from None
 
 
 ALL = (predict, serve)

@@ -198,7 +198,12 @@ def compare(
     ] = None,
     predictions: Annotated[
         Path | None,
-        typer.Option("--predictions", metavar="FILE", help="Also write all answers as Parquet.", show_default=False),
+        typer.Option(
+            "--predictions",
+            metavar="FILE",
+            help="Also write all answers: .parquet, or .jsonl for Vertex AI's evaluation service.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -65,7 +65,8 @@ def require_vertex(config: RunConfig) -> None:
     if config.deploy and not config.register_.registry.startswith("vertex://"):
         text = f"found with register.registry {show(config.register_.registry)}, expected vertex://MODEL_ID"
         deploys.append(Problem("deploy", f"{text}: an endpoint serves models of Vertex AI Model Registry"))
-    _raise(config, "Vertex AI", [*_violated(config, VERTEX), *_packages_elsewhere(config), *deploys])
+    problems = [*_violated(config, VERTEX), *_packages_elsewhere(config), *deploys, *_hub_token_elsewhere(config)]
+    _raise(config, "Vertex AI", problems)
 
 
 def require_kubeflow(config: RunConfig) -> None:
@@ -74,7 +75,7 @@ def require_kubeflow(config: RunConfig) -> None:
     if not config.root_uri("kubeflow").startswith("gs://"):
         expected = "gs://bucket/folder, here or in gcp.pipeline_root: pods share no folder"
         problems.append(Problem("output.root_uri", f"found {show(config.output.root_uri)}, expected {expected}"))
-    problems += _deploys_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE)
+    problems += [*_deploys_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE), *_hub_token_elsewhere(config)]
     if trainer := config.train.trainer:
         if trainer.kind == "package":
             text = "found package, expected command: a TrainJob runs an image and installs no packages"
@@ -90,6 +91,14 @@ def _deploys_image(config: RunConfig, pattern: str, expected: str) -> list[Probl
     if config.deploy is None or re.match(pattern, config.deploy.image_uri):
         return []
     return [Problem("deploy.image_uri", f"found {show(config.deploy.image_uri)}, expected {expected}")]
+
+
+def _hub_token_elsewhere(config: RunConfig) -> list[Problem]:
+    """The token of an upload to the hub: a step elsewhere has nothing of this machine's environment."""
+    if config.register_.hub is None or config.register_.hub.token_secret:
+        return []
+    text = "missing; expected projects/PROJECT/secrets/NAME, of a token that may write"
+    return [Problem("register.hub.token_secret", text)]
 
 
 def _packages_elsewhere(config: RunConfig) -> list[Problem]:

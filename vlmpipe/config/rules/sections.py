@@ -11,6 +11,7 @@ from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
+from vlmpipe.config.rules.hub import hub_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 
@@ -61,6 +62,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("gate.min_scores.preference_accuracy", text)
     yield from benchmark_problems(config)
     yield from deploy_problems(config)
+    yield from hub_problems(config)
     if register.registry.startswith("vertex://"):
         missing = f"missing, found register.registry {register.registry}; expected"
         if register.serving is None and config.deploy is None:

@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator
 
 from trainer.config.base import Fraction, NonNegative, Section, StorageUri, storage_uri
+from trainer.secret_manager import SECRET_NAME
 from vlmpipe.config.sections.cluster import Environment
 
 MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
+_REPO_ID = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?/\w([\w.-]*\w)?", re.ASCII)
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 
 
@@ -108,6 +110,12 @@ def _registry(place: str) -> str:
     return place
 
 
+def _repo_id(name: str) -> str:
+    if not _REPO_ID.fullmatch(name) or "--" in name or ".." in name or name.endswith(".git") or len(name) > 96:
+        raise ValueError("expected account/name: letters, digits, '-', '_' and '.', 96 at most, no '--' or '..'")
+    return name
+
+
 class ServingConfig(Section):
     """The container in which Vertex AI serves a registered model, once somebody deploys it."""
 
@@ -123,6 +131,26 @@ class ServingConfig(Section):
     predict_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of predictions; empty for Vertex AI's.")
     health_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of health checks; empty for Vertex AI's.")
     env: Environment = Field(default_factory=dict, description="Environment of the container. No secrets.")
+
+
+class HubConfig(Section):
+    """The repository of the Hugging Face hub to which an accepted model is uploaded, with its card."""
+
+    repo_id: Annotated[str, AfterValidator(_repo_id)] = Field(
+        description="Repository, account/name; made where there is none."
+    )
+    private: bool = Field(
+        True, description="Make a missing repository private, and refuse one that is public; false makes it public."
+    )
+    token_secret: str | None = Field(
+        None,
+        pattern=rf"^{SECRET_NAME}$",
+        description="Secret Manager secret that holds a token that may write there, projects/PROJECT/secrets/NAME; "
+        "null uses HF_TOKEN, which only a local run has.",
+    )
+    revision: str = Field(
+        "main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,254}$", description="Branch; made where there is none."
+    )
 
 
 class RegisterConfig(Section):
@@ -143,4 +171,7 @@ class RegisterConfig(Section):
     )
     alias: str = Field(
         "champion", pattern=r"^[a-z][a-z0-9-]{0,126}[a-z0-9]$", description="Alias that moves to the accepted version."
+    )
+    hub: HubConfig | None = Field(
+        None, description="Repository of the Hugging Face hub that gets a copy of the registered model; null for none."
     )

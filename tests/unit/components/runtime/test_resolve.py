@@ -82,6 +82,20 @@ def test_a_package_that_a_program_lacks_is_named_before_a_run_has_a_folder(tmp_p
     assert not list(root.iterdir())
 
 
+def test_an_upload_without_a_token_is_refused_before_a_run_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_run_file(
+        ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path}", "register.hub.repo_id=team/digits"]
+    )
+    monkeypatch.setenv("HF_TOKEN", "")
+    with pytest.raises(UserError, match="no token to upload to team/digits") as caught:
+        resolved(config)
+    assert caught.value.code == ExitCode.NO_PERMISSION and not list(tmp_path.iterdir())
+    monkeypatch.setenv("HF_TOKEN", "some token")
+    assert resolved(config).config.register_.hub
+
+
 def test_seed_rounded_to_a_double_is_not_a_change(tmp_path: Path) -> None:
     seed = 2**53 + 1
     config = load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path}", f"train.seed={seed}"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -188,3 +191,29 @@ def test_answers_of_all_runs_are_one_table(tmp_path: Path) -> None:
         "run": "first", "id": "b", "turn": 2, "slice": "colour", "question": "What?", "answer": "red",
         "prediction": "blue", "correct": False,
     }  # fmt: skip
+
+
+def test_answers_are_lines_in_the_columns_of_the_evaluation_service(tmp_path: Path) -> None:
+    """The columns' names are those of the SDK that is installed."""
+    make(tmp_path, "first", FIRST)
+    make(tmp_path, "better", [*BETTER, ("d", "red", "grün")])
+    folder = importlib.util.find_spec("vertexai").submodule_search_locations[0]  # type: ignore[union-attr, index]
+    columns = runpy.run_path(f"{folder}/evaluation/constants.py")["Dataset"]
+    assert write_predictions(compared(tmp_path, "first", "better"), tmp_path / "a.jsonl") == 9
+    rows = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    place = {"id": "b", "turn": 2, "slice": "colour"}
+    asked = {columns.PROMPT_COLUMN: "What?", columns.REFERENCE_COLUMN: "red"}
+    assert rows[2] == {"run": "first", **place, **asked, columns.MODEL_RESPONSE_COLUMN: "blue"}
+    assert rows[6] == {
+        "run": "better", **place, **asked, columns.MODEL_RESPONSE_COLUMN: "red",
+        columns.BASELINE_MODEL_RESPONSE_COLUMN: "blue",
+    }  # fmt: skip
+    assert columns.BASELINE_MODEL_RESPONSE_COLUMN not in rows[8], "the first run was not asked it"
+
+
+def test_answers_in_another_kind_of_file_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, "first", FIRST)
+    make(tmp_path, "better", BETTER)
+    with pytest.raises(ConfigError, match=r"--predictions .*a\.xlsx"):
+        write_predictions(compared(tmp_path, "first", "better"), tmp_path / "a.xlsx")
+    assert not (tmp_path / "a.xlsx").exists()

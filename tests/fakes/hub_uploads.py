@@ -1,0 +1,234 @@
+"""What a strict Hugging Face hub does with uploads: repositories in memory, by the requests of the hub's client.
+
+Refused, as huggingface.co does: unknown tokens and accounts, weights that are not sent as large files, large files of
+another size or checksum than announced, commits on an older head, deletions of what is not there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+import yaml
+
+LARGE = (".safetensors",)
+
+
+class Refused(Exception):
+    """An HTTP status of an error, X-Error-Code, the message, and what the answer has beside it."""
+
+    def __init__(self, status: int, code: str, message: str, **content: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.content = status, code, message, content
+
+
+@dataclass
+class Branch:
+    """`commits` are the titles, oldest first; `files` those of the newest commit."""
+
+    files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b"*.safetensors filter=lfs\n"})
+    commits: list[str] = field(default_factory=lambda: ["initial commit"])
+
+    @property
+    def head(self) -> str:
+        return hashlib.sha1("\n".join(self.commits).encode()).hexdigest()
+
+
+@dataclass
+class Repository:
+    private: bool
+    branches: dict[str, Branch] = field(default_factory=lambda: {"main": Branch()})
+
+
+@dataclass
+class UploadHub:
+    """`writers` are the accounts by token. `status`: answer everything with it. `meanwhile` is done before each
+    commit."""
+
+    writers: dict[str, str]
+    endpoint: str = ""
+    status: int = 0
+    meanwhile: Callable[[Branch], object] = lambda branch: None
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    large: dict[str, bytes] = field(default_factory=dict)  # content by sha256
+    requests: list[str] = field(default_factory=list)
+
+    def answer(self, method: str, path: str, token: str, body: bytes) -> Any:
+        if self.status:
+            raise Refused(self.status, "", "out of order")
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        match (method, *parts):
+            case ("PUT", "large", oid):  # an address that is signed: no token
+                if hashlib.sha256(body).hexdigest() != oid:
+                    raise Refused(400, "", "checksum")
+                self.large[oid] = body
+                return {}
+            case ("POST", "api", "validate-yaml"):
+                return _valid_card(json.loads(body))
+            case ("POST", "api", "repos", "create"):
+                return self._create(json.loads(body), self._account(token))
+            case (_, "api", "models", account, name, *asked):
+                return self._of_repository(method, f"{account}/{name}", asked, token, body)
+            case ("POST", account, name, "info", "lfs", "objects", "batch"):
+                self._writable(f"{account}/{name.removesuffix('.git')}", token)
+                return {"objects": [self._object(one) for one in json.loads(body)["objects"]]}
+        raise Refused(404, "", f"no {method} {path}")
+
+    def _account(self, token: str) -> str:
+        if token not in self.writers:
+            raise Refused(401, "", "Invalid username or password.")
+        return self.writers[token]
+
+    def _create(self, asked: dict[str, Any], account: str) -> dict[str, str]:
+        if set(asked) - {"name", "organization", "type", "visibility"}:
+            raise Refused(400, "", f"fields {sorted(asked)}")
+        if asked["organization"] != account:
+            raise Refused(403, "", f"no rights to create a model under the namespace {asked['organization']}")
+        name = f"{account}/{asked['name']}"
+        if name in self.repositories:
+            raise Refused(409, "", "You already created this model repo", url=f"{self.endpoint}/{name}")
+        self.repositories[name] = Repository(asked["visibility"] == "private")
+        return {"url": f"{self.endpoint}/{name}"}
+
+    def _writable(self, name: str, token: str) -> Repository:
+        account = self._account(token)
+        if name not in self.repositories:
+            raise Refused(404, "RepoNotFound", "Repository not found")
+        if name.partition("/")[0] != account:
+            raise Refused(403, "", "no write access")
+        return self.repositories[name]
+
+    def _of_repository(self, method: str, name: str, asked: list[str], token: str, body: bytes) -> Any:
+        repository = self._writable(name, token)
+        match (method, *asked):
+            case ("POST", "branch", revision):
+                if revision in repository.branches:
+                    raise Refused(409, "", "Reference already exists")
+                repository.branches[revision] = Branch()
+                return {}
+            case ("GET", "revision", revision):
+                branch = _branch(repository, revision)
+                there = [{"rfilename": file} for file in branch.files]
+                return {"id": name, "sha": branch.head, "private": repository.private, "siblings": there}
+            case ("POST", "preupload", revision):
+                branch = _branch(repository, revision)
+                return {"files": [_mode(branch, one) for one in json.loads(body)["files"]]}
+            case ("POST", "commit", revision):
+                branch = _branch(repository, revision)
+                self.meanwhile(branch)
+                self._commit(branch, [json.loads(line) for line in body.splitlines()])
+                return {"commitUrl": f"{self.endpoint}/{name}/commit/{branch.head}", "commitOid": branch.head}
+        raise Refused(404, "", f"no {method} {asked}")
+
+    def _object(self, one: dict[str, Any]) -> dict[str, Any]:
+        if one["oid"] in self.large:
+            return one
+        return {**one, "actions": {"upload": {"href": f"{self.endpoint}/large/{one['oid']}"}}}
+
+    def _commit(self, branch: Branch, lines: list[dict[str, Any]]) -> None:
+        header, *changes = lines
+        if header["value"]["parentCommit"] != branch.head:
+            raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
+        if not changes:
+            raise Refused(400, "", "empty commit")
+        files = dict(branch.files)
+        for change in changes:
+            value = change["value"]
+            if change["key"] == "deletedFile":
+                if files.pop(value["path"], None) is None:
+                    raise Refused(404, "EntryNotFound", "A file with this name doesn't exist")
+            elif change["key"] == "lfsFile":
+                content = self.large.get(value["oid"])
+                if content is None or len(content) != value["size"]:
+                    raise Refused(400, "", f"{value['path']} was not uploaded")
+                files[value["path"]] = content
+            else:
+                if value["path"].endswith(LARGE) or change["key"] != "file":
+                    raise Refused(400, "", f"{value['path']} is no regular file")
+                files[value["path"]] = base64.b64decode(value["content"], validate=True)
+        branch.files = files
+        branch.commits.append(header["value"]["summary"])
+
+
+def _branch(repository: Repository, revision: str) -> Branch:
+    if revision not in repository.branches:
+        raise Refused(404, "RevisionNotFound", "Invalid rev id")
+    return repository.branches[revision]
+
+
+def _mode(branch: Branch, one: dict[str, Any]) -> dict[str, Any]:
+    """How a file is sent, and the checksum of the one that is there: git's, or of a large file its sha256."""
+    is_large, there = one["path"].endswith(LARGE), branch.files.get(one["path"])
+    mode = {"path": one["path"], "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}
+    if there is None:
+        return mode
+    blob = hashlib.sha1(b"blob %d\0" % len(there) + there)
+    return {**mode, "oid": hashlib.sha256(there).hexdigest() if is_large else blob.hexdigest()}
+
+
+def _valid_card(asked: dict[str, Any]) -> dict[str, Any]:
+    _, header, _ = asked["content"].split("---\n", 2)
+    metadata = yaml.safe_load(header)
+    if asked["repoType"] != "model" or not isinstance(metadata.get("pipeline_tag"), str):
+        raise Refused(400, "", '"pipeline_tag" must be a string')
+    return {"warnings": [], "errors": []}
+
+
+@contextmanager
+def running_upload_hub(**writers: str) -> Iterator[UploadHub]:
+    """Serve a hub without repositories. writers: accounts by their tokens."""
+    hub = UploadHub(writers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        do_POST = do_PUT = do_GET
+
+        def _answer(self) -> None:
+            body = self._body()
+            path, token = self.path.partition("?")[0], self.headers.get("Authorization", "").removeprefix("Bearer ")
+            hub.requests.append(f"{self.command} {path}")
+            status, headers = 200, {}
+            try:
+                content = hub.answer(self.command, path, token, body)
+            except Refused as error:
+                status, content = error.status, {"error": error.message, **error.content}
+                headers = {"X-Error-Code": error.code, "X-Error-Message": error.message}
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(data)
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            pieces = []
+            while size := int(self.rfile.readline(), 16):
+                pieces.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(pieces)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,117 @@
+"""Batch prediction: the questions that folders and tables give, and the rows that come of them.
+
+The model is a stand-in; tests/e2e/test_serve.py asks a trained one.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.support.trainer.tiny_runs import TINY
+from trainer.config.job import JobConfig
+from trainer.data.chat.encode import Chat
+from trainer.data.tokenize import make_tokenizer
+from trainer.errors import ConfigError, DataError
+from trainer.evaluation import predict as module
+from trainer.evaluation.answer import AnsweringModel, Asked
+from trainer.evaluation.predict import ToAnswer, predict, read_questions
+
+SIZES = {"a.png": (8, 8), "deep/b.jpg": (16, 8), "c.png": (8, 24)}
+JOB = JobConfig.model_validate(TINY | {"run": {"run_id": "one", "root_uri": "/runs"}})
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of three pictures, one that is none, and a file of another kind."""
+    folder = tmp_path / "images"
+    (folder / "deep").mkdir(parents=True)
+    for name, size in SIZES.items():
+        Image.new("RGB", size, "red").save(folder / name)
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n")
+    (folder / "notes.txt").write_text("no picture")
+    return folder
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches that are asked. An answer is the picture's width and height, and the question's text."""
+    sizes: list[int] = []
+
+    def answer(
+        job: JobConfig, model: AnsweringModel, asked: Sequence[Asked], *_: Any, max_new_tokens: int
+    ) -> list[str]:
+        assert max_new_tokens == TINY["evaluate"]["max_new_tokens"]
+        sizes.append(len(asked))
+        return [f"{one.shown.sizes[0]} {one.turn.question.removeprefix('<image>')}" for one in asked]
+
+    chat = Chat(make_tokenizer("train:300", ["what is it?"] * 3))
+    monkeypatch.setattr(module, "_answering_model", lambda job, device: AnsweringModel(None, None, chat, None))
+    monkeypatch.setattr(module, "answer_questions", answer)
+    return sizes
+
+
+def test_a_folder_is_answered_in_order_and_a_broken_image_costs_its_row_only(
+    images: Path, batches: list[int], tmp_path: Path
+) -> None:
+    questions = read_questions(images, "what is it?")
+    found = predict(JOB, questions, tmp_path / "out/answers.jsonl", batch=3)
+    assert (found.answered, found.failed, batches) == (3, 1, [2, 1])
+    rows = [json.loads(line) for line in (tmp_path / "out/answers.jsonl").read_text().splitlines()]
+    assert [Path(row["image"]).name for row in rows] == ["a.png", "broken.png", "c.png", "b.jpg"]
+    assert [row["prediction"] for row in rows] == [
+        "(8, 8) \nwhat is it?", "", "(8, 24) \nwhat is it?", "(16, 8) \nwhat is it?"
+    ]  # fmt: skip
+    assert [bool(row["error"]) for row in rows] == [False, True, False, False]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["answers.jsonl"], "nothing half-written"
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
+def test_a_tables_images_lie_beside_it_and_a_question_stands_in_for_a_missing_one(
+    images: Path, batches: list[int], kind: str
+) -> None:
+    rows = [{"image": "a.png", "question": "how red?"}, {"image": "deep/b.jpg", "question": ""}]
+    table = images / f"asked{kind}"
+    if kind == ".jsonl":
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == ".csv":
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["image", "question"])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), table)
+    questions = read_questions(table, "what is it?")
+    assert questions == [
+        ToAnswer(images / "a.png", "how red?"), ToAnswer(images / "deep/b.jpg", "what is it?")
+    ]  # fmt: skip
+    predict(JOB, questions, images / "answers.parquet")
+    assert pq.read_table(images / "answers.parquet").to_pylist()[0] == {
+        "image": str(images / "a.png"), "question": "how red?", "prediction": "(8, 8) \nhow red?", "error": ""
+    }  # fmt: skip
+
+
+def test_wrong_input_is_named(images: Path, batches: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="folder of images"):
+        read_questions(images, "")
+    (images / "asked.jsonl").write_text('{"image": "a.png"}\n')
+    with pytest.raises(DataError, match=r"row 1 of .*asked\.jsonl has no question"):
+        read_questions(images / "asked.jsonl", "")
+    (images / "asked.jsonl").write_text("{")
+    with pytest.raises(DataError, match=r"is not a jsonl table"):
+        read_questions(images / "asked.jsonl", "")
+    with pytest.raises(ConfigError, match=r"no table that can be read"):
+        read_questions(images / "notes.txt", "")
+    with pytest.raises(ConfigError, match=r"--output with \.txt"):
+        predict(JOB, read_questions(images, "what?"), tmp_path / "answers.txt")
+    with pytest.raises(DataError, match="none of 1 images can be asked about"):
+        predict(JOB, [ToAnswer(images / "broken.png", "what?")], tmp_path / "answers.jsonl")
+    assert not list(tmp_path.glob("answers*"))

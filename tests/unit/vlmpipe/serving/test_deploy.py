@@ -1,0 +1,86 @@
+"""The step deploy-model of a local run, over the files of a real run folder; the server is a strict fake."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.deploy_model import deploy_model
+from tests.fakes.chat_model import ChatModelServer
+from tests.support.reports import make_run, write_json
+from trainer.errors import ConfigError, ExitCode
+from trainer.storage.records import read_record_file
+from vlmpipe.serving import local_server
+from vlmpipe.serving.deploy import deploy_run
+from vlmpipe.serving.openai import ChatServer
+from vlmpipe.serving.questions import held_out_questions
+
+ASKED = 6
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A registered run that deploys."""
+    run = make_run(tmp_path)
+    write_json(next((tmp_path / "prepared").iterdir()) / "tokenizer/chat.json", {"as_text": True})
+    settings = json.loads((run / "run.json").read_text())
+    write_json(run / "run.json", {**settings, "deploy": {"endpoint": "digits", "smoke_questions": ASKED}})
+    return run
+
+
+def serve_by(monkeypatch: pytest.MonkeyPatch, run: Path, answer: Callable[[str], str]) -> list[ChatModelServer]:
+    """A server in the place of transformers' own, which answers a question's text. Returns those that were started."""
+    started = []
+
+    @contextlib.contextmanager
+    def serving(run_uri: str) -> Iterator[ChatServer]:
+        assert run_uri == str(run)
+        with ChatModelServer("digits", answer) as server:
+            started.append(server)
+            yield ChatServer(server.url, "digits")
+
+    monkeypatch.setattr(local_server, "serving", serving)
+    return started
+
+
+def evaluated(run: Path) -> Callable[[str], str]:
+    """The evaluation's answers, in the order in which they are asked."""
+    answers = iter([one.evaluated for one in held_out_questions(str(run), ASKED)])
+    return lambda _question: next(answers)
+
+
+def test_a_local_run_is_deployed_by_asking_its_server(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = serve_by(monkeypatch, run, evaluated(run))
+    assert deploy_model(str(run), "local") == str(run)
+    assert [server.asked for server in started] == [ASKED]
+    deployed: dict[str, Any] = read_record_file(run / "deployed.json")
+    assert deployed == {
+        "server": "transformers serve", "model": "digits", "asked": ASKED, "agreement": 1.0, "disagreements": []
+    }  # fmt: skip
+    step = json.loads((run / "steps/deploy-model.json").read_text())
+    assert (step["state"], step["message"]) == (
+        "done",
+        f"{ASKED} of {ASKED} held-out questions answered as in evaluation",
+    )
+
+
+def test_a_model_that_answers_otherwise_is_not_deployed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_by(monkeypatch, run, lambda question: "something else")
+    with pytest.raises(SystemExit) as ended:
+        deploy_model(str(run), "local")
+    assert ended.value.code == ExitCode.REJECTED
+    assert not (run / "deployed.json").exists()
+    assert json.loads((run / "steps/deploy-model.json").read_text())["state"] == "failed"
+
+
+def test_an_unregistered_model_is_not_deployed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = serve_by(monkeypatch, run, evaluated(run))
+    (run / "registered.json").unlink()
+    with pytest.raises(ConfigError, match=r"no .*registered\.json"):
+        deploy_run(str(run), "local")
+    assert started == []
