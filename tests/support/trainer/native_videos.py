@@ -83,6 +83,7 @@ class Videos:
     """Prepared samples with videos, and a model that tells them apart."""
 
     job: JobConfig
+    uri: str
     split: SplitIndex
     reader: ShardReader
     chat: Chat
@@ -102,7 +103,7 @@ class Videos:
         with torch.no_grad():
             for weight in plain.parameters():
                 weight.mul_(4 if weight.ndim > 1 else 1)  # so large that attention tells tokens apart
-        return cls(job, split, reader, chat, PackedLoader(split, sampler, chat, reader, images=True), plain)
+        return cls(job, uri, split, reader, chat, PackedLoader(split, sampler, chat, reader, images=True), plain)
 
     def shown(self, number: int) -> list[tuple[tuple[int, int], list[Image.Image]]]:
         """Size and pictures of each image or video of a sample."""

@@ -35,7 +35,7 @@ from trainer.models.qwen_vl.vision_metadata import sizes_of
 from trainer.sizing.model_shape import ModelShape, Windows
 
 VISUAL, LANGUAGE_MODEL = "model.visual.", "model.language_model."
-NO_TOKEN = -1
+NO_TOKEN = -1  # no token has this id
 KINDS = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
 
 

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.support.data.videos import write_video
 from tests.support.short_form import only_whole
@@ -19,6 +21,8 @@ from tests.support.trainer.runs import encode_features, losses, make_run, run_ra
 from trainer.checkpoint.sync import sync_run
 from trainer.config.model import GRID_FAMILIES
 from trainer.data.chat.make import make_chat
+from trainer.data.export.export import export_data
+from trainer.data.prepare.inspect import pieces_of
 from trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
 from trainer.data.rejects import Reject, RejectCode
 from trainer.data.sources import open_source
@@ -30,6 +34,7 @@ from trainer.models.image_inputs import Images, join_features
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import VIDEO_TOKEN
 from trainer.models.registry import family_of
+from trainer.models.seen_images import SeenImages
 from trainer.storage import open_storage
 
 CPU = torch.device("cpu")
@@ -148,6 +153,26 @@ def test_answers_are_those_of_transformers(videos: Videos) -> None:
     model = AnsweringModel(family, videos.plain, videos.chat, None)
     assert answer_questions(videos.job, model, asked, CPU, max_new_tokens=6) == expected
     assert len(set(expected)) > 1
+
+
+def test_people_see_the_first_frame_of_each_patch_and_its_tokens(videos: Videos) -> None:
+    size, frames = videos.shown(2)[1]
+    seen = SeenImages(videos.job.model)(videos.reader.images(videos.split.sample_location(2)))
+    assert len(seen) == 1 + 3 and len({picture.size for picture in seen}) == 1
+    width, height = seen[1].size
+    expected = [np.asarray(frame.resize((width, height), Image.Resampling.BICUBIC), int) for frame in frames[::2]]
+    assert [int(abs(np.asarray(one) - other).max()) for one, other in zip(seen[1:], expected, strict=True)] == [0] * 3
+    encoded = videos.chat.encode(
+        videos.reader.turns(videos.split.sample_location(2)), videos.split.image_token_counts(2), [(96, 48), size]
+    )
+    shown = [(piece.text, piece.tokens) for piece in pieces_of(videos.chat, encoded) if piece.is_image]
+    assert shown[0] == ("<|image_pad|>", shown[0][1]) and {text for text, _ in shown[1:]} == {VIDEO_TOKEN}
+
+
+def test_data_with_videos_is_not_exported_as_images(videos: Videos, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has videos that are not images"):
+        export_data(videos.uri, "trl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
