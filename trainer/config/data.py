@@ -12,7 +12,7 @@ from trainer.config.base import Fraction, NonNegative, Positive, Section, Storag
 from trainer.config.model import ModelConfig
 
 BY_IMAGE, BY_RECORD = "image", "record"  # values of data.split_by; every other one is the name of a field
-NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template; every other one is a file's address
+NATIVE, OWN_FORMAT = "native", "vlmpipe"  # values of data.chat_template (every other one is a file's address)
 BIGQUERY = "bq://"  # begins the address of a table
 TABLE = re.compile(r"[a-z0-9:.-]+\.\w+\.[\w$-]+")  # project, dataset, table
 SHUFFLE_SHARDS = 64  # 64,000 samples at the default size of shards
@@ -130,7 +130,14 @@ class DataConfig(Section):
     max_media_bytes: Positive = Field(
         1 << 30, description="Videos and documents with more bytes are rejected unread; a thread holds one in memory."
     )
-    video_frames: Positive = Field(8, description="Most frames of a video, evenly spread; each is an image.")
+    video: Literal["frames", "native"] = Field(
+        "frames",
+        description="frames makes an image of each frame of a video; native gives models of qwen2_5_vl and qwen3_vl "
+        "video tokens, each patch of two frames, with their times.",
+    )
+    video_frames: Positive = Field(
+        8, description="Most frames of a video, evenly spread; each is an image, or with native half a patch."
+    )
     video_fps: NonNegative = Field(
         0.0, description="Frames of a second of video, up to video_frames; 0 takes video_frames of any video."
     )

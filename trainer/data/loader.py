@@ -29,7 +29,7 @@ class PackedSequence:
     labels: Int64Array  # (sequence_length,), -100 where a token does not count in the loss
     position_ids: Int64Array  # (sequence_length,) or (axes, sequence_length); restarts at each sample and the padding
     image_sha256: tuple[str, ...]  # in order of appearance
-    image_sizes: tuple[tuple[int, int], ...]  # (width, height) of each, in pixels
+    image_sizes: tuple[tuple[int, int], ...]  # (width, height) of each, in pixels; of videos a VideoSize
     image_token_counts: tuple[int, ...]  # of each image
     tiles: int  # of all images; one for an image that is not cut
     sample_images: tuple[int, ...]  # images of each sample
@@ -130,7 +130,7 @@ class PackedLoader:
             image_sha256=tuple(sha256),
             image_sizes=tuple(sizes),
             image_token_counts=tuple(counts),
-            tiles=self._form.num_tiles(counts),
+            tiles=self._form.num_tiles(counts, sizes),
             sample_images=tuple(sample_images),
             images=tuple(images),
             sample_ids=tuple(self._split.ids[number] for number in samples),
@@ -143,8 +143,9 @@ class PackedLoader:
     def _positions(self, number: int, encoded: Encoded) -> Int64Array:
         if self._form.grids is None:
             return np.arange(len(encoded.input_ids))
-        is_image = np.array(encoded.input_ids) == self._chat.image_token_id
-        return self._form.grids.positions(is_image, self._split.image_sizes(number))
+        is_image = np.isin(encoded.input_ids, self._chat.vision_token_ids)
+        tokens_per_s = self._form.videos.tokens_per_s if self._form.videos else 0.0
+        return self._form.grids.positions(is_image, self._split.image_sizes(number), tokens_per_s)
 
     def _room_for(self, encoded: Encoded, token_counts: Sequence[int]) -> NDArray[np.bool_]:
         """(tokens,) false for those of images beyond the most that are kept."""

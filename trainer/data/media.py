@@ -22,10 +22,11 @@ from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import content_of, png_bytes
 from trainer.errors import ExitCode, UserError
 from trainer.extras import install_command
+from trainer.models.video_file import joined
 
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi"})
 PDF, TIFFS = ".pdf", frozenset({".tif", ".tiff"})
-FRAGMENT = re.compile(r"(.+)#(?:page=([1-9]\d*)|t=(\d+(?:\.\d+)?)|frame=([1-9]\d*)/([1-9]\d*))")
+FRAGMENT = re.compile(r"(.+)#(?:page=([1-9]\d*)|t=(\d+(?:\.\d+)?)|(?:frame=([1-9]\d*)/|frames=)([1-9]\d*))")
 PDF_POINTS = 72  # an inch
 PAGE_DPI = 144
 MOST_PAGE_PIXELS = 50_000_000  # a page may claim any size
@@ -42,7 +43,12 @@ class Part:
     page: int = 0  # from 1; 0: of a video
     time_s: float = 0.0
     frame: int = 0  # from 1, of `frames`; 0: `time_s` counts
-    frames: int = 0
+    frames: int = 0  # evenly spread
+
+    @property
+    def is_clip(self) -> bool:
+        """All of `frames` together. No record names such a part."""
+        return self.frames > 0 and not self.frame
 
 
 def part_of(path: str) -> Part | None:
@@ -68,7 +74,10 @@ class MediaFiles:
         self._threads = threading.local()
 
     def picture(self, part: Part) -> bytes:
-        """A page as PNG, a frame as JPEG. Raises RejectedError, and UserError (69) without the package that decodes."""
+        """A page as PNG, a frame as JPEG, a clip as `trainer.models.video_file` joins its frames.
+
+        Raises RejectedError, and UserError (69) without the package that decodes.
+        """
         opened = self._opened(part.file)
         try:
             return opened.picture(part)
@@ -81,11 +90,11 @@ class MediaFiles:
         """Identity of the picture, without decoding it."""
         return f"{self._opened(part.file).content} {part.fragment}"
 
-    def duration_s(self, file: str) -> float:
-        """Length of a video. Raises RejectedError."""
+    def length(self, file: str) -> tuple[float, int]:
+        """Seconds and frames of a video. Raises RejectedError."""
         opened = self._opened(file)
         try:
-            return opened.video().duration_s
+            return opened.video().duration_s, opened.video().num_frames
         except (UserError, RejectedError):
             raise
         except Exception as error:
@@ -108,6 +117,8 @@ class _Opened:
         self._video: _Video | None = None
 
     def picture(self, part: Part) -> bytes:
+        if part.is_clip:
+            return self.video().clip(part)
         if not part.page:
             return self.video().frame(part)
         return self._pdf_page(part) if part.file.lower().endswith(PDF) else self._tiff_page(part)
@@ -157,6 +168,8 @@ class _Video:
         in_container = (self._container.duration or 0) / self._av.time_base
         self.duration_s = float(length * base) if length else float(in_container)
         self._start_s = float((self._stream.start_time or 0) * base)
+        # By the header, or as many as there can be at its rate.
+        self.num_frames = self._stream.frames or round(self.duration_s * float(self._stream.average_rate or 0))
         self._frames: Iterator[Any] = iter(())
         self._at: Any = None  # the frame decoded last
         self._next: Any = None
@@ -183,6 +196,18 @@ class _Video:
         buffer = io.BytesIO()
         self._at.to_image().save(buffer, "JPEG", quality=JPEG_QUALITY)
         return buffer.getvalue()
+
+    def clip(self, part: Part) -> bytes:
+        """All frames of the part in one file."""
+        frames, sizes = [], set()
+        for number in range(1, part.frames + 1):
+            fragment = f"frame={number}/{part.frames}"
+            frames.append(self.frame(Part(part.file, fragment, frame=number, frames=part.frames)))
+            sizes.add((self._at.width, self._at.height))
+        if len(sizes) > 1:
+            found = " and ".join(f"{width} x {height}" for width, height in sorted(sizes))
+            raise RejectedError(RejectCode.MEDIA_UNREADABLE, f"{self._file} has frames of {found} pixels")
+        return joined(frames)
 
     def close(self) -> None:
         self._container.close()

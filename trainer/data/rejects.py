@@ -45,7 +45,7 @@ class RejectCode(StrEnum):
     REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
     REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
     MEDIA_UNREADABLE = "media.unreadable"  # a document or a video that is damaged, or a video without frames
-    MEDIA_MISSING_PART = "media.missing_part"  # a page behind the last one, or a time behind the end
+    MEDIA_MISSING_PART = "media.missing_part"  # a page behind the last one, a time behind the end, or a second frame
     IMAGE_EMPTY = "image.empty"  # zero bytes
     IMAGE_UNIDENTIFIED = "image.unidentified"  # none of the allowed formats, whatever its name
     IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels, or bytes than data.max_image_bytes

@@ -75,6 +75,14 @@ def content_of(data: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """A video that the model takes as such: patches of two evenly spread frames."""
+
+    patches: int  # in time
+    patch_s: float  # seconds from one to the next
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRef:
     """An image that has not been read yet. Within one source, equal names mean equal images."""
 
@@ -82,6 +90,7 @@ class ImageRef:
     read: Callable[[], bytes]
     known: Callable[[], str] | None = None  # identifies its bytes without reading them
     size_bytes: Callable[[], int] | None = None  # of the stored file, without reading it; None: it is small
+    clip: Clip | None = None  # it is no image but a video, whose frames `read` joins
 
     def content(self) -> str:
         """Identity of the image's bytes, see `content_of`."""

@@ -22,6 +22,7 @@ from trainer.models.base import Family
 from trainer.models.image_inputs import join_features
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import sample_image_tokens
+from trainer.sizing.image_grids import VideoSize
 
 GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
 
@@ -103,13 +104,14 @@ def encoded_inputs(
     form, features = model.chat.form, image_features(job, model, shown, device)
     if is_blank:
         features = torch.zeros_like(features)
-    grids = None
+    grids, patches_s = None, []
     if form.grids:
         sizes = [size for images in shown for size in images.sizes]
-        grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes], device=device).reshape(-1, 3)
+        grids = torch.tensor([form.grids.grid(size) for size in sizes], device=device).reshape(-1, 3)
+        patches_s = [size.patch_s if isinstance(size, VideoSize) else 0.0 for size in sizes]
     with torch.inference_mode():
         projected = model.family.project(model.model, features)
-    return lambda input_ids: model.family.generation_inputs(model.model, input_ids, projected, grids)
+    return lambda input_ids: model.family.generation_inputs(model.model, input_ids, projected, grids, patches_s)
 
 
 def published_inputs(

@@ -98,7 +98,12 @@ class SquareFamily(TransformersFamily):
         return project(getattr(model.model, self.wiring.projector), features)
 
     def generation_inputs(
-        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        projected: Tensor,
+        grids: Tensor | None = None,
+        patches_s: Sequence[float] = (),
     ) -> dict[str, Any]:
         """The tokens' embeddings, with projected features in place of the image tokens'."""
         return {"inputs_embeds": embedded(model, input_ids, projected)}

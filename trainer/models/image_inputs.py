@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Grid = tuple[int, int, int]  # of an image: 1, rows of patches, columns of patches
+Grid = tuple[int, int, int]  # of an image or a video: patches in time (1 of an image), rows and columns of patches
 
 
 class Images(NamedTuple):

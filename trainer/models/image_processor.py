@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,9 +17,10 @@ from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, SmolVLM
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
 from trainer.models.hf.processor import PublishedImages, join
-from trainer.models.image_inputs import Images, PrepareImages
+from trainer.models.image_inputs import Grid, Images, PrepareImages
 from trainer.models.image_tokens import image_form_of
 from trainer.models.registry import family_of
+from trainer.models.video_file import frames_of
 from trainer.sizing.image_tiles import ImageTiles
 
 POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, they map each value on its own
@@ -67,16 +69,29 @@ class PatchPreparer:
 
     def __init__(self, config: ModelConfig) -> None:
         self._processor = family_of(config).image_processor(config)
-        side, frames = self._processor.patch_size, self._processor.temporal_patch_size
-        self._patch_numbers = 3 * frames * side**2
+        self._numbers = (3, self._processor.temporal_patch_size, self._processor.patch_size**2)  # of a patch
 
     def __call__(self, images: Sequence[bytes], _samples: Sequence[int] | None = None) -> Images:
-        """Encoded images, possibly none -> (patches, numbers) in fp32, and grids."""
-        made = [self._processor([picture], return_tensors="np") for picture in opened(images)]
-        none = np.empty((0, self._patch_numbers), np.float32)
-        patches = np.concatenate([none, *(one["pixel_values"] for one in made)])
-        grids = tuple((1, int(rows), int(columns)) for one in made for _, rows, columns in one["image_grid_thw"])
-        return Images(torch.from_numpy(patches), grids)
+        """Encoded images and videos, possibly none -> (patches, numbers) in fp32, and grids."""
+        made = [self._patches(data) for data in images]
+        none = np.empty((0, math.prod(self._numbers)), np.float32)
+        return Images(
+            torch.from_numpy(np.concatenate([none, *(patches for patches, _ in made)])),
+            tuple(grid for _, grid in made),
+        )
+
+    def _patches(self, data: bytes) -> tuple[np.ndarray, Grid]:
+        """(patches, numbers) and the grid of an image, or of a video whose frames are all of one size."""
+        made = [self._processor([picture], return_tensors="np") for picture in opened(frames_of(data))]
+        ((_, rows, columns),) = made[0]["image_grid_thw"].tolist()
+        if len(made) == 1:
+            return made[0]["pixel_values"], (1, rows, columns)
+        colours, frames, pixels = self._numbers
+        # As an image, each frame fills all places in time of its patches; of the n-th in a patch, the n-th is taken.
+        shape = (len(made) // frames, frames, rows * columns, colours, frames, pixels)
+        still = np.stack([one["pixel_values"] for one in made]).reshape(shape)
+        moving = np.stack([still[:, number, :, :, number] for number in range(frames)], axis=3)
+        return moving.reshape(-1, math.prod(self._numbers)), (len(made) // frames, rows, columns)
 
 
 class TilePreparer:

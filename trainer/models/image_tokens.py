@@ -15,7 +15,7 @@ from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, Weight
 from trainer.errors import ConfigError
 from trainer.models.published import image_token_in
 from trainer.models.registry import family_of
-from trainer.sizing.image_grids import ImageGrids
+from trainer.sizing.image_grids import FRAMES_PER_PATCH, ImageGrids, VideoSize, patches_in_time
 from trainer.sizing.image_tiles import WHOLE, ImageTiles
 from trainer.storage.model_folders import CONFIG, local_folder
 from trainer.storage.regular_files import read_regular
@@ -27,9 +27,26 @@ ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP, DINOV2 = "clip_vision_model", "dinov2"
 KNOWN_TOWERS = (CLIP, DINOV2, "siglip_vision_model")  # others need transformers, which also rejects what is no tower
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # around images in the Qwen-VL models' prompts
+VIDEO_TOKEN = "<|video_pad|>"
+TOKENS_PER_S = 4.0  # of a Qwen2.5-VL whose configuration has none: transformers' default
 MIN_TOKENS = 4  # of an image without model.min_pixels: 56 x 56 pixels of Qwen2.5-VL
 MAX_CONFIG_BYTES = 16 << 20
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; distinguish image token rules
+
+
+@dataclass(frozen=True)
+class VideoForm:
+    """How videos are represented by tokens of their own, one run for all patches or one for each."""
+
+    token: str = VIDEO_TOKEN
+    tokens_per_s: float = 0.0  # positions in time of a second; 0: text before each patch says its time
+
+    def text(self, size: VideoSize) -> str:
+        """What the family's processor puts in place of the one token that a chat template has written."""
+        if self.tokens_per_s:
+            return self.token
+        # The template's own start and end stay around all of it, as in transformers' Qwen3VLProcessor.
+        return "".join(f"<{time_s:.1f} seconds>{VISION_START}{self.token}{VISION_END}" for time_s in size.times_s())
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,7 @@ class ImageForm:
     published: PublishedImages | None = None  # the model's own processor says what stands for an image
     most_kept: int | None = None  # tokens of an image that training packs, where the model selects some; None: all
     selects: bool = False  # the model selects tokens of images for each question
+    videos: VideoForm | None = None  # None: the model takes frames of videos as images
 
     def placeholder_in(self, tokenizer: Any) -> str:
         """What a chat template writes for an image."""
@@ -63,25 +81,31 @@ class ImageForm:
         """Tokens of tiles' marks."""
         return self.tiles.control_tokens if self.tiles else ()
 
-    def num_tiles(self, counts: Sequence[int]) -> int:
-        """Tiles of images with these numbers of tokens."""
-        return sum(counts) // self.tiles.tokens if self.tiles else len(counts)
+    def num_tiles(self, counts: Sequence[int], sizes: Sequence[tuple[int, int]]) -> int:
+        """Tiles of images with these numbers of tokens; each patch in time of a video counts as an image."""
+        return sum(counts) // self.tiles.tokens if self.tiles else sum(map(patches_in_time, sizes))
 
     def marks(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
         """Text of each image of a sample in a prompt. sizes: (width, height) in pixels."""
         if self.published:
             return [one.text for one in self.published.texts(tuple(sizes))]
-        return [self.tiles.mark(*size) for size in sizes] if self.tiles else [self.mark] * len(sizes)
+        if self.tiles:
+            return [self.tiles.mark(*size) for size in sizes]
+        return [self.mark.replace(IMAGE_TOKEN, self._of(size)) for size in sizes]
 
     def replacements(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
         """What the family's processor puts in place of each image's token, which a chat template has written."""
-        return [IMAGE_TOKEN] * len(sizes) if self.grids else self.marks(sizes)
+        return [self._of(size) for size in sizes] if self.grids else self.marks(sizes)
 
     def runs(self, sizes: Sequence[tuple[int, int]], counts: Sequence[int], parts: Sequence[int]) -> list[int]:
         """Lengths of the runs of image tokens in `marks`. counts, parts: tokens and runs of each image."""
         if self.published:
             return [length for one in self.published.texts(tuple(sizes)) for length in one.runs]
         return [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
+
+    def _of(self, size: tuple[int, int]) -> str:
+        """What stands in place of one image token, for an image or a video."""
+        return self.videos.text(size) if self.videos and isinstance(size, VideoSize) else IMAGE_TOKEN
 
 
 SQUARES = ImageForm()
@@ -119,7 +143,11 @@ def image_form_of(config: ModelConfig) -> ImageForm:
             fix="lower max_tokens, or set model.relevance.allocation to full",
         )
     mark = f"{VISION_START}{IMAGE_TOKEN}{VISION_END}"
-    return ImageForm(mark, grids, token=config.image_token, most_kept=most_kept, selects=selects)
+    videos = None
+    if not selects and int(vision.get("temporal_patch_size", FRAMES_PER_PATCH)) == FRAMES_PER_PATCH:
+        tokens_per_s = float(vision.get("tokens_per_second", TOKENS_PER_S)) if config.family == "qwen2_5_vl" else 0.0
+        videos = VideoForm(tokens_per_s=tokens_per_s)
+    return ImageForm(mark, grids, token=config.image_token, most_kept=most_kept, selects=selects, videos=videos)
 
 
 def image_rule(config: ModelConfig) -> Any:
@@ -141,7 +169,7 @@ def sample_image_tokens(config: ModelConfig) -> Callable[[Sequence[tuple[int, in
     if published := image_form_of(config).published:
         return lambda sizes: [sum(one.runs) for one in published.texts(tuple(sizes))]
     count = image_tokens_of(config)
-    return lambda sizes: [count(*size) for size in sizes]
+    return lambda sizes: [count(*size) * patches_in_time(size) for size in sizes]
 
 
 def image_tokens_of(config: ModelConfig) -> ImageTokens:

@@ -40,7 +40,8 @@ class SeenImages:
             grids = values.get("image_grid_thw")
             values = values.get("pixel_values", torch.empty(0))
         if grids is not None:
-            sizes = [(int(rows), int(columns)) for _, rows, columns in grids]
+            # Of a video, the first frame of each patch in time.
+            sizes = [(int(rows), int(columns)) for times, rows, columns in grids for _ in range(int(times))]
             if not self._folds(values):
                 return []
             of_each = values.split([rows * columns for rows, columns in sizes])

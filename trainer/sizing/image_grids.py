@@ -19,6 +19,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 AXES = 4  # of positions: token of the sample, which separates packed samples, then time, height and width
+FRAMES_PER_PATCH = 2  # of a video, which a patch covers in time
+
+
+class VideoSize(tuple[int, int]):
+    """(width, height) in pixels of a video's frames, with its length. Of an image it is a plain tuple."""
+
+    patches: int  # in time, of FRAMES_PER_PATCH frames each
+    patch_s: float  # from one patch to the next
+
+    def __new__(cls, width: int, height: int, patches: int, patch_s: float) -> VideoSize:
+        size = super().__new__(cls, (width, height))
+        size.patches, size.patch_s = patches, patch_s
+        return size
+
+    def times_s(self) -> list[float]:
+        """The middle of each patch. Frames are evenly spread, so it is the mean of the patch's two frames."""
+        return [(number + 0.5) * self.patch_s for number in range(self.patches)]
+
+
+def patches_in_time(size: tuple[int, int]) -> int:
+    """1 of an image."""
+    return size.patches if isinstance(size, VideoSize) else 1
 
 
 @dataclass(frozen=True)
@@ -55,11 +77,19 @@ class ImageGrids:
         rows, columns = self.of(width, height)
         return rows * columns // self.merge**2
 
-    def positions(self, is_image: NDArray[np.bool_], sizes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    def grid(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        """Patches in time, rows and columns of patches of an image or a video."""
+        return patches_in_time(size), *self.of(*size)
+
+    def positions(
+        self, is_image: NDArray[np.bool_], sizes: Sequence[tuple[int, int]], tokens_per_s: float = 0.0
+    ) -> NDArray[np.int64]:
         """(AXES, tokens) positions of one sample's tokens.
 
         is_image: (tokens,). sizes: (width, height) in pixels of each image, in order. Text advances all axes alike. An
         image's tokens share one time; height and width count from there, and the next text follows the larger of both.
+        tokens_per_s: positions in time of a second of video; 0 where text between a video's patches says their times,
+        so that each is placed as an image.
         """
         import numpy as np  # not above: the planner imports this module and needs no positions
 
@@ -68,22 +98,34 @@ class ImageGrids:
         places[0] = np.arange(length)
         image_tokens = np.flatnonzero(is_image)
         used = reached = position = 0  # image tokens done, tokens done, next position
-        for width, height in sizes:
-            rows, columns = (patches // self.merge for patches in self.of(width, height))
-            start = int(image_tokens[used])
-            places[1:, reached:start] = position + np.arange(start - reached)
-            position += start - reached
-            used, reached = used + rows * columns, start + rows * columns
-            places[1, start:reached] = position
-            places[2, start:reached] = position + np.repeat(np.arange(rows), columns)
-            places[3, start:reached] = position + np.tile(np.arange(columns), rows)
-            position += max(rows, columns)
+        for size in sizes:
+            rows, columns = (patches // self.merge for patches in self.of(*size))
+            for times in _times_of_runs(size, tokens_per_s):
+                start, tokens = int(image_tokens[used]), len(times) * rows * columns
+                places[1:, reached:start] = position + np.arange(start - reached)
+                position += start - reached
+                used, reached = used + tokens, start + tokens
+                places[1, start:reached] = position + np.repeat(times, rows * columns)
+                places[2, start:reached] = position + np.tile(np.repeat(np.arange(rows), columns), len(times))
+                places[3, start:reached] = position + np.tile(np.arange(columns), len(times) * rows)
+                position += max(rows, columns)
         places[1:, reached:] = position + np.arange(length - reached)
         return places
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that decides tokens and positions, as plain JSON."""
         return asdict(self)
+
+
+def _times_of_runs(size: tuple[int, int], tokens_per_s: float) -> list[NDArray[np.int64]]:
+    """For each run of tokens of an image or a video, the positions in time of its patches, from 0."""
+    import numpy as np
+
+    if isinstance(size, VideoSize) and tokens_per_s:
+        # In fp32 and cut to whole numbers, as `get_rope_index` of Qwen2.5-VL does.
+        interval = np.float32(tokens_per_s) * np.float32(size.patch_s)
+        return [(np.arange(size.patches, dtype=np.float32) * interval).astype(np.int64)]
+    return [np.zeros(1, np.int64)] * patches_in_time(size)
 
 
 def near_square(tokens: int) -> tuple[int, int]:

@@ -59,6 +59,12 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
     prepared = open_prepared(pointers.prepared_uri)
     as_text = bool(json.loads(prepared.read(f"{FOLDER}/{SETTINGS}"))["as_text"])
     split, shards = Index.load(pointers.prepared_uri).split("eval"), ShardReader.open(prepared)
+    if split.has_videos:
+        raise ConfigError(
+            "the run's data has videos that are not images (data.video native)",
+            expected="held-out questions about images, which requests can hold",
+            fix="compare answers of a run with data.video: frames",
+        )
     numbers = {identity: number for number, identity in enumerate(split.ids)}
     asked = []
     for line in chosen:

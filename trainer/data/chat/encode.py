@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -71,6 +72,11 @@ class Chat:
             as_text=as_text,
         )
         self.image_token_id = int(tokenizer.convert_tokens_to_ids(self._image_token))
+        video_token = form.videos.token if form.videos else ""
+        video_token_id = tokenizer.backend_tokenizer.token_to_id(video_token) if video_token else None
+        # Of images, and of videos where the tokenizer has one.
+        self.vision_token_ids = [self.image_token_id, *([] if video_token_id is None else [video_token_id])]
+        self._vision_token = re.compile("|".join(map(re.escape, filter(None, (self._image_token, video_token)))))
         self.end_token_ids = [int(token) for token in tokenizer.convert_tokens_to_ids(list(self.end_tokens))]
         # Attributes of transformers' tokenizers are slow.
         self._bos, self._backend = tokenizer.bos_token, tokenizer.backend_tokenizer
@@ -151,7 +157,7 @@ class Chat:
                 beside = text[max(0, start - 9) : start + 9]
                 raise refused(f"and this tokenizer let a token straddle the answer's boundary, beside {beside!r}")
             labels[first:last] = ids[first:last]
-        parts = [mark.count(self._image_token) for mark in marks]
+        parts = [len(self._vision_token.findall(mark)) for mark in marks]
         runs = list(counts) if sizes is None else self.form.runs(sizes, counts, parts)
         return self._with_images(ids, labels, runs)
 
@@ -206,12 +212,12 @@ class Chat:
                 yield other, one.is_label
 
     def _with_images(self, ids: list[int], labels: list[int], runs: Sequence[int]) -> Encoded:
-        """Repeat the k-th image token to `runs[k]` in all."""
-        image_token = self.image_token_id
-        places = [position for position, token in enumerate(ids) if token == image_token] if runs else []
+        """Repeat the k-th token of an image or a video to `runs[k]` in all."""
+        seen = self.vision_token_ids
+        places = [position for position, token in enumerate(ids) if token in seen] if runs else []
         assert len(places) == len(runs), f"{len(places)} image tokens, {len(runs)} in the marks of the images"
         for position, count in zip(reversed(places), reversed(runs), strict=True):
-            ids[position : position + 1] = [image_token] * count
+            ids[position : position + 1] = [ids[position]] * count
             labels[position : position + 1] = [IGNORED] * count
         return Encoded(ids, labels)
 

@@ -9,6 +9,7 @@ from trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.data.chat.encode import Chat
 from trainer.data.chat.proof import require_answers
+from trainer.data.rejects import RejectedError
 from trainer.data.sample import Turn
 from trainer.data.tokenize import (
     PAD,
@@ -20,7 +21,7 @@ from trainer.data.tokenize import (
     require_tokens,
 )
 from trainer.errors import ConfigError
-from trainer.models.image_tokens import ImageForm, image_form_of
+from trainer.models.image_tokens import VIDEO_TOKEN, ImageForm, image_form_of
 from trainer.models.published import published_json, stop_token_ids
 from trainer.storage import open_storage
 
@@ -45,7 +46,10 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
     """
     name, form = data.chat_format(model), image_form_of(model)
     if name == OWN_FORMAT:
-        return Chat(make_tokenizer(model.tokenizer, texts, form), form)
+        chat = Chat(make_tokenizer(model.tokenizer, texts, form), form)
+        if data.video == NATIVE:
+            require_videos(chat, model)
+        return chat
     if not model.tokenizer.startswith(TRAINED_PREFIX):
         tokenizer = _published(model.tokenizer, form)
     elif name == NATIVE:
@@ -76,7 +80,38 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
             "chat template does not",
             fix="write the template to a file with that at its beginning, and name the file in data.chat_template",
         )
+    if data.video == NATIVE:
+        require_videos(chat, model)
     return chat
+
+
+def require_videos(chat: Chat, model: ModelConfig) -> None:
+    """Raise ConfigError where the model, its tokenizer or the chat template has no videos but as images."""
+    found = {
+        f"model.family {model.family} takes none in this form": chat.form.videos is None,
+        f"model.tokenizer {model.tokenizer!r} lacks {VIDEO_TOKEN}": len(chat.vision_token_ids) == 1,
+        "the chat template writes none between the tokens that are around an image": not _writes_videos(chat),
+    }
+    if problem := next((text for text, is_so in found.items() if is_so), ""):
+        raise ConfigError(
+            f"data.video is native, and {problem}",
+            expected="a Qwen2.5-VL or Qwen3-VL with its own tokenizer and chat template, and patches of 2 frames",
+            fix="set data.video: frames, which makes images of a video's frames",
+        )
+
+
+def _writes_videos(chat: Chat) -> bool:
+    """Whether the template puts a video's token exactly where it puts an image's."""
+    if chat.as_text:
+        return True  # the template writes a text, in which we put the tokens ourselves
+    of_each = []
+    for kind in ("image", "video"):
+        content = [{"type": kind}, {"type": "text", "text": "What is this?"}]
+        try:
+            of_each.append(chat.template.render([{"role": "user", "content": content}]))
+        except RejectedError:
+            return False
+    return of_each[1] == of_each[0].replace(chat.placeholder, VIDEO_TOKEN) != of_each[0]
 
 
 def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageForm) -> tuple[bool, ...]:

@@ -44,6 +44,12 @@ def export_data(prepared_uri: str, data_format: str, folder: Path) -> ExportedDa
         raise ConfigError(f"no data format {data_format!r}", expected=f"one of {', '.join(FORMATS)}")
     storage = open_prepared(prepared_uri)
     index, shards = Index.load(prepared_uri, storage), DataShards(storage)
+    if any(index.split(split).has_videos for split in SPLIT_NAMES):
+        raise ConfigError(
+            "this data has videos that are not images (data.video native)",
+            expected="data whose samples consist of texts and images",
+            fix="set data.video: frames and prepare it again",
+        )
     reader = ShardReader.open(storage)
     samples, files, images, pairs = {}, {}, 0, False
     with os_errors(f"writing {folder}"), _appears_whole(folder) as scratch:

@@ -16,7 +16,8 @@ from trainer.config.data import DataConfig
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.prepare.strip_exif import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair
-from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Turn, png_bytes
+from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn, png_bytes
+from trainer.sizing.image_grids import VideoSize
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats that are stored unconverted. MPO is a JPEG with further images behind the first.
@@ -35,6 +36,21 @@ class CheckedImage:
     height: int
     sha256: str  # of `data`
     repairs: tuple[Repair, ...]
+    clip: Clip | None = None  # of a video: `data` joins its frames, and the size is a frame's
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """What `ImageForm` takes: (width, height) in pixels."""
+        if self.clip is None:
+            return self.width, self.height
+        return VideoSize(self.width, self.height, self.clip.patches, self.clip.patch_s)
+
+
+def check_clip(data: bytes, clip: Clip, config: DataConfig) -> CheckedImage:
+    """Check the size of a video's frames, which were decoded just now. Raises RejectedError."""
+    image = _open(data)
+    _check_size(image, config)
+    return CheckedImage(data, "jpg", image.width, image.height, hashlib.sha256(data).hexdigest(), (), clip)
 
 
 def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedImage:

@@ -71,10 +71,12 @@ def pieces_of(chat: Chat, encoded: Encoded) -> Iterator[Piece]:
     """The tokens in runs of one kind. Text that is cut within a character has a replacement character."""
 
     def kind(token: tuple[int, int]) -> tuple[bool, bool]:
-        return token[1] != IGNORED, token[0] == chat.image_token_id
+        return token[1] != IGNORED, token[0] in chat.vision_token_ids
 
     pairs: Iterable[tuple[int, int]] = zip(encoded.input_ids, encoded.labels, strict=True)
     for (is_label, is_image), run in groupby(pairs, kind):
         ids = [token for token, _ in run]
-        text = chat.placeholder if is_image else chat.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        written = ids[:1] if is_image else ids
+        is_still = is_image and ids[0] == chat.image_token_id
+        text = chat.placeholder if is_still else chat.tokenizer.decode(written, clean_up_tokenization_spaces=False)
         yield Piece(text, len(ids), is_label, is_image)

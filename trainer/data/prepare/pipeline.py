@@ -55,7 +55,7 @@ NOT_IN_FINGERPRINT = {
 
 
 # Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
-LATER_FIELDS = {"max_media_bytes", "video_frames", "video_fps", "video_times"}
+LATER_FIELDS = {"max_media_bytes", "video", "video_frames", "video_fps", "video_times"}
 
 
 @dataclass(frozen=True)

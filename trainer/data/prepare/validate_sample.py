@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.chat.encode import Chat, Encoded
-from trainer.data.prepare.checks import CheckedImage, check_image, check_turns
+from trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from trainer.data.prepare.deduplicate import Met, SeenIds
 from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
-from trainer.data.sample import Sample, Split, Turn
+from trainer.data.sample import ImageRef, Sample, Split, Turn
 from trainer.models.image_tokens import sample_image_tokens
 
 LONGEST_ID_CHARS = 256
@@ -86,6 +86,17 @@ def _unsafe(identity: str) -> str:
     return ""
 
 
+def _least_tiles(image: ImageRef) -> int:
+    """Of an image that is not cut, and each patch in time of a video."""
+    return image.clip.patches if image.clip else 1
+
+
+def _described(images: Sequence[ImageRef]) -> str:
+    patches = sum(image.clip.patches for image in images if image.clip)
+    stills = sum(image.clip is None for image in images)
+    return f"{stills} images" + (f" and {patches} patches in time of videos" if patches else "")
+
+
 class SampleValidator:
     """All checks of one sample. Called in several threads at once."""
 
@@ -107,15 +118,12 @@ class SampleValidator:
         turns = self._checked_pair(sample.turns)
         check_turns(turns, len(sample.images), self._control_tokens)
         shown = 1 + self._in_pairs  # times that an image is in a packed sequence
-        self._require_few(shown * len(sample.images), f"{len(sample.images)} images")
-        images = []
-        for reference in sample.images:
-            image = check_image(reference.read(), self._data, name=reference.name)
-            images.append(image)
-            repairs += image.repairs
-        sizes = [(image.width, image.height) for image in images]
+        self._require_few(shown * sum(map(_least_tiles, sample.images)), _described(sample.images))
+        images = [self._checked(reference) for reference in sample.images]
+        repairs += [repair for image in images for repair in image.repairs]
+        sizes = [image.size for image in images]
         counts = self._counts(sizes)
-        tiles = self._chat.form.num_tiles(counts)
+        tiles = self._chat.form.num_tiles(counts, sizes)
         self._require_few(shown * tiles, f"{len(images)} images in {tiles} tiles")
         encoded = self._encoded(turns, counts, sizes)
         while len(encoded.input_ids) > self._data.sequence_length:
@@ -133,6 +141,11 @@ class SampleValidator:
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
+
+    def _checked(self, reference: ImageRef) -> CheckedImage:
+        if reference.clip:
+            return check_clip(reference.read(), reference.clip, self._data)
+        return check_image(reference.read(), self._data, name=reference.name)
 
     def _counts(self, sizes: Sequence[tuple[int, int]]) -> list[int]:
         try:

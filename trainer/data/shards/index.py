@@ -19,6 +19,7 @@ from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import Members
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import DataError
+from trainer.sizing.image_grids import VideoSize
 from trainer.storage.base import Storage
 
 NAME = "index.parquet"
@@ -45,6 +46,11 @@ SCHEMA = pa.schema(
     ]
 )
 
+# Of each image: patches in time, 0 of what is no video, and seconds from one to the next. Null for a sample without a
+# video. An index without any lacks the columns, so that it is what it was before there were any.
+VIDEO_COLUMNS = ("video_patches", "video_patch_s")
+WITH_VIDEOS = pa.schema([*SCHEMA, (VIDEO_COLUMNS[0], pa.list_(pa.int32())), (VIDEO_COLUMNS[1], pa.list_(pa.float64()))])
+
 ROW_GROUP_LINES = 8192
 
 
@@ -53,24 +59,29 @@ class IndexWriter:
 
     def __init__(self) -> None:
         self._table = disk_table("CREATE TABLE lines (split TEXT, id TEXT, line TEXT)")
+        self._schema = SCHEMA
 
     def add(self, **line: Any) -> None:
-        """One sample; exactly the columns of SCHEMA."""
-        assert line.keys() == set(SCHEMA.names)
+        """One sample; exactly the columns of SCHEMA, of one with videos those of WITH_VIDEOS."""
+        if line.get(VIDEO_COLUMNS[0]):
+            self._schema = WITH_VIDEOS
+        assert line.keys() == set(SCHEMA.names) or line.keys() == set(WITH_VIDEOS.names)
         self._table.execute("INSERT INTO lines VALUES (?, ?, ?)", (line["split"], line["id"], json.dumps(line)))
 
     def add_table(self, lines: pa.Table) -> None:
         """Many samples."""
         for batch in lines.to_batches(ROW_GROUP_LINES):
             for line in batch.to_pylist():
+                if not line.get(VIDEO_COLUMNS[0]):
+                    line = {name: line[name] for name in SCHEMA.names}
                 self.add(**line)
 
     def write(self, folder: Path) -> None:
         """Write the index."""
         lines = self._table.execute("SELECT line FROM lines ORDER BY split, id")
-        with pq.ParquetWriter(folder / NAME, SCHEMA) as index:
+        with pq.ParquetWriter(folder / NAME, self._schema) as index:
             while group := lines.fetchmany(ROW_GROUP_LINES):
-                index.write_table(pa.Table.from_pylist([json.loads(line) for (line,) in group], SCHEMA))
+                index.write_table(pa.Table.from_pylist([json.loads(line) for (line,) in group], self._schema))
 
 
 class SplitIndex:
@@ -78,7 +89,7 @@ class SplitIndex:
 
     def __init__(self, name: Split, table: pa.Table) -> None:
         self.name = name
-        self._columns = {column: table.column(column).combine_chunks() for column in SCHEMA.names}
+        self._columns = {column: table.column(column).combine_chunks() for column in table.schema.names}
         self.ids: list[str] = self._columns["id"].to_pylist()
         self.tokens = self._numpy("tokens")  # (samples,)
         self.label_tokens = self._numpy("label_tokens")  # (samples,)
@@ -89,6 +100,11 @@ class SplitIndex:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def has_videos(self) -> bool:
+        """Whether the data set has any that the model takes as such."""
+        return VIDEO_COLUMNS[0] in self._columns
 
     def sample_location(self, number: int) -> Members:
         """Location of the sample's bytes."""
@@ -104,8 +120,18 @@ class SplitIndex:
         return np.lexsort((self._numpy("json_offset"), self.shard_numbers)).astype(np.int64)
 
     def tiles(self, tile_tokens: int) -> NDArray[np.int64]:
-        """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut."""
-        return self.image_tokens // tile_tokens if tile_tokens else self.image_count
+        """(samples,) tiles of each sample's images, of `tile_tokens` tokens each; 0: images are not cut.
+
+        Each patch in time of a video counts as an image.
+        """
+        if tile_tokens:
+            return self.image_tokens // tile_tokens
+        if not self.has_videos:
+            return self.image_count
+        patches = self._columns[VIDEO_COLUMNS[0]]
+        more = np.maximum(pc.list_flatten(patches).to_numpy() - 1, 0)
+        owners = pc.list_parent_indices(patches).to_numpy()
+        return self.image_count + np.bincount(owners, more, len(self)).astype(np.int64)
 
     def tokens_with(self, most_kept: int) -> Int64Array:
         """(samples,) tokens of each sample with at most `most_kept` tokens of each image."""
@@ -123,8 +149,15 @@ class SplitIndex:
         return list(self._value("image_token_counts", number))
 
     def image_sizes(self, number: int) -> list[tuple[int, int]]:
-        """(width, height) in pixels of each of the sample's images."""
-        return list(zip(self._value("image_widths", number), self._value("image_heights", number), strict=True))
+        """(width, height) in pixels of each of the sample's images; of videos a VideoSize."""
+        sizes = list(zip(self._value("image_widths", number), self._value("image_heights", number), strict=True))
+        if not self.has_videos or self._value(VIDEO_COLUMNS[0], number) is None:
+            return sizes
+        lengths = zip(*(self._value(name, number) for name in VIDEO_COLUMNS), strict=True)
+        return [
+            VideoSize(*size, patches, patch_s) if patches else size
+            for size, (patches, patch_s) in zip(sizes, lengths, strict=True)
+        ]
 
     def slices(self, number: int) -> list[str]:
         """Slice of each of the sample's turns."""
@@ -168,7 +201,7 @@ class Index:
             table = pq.read_table(path)
         except pa.ArrowInvalid as error:
             raise _unusable(path, str(error)) from error
-        if table.schema != SCHEMA:
+        if table.schema not in (SCHEMA, WITH_VIDEOS):
             raise _unusable(path, f"columns {table.schema.names}")
         return cls(prepared_uri, table)
 

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from trainer.config.data import DataConfig
-from trainer.data.media import PDF, VIDEOS, MediaFiles, part_of
+from trainer.data.media import PDF, VIDEOS, MediaFiles, Part, part_of
 from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, content_of
+from trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
 from trainer.data.sources.file_patterns import fingerprint_of
 from trainer.data.sources.message_parts import inline_bytes
 from trainer.data.sqlite_table import disk_table
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
+from trainer.sizing.image_grids import FRAMES_PER_PATCH
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, clean_name
 from trainer.storage.local import LocalStorage
@@ -40,7 +41,7 @@ class ImageFiles:
         """The image at that relative path, or the page or frame that it names. Raises RejectedError when the path could
         leave the folder.
         """
-        if part := part_of(path):
+        if (part := part_of(path)) and not part.is_clip:
             part = replace(part, file=self._name_of(part.file))
             # A file is read once for all its parts, so only the first one counts its bytes.
             size = partial(self._size, part.file if part.frame <= 1 else "")
@@ -61,16 +62,39 @@ class ImageFiles:
         """At most `most` frames of a video, evenly spread: `fps` a second, or with 0 as many as allowed. Raises
         RejectedError.
         """
-        if PurePosixPath(path).suffix.lower() not in VIDEOS:
-            message = f"video {path!r} does not end in {', '.join(sorted(VIDEOS))}"
-            raise RejectedError(RejectCode.RECORD_FORM, message)
-        count = max(1, min(most, int(self._media.duration_s(self._name_of(path)) * fps))) if fps else most
+        name = self._video_name(path)
+        count = max(1, min(most, int(self._media.length(name)[0] * fps))) if fps else most
         return [self.reference(f"{path}#frame={number}/{count}") for number in range(1, count + 1)]
+
+    def clip(self, path: str, most: int, fps: float) -> ImageRef:
+        """A video as such, with an even number of frames that are spread as by `video_frames`. Raises RejectedError."""
+        name = self._video_name(path)
+        duration_s, frames = self._media.length(name)
+        wanted = min(most, int(duration_s * fps)) if fps else most
+        count = min(wanted, frames) // FRAMES_PER_PATCH * FRAMES_PER_PATCH
+        if not count:
+            at_rate = f", {wanted} at data.video_fps {fps:g}" if fps else ""
+            message = f"{name} has {duration_s:.3g} s and {frames} frames{at_rate}; a patch takes {FRAMES_PER_PATCH}"
+            raise RejectedError(RejectCode.MEDIA_MISSING_PART, message)
+        part = Part(name, f"frames={count}", frames=count)
+        return ImageRef(
+            f"{name}#{part.fragment}",
+            partial(self._media.picture, part),
+            partial(self._media.content, part),
+            partial(self._size, name),
+            Clip(count // FRAMES_PER_PATCH, FRAMES_PER_PATCH * duration_s / count),
+        )
 
     def frame_times_s(self, path: str, count: int) -> list[float]:
         """When each of `count` evenly spread frames of a video is shown. Raises RejectedError."""
-        duration_s = self._media.duration_s(self._name_of(path))
+        duration_s, _ = self._media.length(self._name_of(path))
         return [duration_s * (number + 0.5) / count for number in range(count)]
+
+    def _video_name(self, path: str) -> str:
+        if PurePosixPath(path).suffix.lower() not in VIDEOS:
+            message = f"video {path!r} does not end in {', '.join(sorted(VIDEOS))}"
+            raise RejectedError(RejectCode.RECORD_FORM, message)
+        return self._name_of(path)
 
     def _name_of(self, path: str) -> str:
         """The name of a relative path, or of an address in the bucket that begins with the folder's own."""

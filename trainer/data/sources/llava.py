@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import islice, starmap
 from typing import Any, BinaryIO
 
-from trainer.config.data import DataConfig
+from trainer.config.data import NATIVE, DataConfig
 from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Sample, stable_digest
+from trainer.data.sample import ImageRef, Sample, stable_digest
 from trainer.data.sources.base import FileSource
 from trainer.data.sources.file_patterns import Files
 from trainer.data.sources.json_stream import BadJsonError, open_json, parse_json
@@ -61,13 +61,19 @@ class LlavaSource(FileSource):
             for kind, address in named_in(record["messages"]):
                 files[kind].append(address)
         images = tuple(map(self.image_files.named, files["image"]))
-        most, fps = self.config.video_frames, self.config.video_fps
-        videos = [self.image_files.video_frames(path, most, fps) for path in files["video"]]
+        videos = [self._shown(path) for path in files["video"]]
         frames = zip(files["video"], map(len, videos), strict=True)
         times_s = [self.image_files.frame_times_s(*one) for one in frames] if self.config.video_times else []
         made = self.build(record, images, where, identity)
         turns, images = with_media(made.turns, images, videos, times_s)
         return replace(made, turns=turns, images=images)
+
+    def _shown(self, path: str) -> list[ImageRef]:
+        """What the model is given of a video: all of it, or images of its frames."""
+        most, fps = self.config.video_frames, self.config.video_fps
+        if self.config.video == NATIVE:
+            return [self.image_files.clip(path, most, fps)]
+        return self.image_files.video_frames(path, most, fps)
 
     def _require_conversations(self) -> None:
         """Report a whole file of another format once instead of rejecting each record."""

@@ -95,7 +95,12 @@ class ArrCocFamily(QwenVlFamily):
         return torch.cat([super().project(model, features[:, :-count]), features[:, -count:].float()], dim=1)
 
     def generation_inputs(
-        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        projected: Tensor,
+        grids: Tensor | None = None,
+        patches_s: Sequence[float] = (),
     ) -> dict[str, Any]:
         """Prompts without the tokens that are not kept, and all arguments that follow from their number."""
         return selected_inputs(model, input_ids, projected, grids)

@@ -27,7 +27,7 @@ from trainer.models.hf_native.family import NativeFamily
 from trainer.models.hf_native.pretrained import load_pretrained, pretrained_config, weights_description
 from trainer.models.hf_native.weights import PretrainedModel
 from trainer.models.image_inputs import Grid
-from trainer.models.image_tokens import VISION_END, VISION_START, image_form_of
+from trainer.models.image_tokens import VIDEO_TOKEN, VISION_END, VISION_START, image_form_of
 from trainer.models.layers.freeze import tower_layers_of
 from trainer.models.layers.parameter_counts import count_parameters, model_shape, vocabulary_of
 from trainer.models.qwen_vl.model import QwenVLM, encoder_output, mergers_of, project, tower_output, without_mergers
@@ -35,6 +35,7 @@ from trainer.models.qwen_vl.vision_metadata import sizes_of
 from trainer.sizing.model_shape import ModelShape, Windows
 
 VISUAL, LANGUAGE_MODEL = "model.visual.", "model.language_model."
+NO_TOKEN = -1  # no token has this id
 KINDS = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
 
 
@@ -55,6 +56,11 @@ class QwenVlFamily(NativeFamily):
         whole = super().config_for(config, tokenizer)
         whole.vision_start_token_id = tokenizer.convert_tokens_to_ids(VISION_START)
         whole.vision_end_token_id = tokenizer.convert_tokens_to_ids(VISION_END)
+        video_token_id = tokenizer.backend_tokenizer.token_to_id(VIDEO_TOKEN)
+        if video_token_id is not None:
+            whole.video_token_id = video_token_id
+        elif whole.video_token_id < len(tokenizer):
+            whole.video_token_id = NO_TOKEN  # the default is some other token of this tokenizer
         return whole
 
     def feature_shape(self, config: ModelConfig) -> tuple[int]:
@@ -134,15 +140,40 @@ class QwenVlFamily(NativeFamily):
         return project(model.model.visual, features)
 
     def generation_inputs(
-        self, model: nn.Module, input_ids: Tensor, projected: Tensor, grids: Tensor | None = None
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        projected: Tensor,
+        grids: Tensor | None = None,
+        patches_s: Sequence[float] = (),
     ) -> dict[str, Any]:
         """Tokens, and projected features for the library's own hook. It derives three-axis positions from `grids`."""
-        return {
+        visual = model.model.visual
+        types = (input_ids == model.config.image_token_id).int()
+        if not any(patches_s):
+            return {
+                "input_ids": input_ids,
+                "mm_token_type_ids": types,
+                "image_grid_thw": grids,
+                "mm_encoder_outputs": {"image": encoder_output(projected, visual)},
+            }
+        assert grids is not None
+        tokens = (grids.prod(-1) // int(visual.config.spatial_merge_size) ** 2).tolist()
+        given: dict[str, Any] = {
             "input_ids": input_ids,
-            "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
-            "image_grid_thw": grids,
-            "mm_encoder_outputs": {"image": encoder_output(projected, model.model.visual)},
+            "mm_token_type_ids": types + 2 * (input_ids == model.config.video_token_id).int(),
+            "mm_encoder_outputs": {},
         }
+        for kind in ("image", "video"):
+            chosen = [number for number, patch_s in enumerate(patches_s) if bool(patch_s) == (kind == "video")]
+            if chosen:
+                features = projected.split(tokens)
+                joined = torch.cat([features[number] for number in chosen])
+                given["mm_encoder_outputs"][kind] = encoder_output(joined, visual)
+                given[f"{kind}_grid_thw"] = grids[chosen]
+        if hasattr(visual.config, "tokens_per_second"):
+            given["second_per_grid_ts"] = torch.tensor([patch_s for patch_s in patches_s if patch_s])
+        return given
 
     def training_module(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> nn.Module:
         return QwenVLM(config, model, cached=cached)

@@ -63,7 +63,9 @@ class QwenVLM(PackedVLM):
     def embed(self, input_ids: Tensor, projected: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """(sequences, tokens, hidden), and the language model's arguments for deeper levels (DeepStack)."""
         first, *deeper = projected.chunk(len(mergers_of(self.model.model.visual)), dim=-1)
-        places = places_of(input_ids == self.model.config.image_token_id, len(projected))
+        config = self.model.config
+        is_seen = (input_ids == config.image_token_id) | (input_ids == config.video_token_id)
+        places = places_of(is_seen, len(projected))
         hidden = put(self.model.get_input_embeddings()(input_ids), places, first)
         return hidden, {"visual_pos_masks": places, "deepstack_visual_embeds": deeper} if deeper else {}
 

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.config.data import NATIVE
 from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
 from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
+from trainer.models.video_file import MOST_FRAMES
+from trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
@@ -44,6 +47,8 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{found}, whose images keep their shape; expected at most {MOST_ASPECT:g}"
         yield Problem("data.max_image_aspect", text)
+    if config.data.video == NATIVE:
+        yield from _video_problems(config)
     yield from _rank_problems(config)
     if not 0 < config.data.validation_fraction < 1:
         yield Problem(
@@ -70,6 +75,29 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
             yield Problem("register.serving", text)
         if not config.gcp.project:
             yield Problem("gcp.project", f"{missing} the project that holds the model")
+
+
+def _video_problems(config: RunConfig) -> Iterator[Problem]:
+    """What videos as such, and not as images, need."""
+    model, data, text = config.model, config.data, ""
+    if model.family not in GRID_FAMILIES:
+        text = f"with model.family {model.family}; expected {' or '.join(GRID_FAMILIES)}, or frames"
+    elif model.relevance:
+        text = "with model.relevance, which selects from images; expected frames"
+    elif model.tokenizer.startswith("train:"):
+        text = (
+            f"with model.tokenizer {model.tokenizer}, which has no token of videos; expected a published one"
+        )
+    elif config.train.trainer:
+        text = "with train.trainer, whose program gets images; expected frames"
+    if text:
+        yield Problem("data.video", f"found native {text}")
+    if not FRAMES_PER_PATCH <= data.video_frames <= MOST_FRAMES:
+        text = f"found {data.video_frames} with data.video native; expected {FRAMES_PER_PATCH} to {MOST_FRAMES}"
+        yield Problem("data.video_frames", text)
+    if data.video_times:
+        text = "found true with data.video native, which gives times as the model's own processor does; expected false"
+        yield Problem("data.video_times", text)
 
 
 def _relevance_problems(config: RunConfig) -> Iterator[Problem]:

@@ -34,6 +34,7 @@ def test_what_has_no_meaning_for_a_whole_model_is_refused(model: dict[str, Any],
     assert sentence in problems_of(model=WHOLE_MODEL | model)["model"]
 
 
+QWEN = WHOLE_MODEL | {"max_pixels": 50_000, "tokenizer": "org/qwen"}
 SMOLVLM = {"family": "smolvlm", "pretrained": {"config": {"model_type": "smolvlm"}}, "tokenizer": "train:300"}
 
 
@@ -90,6 +91,19 @@ def test_what_has_no_meaning_for_llava_is_refused() -> None:
 def test_images_that_a_whole_model_cannot_take_are_refused() -> None:
     found = problems_of(model=WHOLE_MODEL | {"max_pixels": 50_000}, data__max_image_aspect=300)
     assert "expected at most 200" in found["data.max_image_aspect"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "sentence"),
+    [
+        ({}, "data.video", "expected qwen2_5_vl or qwen3_vl, or frames"),
+        ({"model": QWEN | {"tokenizer": "train:300"}}, "data.video", "which has no token of videos"),
+        ({"model": QWEN, "data__video_frames": 1}, "data.video_frames", "expected 2 to 16000"),
+        ({"model": QWEN, "data__video_times": True}, "data.video_times", "gives times as the model's own processor"),
+    ],
+)
+def test_what_does_not_go_with_videos_as_such_is_refused(changes: dict[str, Any], field: str, sentence: str) -> None:
+    assert sentence in problems_of(**{"data__video": "native"} | changes)[field]
 
 
 WHOLE = {"weights": "org/llava"}

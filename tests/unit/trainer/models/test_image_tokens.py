@@ -21,7 +21,7 @@ from trainer.errors import ConfigError
 from trainer.feature_cache.store import features_key
 from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
 from trainer.models.registry import family_of
-from trainer.sizing.image_grids import ImageGrids, near_square
+from trainer.sizing.image_grids import ImageGrids, VideoSize, near_square, patches_in_time
 
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "num_attention_heads": 2, "patch_size": 7}
 SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
@@ -117,25 +117,46 @@ def test_token_counts_equal_the_image_processors_for_any_size(
 
 
 @settings(max_examples=50)
-@given(parts=st.lists(st.integers(0, 5) | st.tuples(st.integers(4, 90), st.integers(4, 90)), max_size=8))
+@given(
+    parts=st.lists(
+        st.integers(0, 5)
+        | st.tuples(st.integers(4, 90), st.integers(4, 90))
+        | st.builds(VideoSize, st.integers(4, 90), st.integers(4, 90), st.integers(1, 4), st.floats(0.01, 99)),
+        max_size=8,
+    )
+)
 def test_positions_are_those_of_the_library(parts: list[int | tuple[int, int]]) -> None:
-    """A sample of texts, of so many tokens, and images, each between two tokens."""
+    """A sample of texts, of so many tokens, and images and videos, each between two tokens."""
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
 
     form = image_form_of(ModelConfig.model_validate(model_section("qwen2_5_vl")))
-    assert form.grids is not None
+    assert form.grids is not None and form.videos is not None
     kinds, sizes = [0], [part for part in parts if isinstance(part, tuple)]
     for part in parts:
-        kinds += [0] * part if isinstance(part, int) else [0, *[1] * form.grids.tokens(*part), 0]
+        if isinstance(part, int):
+            kinds += [0] * part
+        else:
+            kind = 2 if isinstance(part, VideoSize) else 1
+            kinds += [0, *[kind] * form.grids.tokens(*part) * patches_in_time(part), 0]
     config = dict(CONFIGS["qwen2_5_vl"])
     config.pop("model_type")
     with torch.device("meta"):
         model = Qwen2_5_VLModel(Qwen2_5_VLConfig(**config))
     types = torch.tensor([kinds])
-    image_grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes]).reshape(-1, 3)
-    expected, _ = model.get_rope_index(torch.zeros_like(types), mm_token_type_ids=types, image_grid_thw=image_grids)
-    found = form.grids.positions(np.array(kinds) == 1, sizes)
+    videos = [size for size in sizes if isinstance(size, VideoSize)]
+    stills = [size for size in sizes if not isinstance(size, VideoSize)]
+    image_grids, video_grids = (
+        torch.tensor([form.grids.grid(size) for size in kind]).reshape(-1, 3) for kind in (stills, videos)
+    )
+    expected, _ = model.get_rope_index(
+        torch.zeros_like(types),
+        mm_token_type_ids=types,
+        image_grid_thw=image_grids,
+        video_grid_thw=video_grids,
+        second_per_grid_ts=torch.tensor([size.patch_s for size in videos]),
+    )
+    found = form.grids.positions(np.array(kinds) > 0, sizes, form.videos.tokens_per_s)
     assert found[0].tolist() == list(range(len(kinds)))
     assert found[1:].tolist() == expected[:, 0].tolist()
 

@@ -28,7 +28,7 @@ from trainer.data.prepare.statistics import sample_digest
 from trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
 from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from trainer.data.sample import SPLITS, Sample
-from trainer.data.shards.index import IndexWriter
+from trainer.data.shards.index import VIDEO_COLUMNS, IndexWriter
 from trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from trainer.data.sources.base import Source, records_from
 from trainer.errors import os_errors
@@ -173,7 +173,17 @@ def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexWrit
         turns=len(sample.turns),
         slices=[turn.slice for turn in sample.turns],
         content=content,
+        **_video_columns(sample),
     )
+
+
+def _video_columns(sample: Accepted) -> dict[str, Any]:
+    """None where no image is a video."""
+    clips = [image.clip for image in sample.images]
+    if not any(clips):
+        return {}
+    patches = [(clip.patches, clip.patch_s) if clip else (0, 0.0) for clip in clips]
+    return dict(zip(VIDEO_COLUMNS, map(list, zip(*patches, strict=True)), strict=True))
 
 
 def write_json(path: Path, content: Any) -> None:

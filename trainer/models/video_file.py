@@ -1,0 +1,35 @@
+"""Frames of a video in one file of prepared data: JPEG images one after the other.
+
+Programs that open images show the first frame. An APP1 segment in it, where cameras put EXIF, lists the bytes of each
+frame. Preparation takes such segments out of images, so none is read as a video.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+
+START = b"\xff\xd8"
+HEAD = START + b"\xff\xe1"  # and the length of the segment, in two bytes that count themselves
+TAG = b"video frames\0"
+TAG_AT = len(HEAD) + 2
+MOST_FRAMES = 16_000  # whose sizes fit into a segment
+
+
+def joined(frames: Sequence[bytes]) -> bytes:
+    """One file of these JPEG images."""
+    first, *others = frames
+    first = first[len(START) :]  # which HEAD begins with
+    head_bytes = TAG_AT + len(TAG) + 4 * len(frames)
+    sizes = struct.pack(f">{len(frames)}I", head_bytes + len(first), *map(len, others))
+    return b"".join([HEAD, struct.pack(">H", head_bytes - len(HEAD)), TAG, sizes, first, *others])
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    """The frames of a video's file, each a JPEG image. Of any other image, the image."""
+    if not (data.startswith(HEAD) and data.startswith(TAG, TAG_AT)):
+        return [data]
+    stop = len(HEAD) + struct.unpack_from(">H", data, len(HEAD))[0]
+    sizes = [size for (size,) in struct.iter_unpack(">I", data[TAG_AT + len(TAG) : stop])]
+    return [data[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
