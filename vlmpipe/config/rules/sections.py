@@ -85,9 +85,7 @@ def _video_problems(config: RunConfig) -> Iterator[Problem]:
     elif model.relevance:
         text = "with model.relevance, which selects from images; expected frames"
     elif model.tokenizer.startswith("train:"):
-        text = (
-            f"with model.tokenizer {model.tokenizer}, which has no token of videos; expected a published one"
-        )
+        text = f"with model.tokenizer {model.tokenizer}, which has no token of videos; expected a published one"
     elif config.train.trainer:
         text = "with train.trainer, whose program gets images; expected frames"
     if text:
