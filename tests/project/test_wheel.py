@@ -23,6 +23,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install_wheel(tmp_path_factory.mktemp("wheel"))
 
 
+@only_whole
 @pytest.mark.e2e
 def test_the_python_how_to_runs_beside_folders_of_the_same_names(installed: Path, tmp_path: Path) -> None:
     """The page's code, block after block as in a notebook. In the short form all but the run itself, which the

@@ -127,6 +127,7 @@ def staged(tmp_path: Path) -> RunConfig:
     return load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={tmp_path / 'out'}"])
 
 
+@only_whole
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("changes", [pytest.param([], id="same"), pytest.param(["train.seed=1"], marks=only_whole)])
 def test_a_stage_begins_when_the_one_before_was_accepted_and_an_accepted_one_is_not_run_again(

@@ -197,6 +197,7 @@ def test_the_planners_own_errors_send_nothing_and_force_does_not_help(
 TOO_MUCH_MEMORY = ("train.activation_checkpointing=none", "train.micro_batch_size=8", "train.global_batch_size=256")
 
 
+@only_whole
 def test_too_little_memory_sends_nothing_unless_forced(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     answer = vlmpipe_submit(*TOO_MUCH_MEMORY, "--yes", plan=None)
     assert (answer.code, vertex.requests, "does not fit" in answer.err) == (64, [], True)

@@ -11,7 +11,11 @@ from tests.support.paths import ROOT
 from trainer.errors import ExitCode, MissingPackageError, missing_packages
 from trainer.extras import MODULES_OF_EXTRAS, extra_of
 
-MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}  # of packages that are not named like their module
+MODULES = {
+    "nvidia-ml-py": "pynvml",
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+}  # of packages that are not named like their module
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 

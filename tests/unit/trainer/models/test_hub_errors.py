@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from tests.fakes.hub import FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
+from tests.support.short_form import only_whole
 from trainer.config.model import WeightsConfig
 from trainer.data.tokenize import make_tokenizer
 from trainer.errors import ExitCode, UserError
@@ -69,6 +70,7 @@ def test_each_reason_has_its_own_sentence(hub: FakeHub, monkeypatch: pytest.Monk
         assert found[name].code == code
 
 
+@only_whole
 def test_a_hub_out_of_reach_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"

@@ -238,6 +238,7 @@ def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
     assert total(1) >= total(2) >= total(8)
 
 
+@only_whole
 def test_the_numbers_reproduce_common_guidance() -> None:
     """On machines of 8 x A100 80 GB: which of the trainer's strategies is the plainest that fits."""
     plainest: dict[tuple[str, int], str | None] = {

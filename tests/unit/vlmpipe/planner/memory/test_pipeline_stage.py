@@ -73,6 +73,7 @@ def memory(config: RunConfig) -> Memory:
     return estimate_memory(config, architecture(config), machine, gpu, nearest=False)
 
 
+@only_whole
 def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies(tmp_path: Path) -> None:
     """With stored weights, which ranks read while they shard them. Random ones are built whole: no node has room."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B["model.language_model"]["config"]))
