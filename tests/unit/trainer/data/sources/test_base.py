@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tests.support.data.chunks import CHUNK, fixed_tokenizer
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare
 from trainer.config.job import JobConfig
 from trainer.data.prepare.pipeline import ChunkCounts
+from trainer.data.sample import ImageRef, Sample, Turn
+from trainer.data.sources.base import SeveralSources, Source
 from trainer.errors import DataError
 from trainer.storage import open_storage
 
@@ -70,3 +74,25 @@ def test_a_source_without_samples_for_training_is_refused(tmp_path: Path, source
     held_out.write_text(json.dumps({"id": "x", "split": "eval", "conversations": conversation("Why?", "So.")}) + "\n")
     with pytest.raises(DataError, match=r"data\.sources: exam has no samples for training"):
         run_prepare(config_of(tmp_path, sources["text"], {"name": "exam", "uri": str(held_out)}))
+
+
+class OneSample(Source):
+    def __init__(self, sample: Sample) -> None:
+        self.found = sample
+
+    def fingerprint(self) -> str:
+        return ""
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter([self.found])
+
+
+def test_nothing_else_of_a_sample_changes() -> None:
+    turn = Turn("q", "a", "sums", "system", "thinking", "rejected", (0.0, 0.1, 0.2, 0.3))
+    sample = Sample("one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group")
+    for made in (turn, sample):
+        unset = [field.name for field in dataclasses.fields(made) if getattr(made, field.name) == field.default]
+        assert unset == [], "a new field needs a value here"
+    (named,) = SeveralSources({"mine": OneSample(sample)}, {"mine": 0})
+    turns = (dataclasses.replace(turn, slice="mine/sums"), dataclasses.replace(sample.turns[1], slice="mine"))
+    assert named == dataclasses.replace(sample, id="mine/one", where="mine: line 1", turns=turns)
