@@ -1,5 +1,5 @@
-"""What only a GPU can show, by one process: losses beside the host's, steps that read nothing of the device, memory
-beside the plan, tokens a second and MFU, what a checkpoint holds up. `make bench-gpu`
+"""What only a GPU can show, by one process: losses and kernels beside the host's, jobs killed and resumed, steps in which
+the host waits, memory beside the plan, tokens a second and MFU, checkpoints. `make bench-gpu`
 
 Without a GPU its short form (--quick) shows that it works, and measures nothing that is said of GPUs.
 """
@@ -26,12 +26,15 @@ def require_gpu(chosen: argparse.Namespace) -> str:
 SUITE = Suite(
     "One GPU",
     [
-        Part("losses", "gpu.parts", 60, "of every strategy in fp32, beside ddp's on the host"),
-        Part("attention", "gpu.parts", 60, "by sample and under a mask, with gradients"),
-        Part("reads", "gpu.parts", 60, "steps in which the host waits for the device"),
-        Part("memory", "gpu.parts", 180, "the planner's peak, beside the allocator's and the device's"),
-        Part("speed", "gpu.parts", 120, "useful tokens a second and MFU of a 1.3-billion-parameter model"),
-        Part("checkpoint", "gpu.parts", 120, "how long a snapshot holds training up"),
+        Part("losses", "gpu.losses", 30, "of every strategy in fp32, beside ddp's on the host"),
+        Part("kernels", "gpu.losses", 90, "losses of families, precisions and kernels, beside the same on the host"),
+        Part("training", "gpu.training", 90, "whole jobs: losses and answers beside the host's, kills and resumes"),
+        Part("reads", "gpu.losses", 30, "steps in which the host waits for the device"),
+        Part("exactness", "gpu.attention", 20, "attention by sample, with gradients, beside fp64 on the host"),
+        Part("attention", "gpu.attention", 30, "the rate by sample and under a mask, with gradients"),
+        Part("memory", "gpu.memory", 120, "the planner's peak, beside the allocator's and the device's"),
+        Part("speed", "gpu.speed", 180, "useful tokens a second and MFU of a 1.3-billion-parameter model"),
+        Part("checkpoint", "gpu.checkpoint", 60, "how long a snapshot holds training up"),
     ],
     rounds=5,
     device=require_gpu,

@@ -6,6 +6,7 @@ torchrun ... -m trainer.train --config <run>/run.json
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
 
@@ -14,6 +15,10 @@ from trainer.distributed.collectives import check_ranks, measure_communication
 from trainer.distributed.process import StopRequest, run_worker, start_worker
 from trainer.loop import train
 
+# Without it cuBLAS takes a workspace by its stream, and torch refuses its products in deterministic runs:
+# https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+CUBLAS_VARIABLE, CUBLAS_DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="trainer.train", description=__doc__)
@@ -21,9 +26,10 @@ def main() -> int:
     options = parser.parse_args()
     stop = StopRequest()
     job = JobConfig.load(options.config)
-    worker = start_worker()
     if job.train.deterministic:
+        os.environ.setdefault(CUBLAS_VARIABLE, CUBLAS_DETERMINISTIC)  # before the device is used
         torch.use_deterministic_algorithms(True)
+    worker = start_worker()
     check_ranks(job.run.run_uri, worker)
     if job.train.measure_communication:
         measure_communication(job.run.run_uri, worker)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.trainer.memory_cases import Case
 from trainer.distributed.process import ProcessContext
@@ -17,7 +18,10 @@ from trainer.strategies.base import Strategy
 from trainer.tracing.fake_inputs import SequenceShape
 
 LANGUAGE, TOWER = "model.language_model.config", "model.tower.config"
+WARM_UP = 2  # steps
+MIB, GIB = 1 << 20, 1 << 30
 Found = TypeVar("Found")
+One = TypeVar("One")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Size:
     rows: SequenceShape
     vocabulary: int
     samples: int  # in a sequence
+    drawn_on_host: bool = False  # its weights: the same on every device, and slow to draw
 
 
 def _size(hidden: int, layers: int, inner: int, heads: int, *, tokens: int, images: int, samples: int) -> Size:
@@ -40,13 +45,21 @@ def _size(hidden: int, layers: int, inner: int, heads: int, *, tokens: int, imag
         "model.image_size": 384,
         "train.loss_chunk_tokens": 1024,
         "train.deterministic": False,
+        "train.compile": "off",  # TinyRun does not resolve `auto`
     }
     return Size(changes, SequenceShape(1, tokens, images, tokens // 4), 32000, samples)
 
 
-TINY = Size({}, SequenceShape(2, 128, 4, 96), 300, 2)
+TINY = Size({}, SequenceShape(2, 128, 4, 96), 300, 2, drawn_on_host=True)
 MIDDLE = _size(1024, 12, 2816, 16, tokens=2048, images=2, samples=2)  # some 0.2 billion parameters
 LARGE = _size(2048, 24, 5504, 16, tokens=8192, images=8, samples=8)  # 1.3 billion, as the goal says: packed at 8k
+
+
+def each(bench: Bench, cases: Mapping[str, One], quick: int) -> Iterator[tuple[str, One]]:
+    """One case after another, as far as the time allows; of the short form the first `quick`."""
+    names = list(cases)[: quick if bench.quick else None]
+    for name in bench.cases("cases", names):
+        yield name, cases[name]
 
 
 def case_of(size: Size, strategy: str, changes: dict[str, Any], *, cached: bool = True, passes: int = 2) -> Case:
@@ -64,7 +77,7 @@ def alone(measure: Callable[[TinyRun], Found], case: Case, size: Size, worker: P
 
 def _measured(measure: Callable[[TinyRun], Found], case: Case, size: Size, worker: ProcessContext) -> Found:
     """In a function of its own, so that the run is nobody's when it returns."""
-    run = TinyRun(case, worker, samples=size.samples)
+    run = TinyRun(case, worker, samples=size.samples, drawn_on_host=size.drawn_on_host)
     try:
         return measure(run)
     finally:

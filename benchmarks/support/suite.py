@@ -115,6 +115,7 @@ class Bench:
         self._left, self._expected, self._deadline_s = 1, 1, math.inf  # comparisons, and the end of the part's time
         self._part = ""
         self._cut: list[str] = []
+        self._failed_cases = 0
 
     @cached_property
     def worker(self) -> ProcessContext:
@@ -143,7 +144,7 @@ class Bench:
 
     def _run(self, part: Part) -> bool:
         self.expect(1)
-        self._part = part.name
+        self._part, self._failed_cases = part.name, 0
         rows = len(self.report.rows), len(self.report.predictions)
         try:
             part.load()(self)
@@ -156,8 +157,21 @@ class Bench:
             self._progress.end(f"failed: {error}")
             self.report.note(f"{part.name} failed: {error}")
             return False
+        if self._failed_cases:
+            self._progress.end(f"failed in {self._failed_cases} cases")
+            return False
         self._progress.end()
         return True
+
+    @contextlib.contextmanager
+    def going_on(self, case: str) -> Iterator[None]:
+        """Go on after this case where it fails, and let the part fail at its end."""
+        try:
+            yield
+        except Exception as error:  # what the other cases find is worth having
+            traceback.print_exc()
+            self._failed_cases += 1
+            self.report.note(f"{self._part}, {case}: failed: {error}")
 
     def expect(self, comparisons: int) -> None:
         """Tell how many comparisons follow in this part: they share its time."""

@@ -12,6 +12,9 @@ from tests.support.trainer.memory_cases import Case
 from trainer.config.model import ModelConfig
 from trainer.dataloading.batches import PackedBatch
 from trainer.distributed.process import ProcessContext
+from trainer.models.layers.bf16 import use_tf32
+from trainer.models.layers.compile import compile_layers
+from trainer.models.layers.float8 import compute_in_float8
 from trainer.models.layers.nf4 import quantize_base
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
@@ -23,10 +26,10 @@ from vlmpipe.config.run_config import RunConfig
 class TinyRun:
     """A case on one process; each step trains on the same micro-batches."""
 
-    def __init__(self, case: Case, worker: ProcessContext, *, samples: int = 2) -> None:
-        """`samples`: of each packed sequence."""
+    def __init__(self, case: Case, worker: ProcessContext, *, samples: int = 2, drawn_on_host: bool = True) -> None:
+        """`samples`: of each packed sequence. Weights drawn on the device are others there, and drawn sooner."""
         self.worker, job = worker, case.config(worker.world_size)
-        self.strategy = strategy_of(job, case, worker)
+        self.strategy = strategy_of(job, case, worker, drawn_on_host=drawn_on_host)
         batches = drawn_batches(job.model, case, case.passes, samples=samples)
         self.batches = [batch.pinned() if worker.device.type == "cuda" else batch for batch in batches]
         self.label_tokens = sum(len(batch.label_ids) for batch in batches)
@@ -38,23 +41,30 @@ class TinyRun:
         return loss
 
 
-def strategy_of(job: RunConfig, case: Case, worker: ProcessContext) -> Strategy:
+def strategy_of(job: RunConfig, case: Case, worker: ProcessContext, *, drawn_on_host: bool = True) -> Strategy:
     """Built anew: matrices are drawn, norms are 1 and biases 0."""
     family = family_of(job.model)
     with worker.device:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)
-    generator = torch.Generator().manual_seed(0)  # the host's, so that every device gets the same numbers
+    device = torch.device("cpu") if drawn_on_host else worker.device
+    generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, device=device) * 0.02)
             else:
                 parameter.fill_(float(name.endswith("weight")))
     if job.model.quantizes_base:
         quantize_base(model)
     module = family.training_module(job.model, model, cached=case.cached).train()
     Recompute.of(job.train).apply(family, module)
-    return build_strategy(job.train, module, family.blocks(module), worker)
+    use_tf32(job.train.precision, worker.device)
+    blocks = family.blocks(module)
+    if job.train.float8 != "none":
+        compute_in_float8(blocks, job.train.float8, worker.device)
+    if job.train.compile == "on":
+        compile_layers(blocks, job.train.compile_backend)
+    return build_strategy(job.train, module, blocks, worker)
 
 
 def drawn_batches(model: ModelConfig, case: Case, count: int, *, seed: int = 1, samples: int = 2) -> list[PackedBatch]:

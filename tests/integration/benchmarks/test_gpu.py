@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from benchmarks.gpu.parts import ALONE, peak_flops
+from benchmarks.gpu.losses import ALONE
+from benchmarks.gpu.speed import peak_flops
 from tests.support.drivers.train_alone import MARK
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import run_ranks

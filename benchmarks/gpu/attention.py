@@ -1,0 +1,69 @@
+"""Parts of `benchmarks.on_gpu` about attention inside samples: its results beside fp64 on the host, and its rate."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.run import each, wait
+from benchmarks.support.report import Side
+from benchmarks.support.suite import Bench
+from benchmarks.training.attention import QUICK, Attention, Packed, results, sides
+from trainer.distributed.process import ProcessContext
+from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
+
+ATTENTION_PASSES = 5
+HEAD_DIMS = (32, 64, 72, 80, 96, 128, 256)  # 72: SigLIP, 80: the towers of Qwen-VL
+NAMES = {CPU: "by sample", FLASH: "all samples at once", BLOCKWISE: "in plain products"}
+
+
+def exactness(bench: Bench) -> None:
+    """Output and gradients of the kernel that the trainer would choose, beside products in fp64 on the host."""
+    types = (torch.bfloat16, torch.float32)
+    cases = {f"heads of {dim}, {dtype}": (dim, dtype) for dim in HEAD_DIMS for dtype in types}
+    for name, (dim, dtype) in each(bench, cases, 2):
+        with bench.going_on(name):
+            packed = Packed(1024, 7, heads=4, head_dim=dim)
+            ours = sides(packed, bench.worker.device, dtype)["by sample"]
+            found = results(ours)
+            in_fp64 = sides(packed, torch.device("cpu"), torch.float64)["under a mask"]
+            query, key, value = (each.detach().cpu().double().requires_grad_() for each in ours.inputs)
+            exact = replace(in_fp64, inputs=(query, key, value), gradient=ours.gradient.cpu().double())
+            apart = max(difference(one, other) for one, other in zip(found, results(exact), strict=True))
+            kernel = NAMES[kernel_for(*ours.inputs[:2])]
+            bench.report.figure("attention beside fp64: norm of the error", name, "share", Side(kernel, [apart]))
+
+
+def difference(found: Tensor, exact: Tensor) -> float:
+    return float((found.detach().cpu().double() - exact).norm() / exact.norm())
+
+
+def attention(bench: Bench) -> None:
+    """Of packed sequences, with gradients: by sample, or under a mask; by the kernel that the trainer would choose."""
+    device = bench.worker.device
+    sequences = QUICK if bench.quick else (Packed(8192, 30, heads=16, head_dim=128), Packed(8192, 8, heads=32))
+    cases = list(itertools.product(sequences, (torch.bfloat16, torch.float32)))
+    bench.expect(len(cases))
+    for packed, dtype in cases:
+        both = sides(packed, device, dtype)
+        query, key, _ = both["by sample"].inputs
+        timed = {name: partial(passes_per_s, side, bench.worker) for name, side in both.items()}
+        data = f"{packed.text()}, {dtype}"
+        found = bench.take_turns(data, timed)
+        ours = Side(NAMES[kernel_for(query, key)], found["by sample"])
+        masked = Side("under a mask", found["under a mask"])
+        bench.report.compare("attention: forward and backward", data, "1 / s", ours, masked)
+
+
+def passes_per_s(side: Attention, worker: ProcessContext) -> float:
+    wait(worker)
+    started_s = time.perf_counter()
+    for _ in range(ATTENTION_PASSES):
+        results(side)
+    wait(worker)
+    return ATTENTION_PASSES / (time.perf_counter() - started_s)
