@@ -1,5 +1,5 @@
-"""What only a GPU can show, by one process: losses and kernels beside the host's, jobs killed and resumed, steps in which
-the host waits, memory beside the plan, tokens a second and MFU, checkpoints. `make bench-gpu`
+"""What only a GPU can show, by one process: losses and kernels beside the host's, jobs killed and resumed, steps
+in which the host waits, memory beside the plan, tokens a second and MFU, checkpoints. `make bench-gpu`
 
 Without a GPU its short form (--quick) shows that it works, and measures nothing that is said of GPUs.
 """

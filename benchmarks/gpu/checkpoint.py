@@ -23,11 +23,12 @@ SNAPSHOTS = 4
 
 def checkpoint(bench: Bench) -> None:
     """How long a snapshot holds training up, and how long its writing takes behind it. The first makes its buffers."""
-    size, group = (TINY if bench.quick else MIDDLE), dist.new_group(backend="gloo")
+    size, worker = (TINY if bench.quick else MIDDLE), bench.worker  # which starts the process group
+    group = dist.new_group(backend="gloo")
     for strategy, _ in each(bench, dict.fromkeys(("ddp", "fsdp", "zero2")), 1):
         case = case_of(size, strategy, BF16)
         with bench.going_on(strategy):
-            found = alone(partial(snapshots_of, group=group), case, size, bench.worker)
+            found = alone(partial(snapshots_of, group=group), case, size, worker)
             label = f"{found.saved_bytes / GIB:.2f} GiB"
             bench.report.figure("training held up, first snapshot", strategy, "s", Side(label, found.held_s[:1]))
             bench.report.figure("training held up, later ones", strategy, "s", Side(label, found.held_s[1:]))

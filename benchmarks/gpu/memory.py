@@ -44,29 +44,35 @@ MEMORY: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 def memory(bench: Bench) -> None:
-    """The fullest phase of a step: what the plan says torch allocates, and what it says the device holds."""
+    """The fullest phase of a step: what torch allocates, what it reserves with the holes between, and at the end what
+    CUDA and its libraries hold beside it."""
     size = TINY if bench.quick else MIDDLE
+    predict = bench.report.predict
     for name, (strategy, changes, cached) in each(bench, MEMORY, 2):
         case = case_of(size, strategy, changes, cached=cached)
         with bench.going_on(name):
             parts = fullest_parts(planned_phases(case, 1, on_gpu=True))
-            beside = device_parts(parts, layout_of(case.config(1)))
+            beside = {part.name: part.bytes for part in device_parts(parts, layout_of(case.config(1)))}
             measured = alone(peaks_of, case, size, bench.worker)
             if measured is None:
                 continue
             allocates = sum(part.bytes for part in parts)
-            holds = allocates + sum(part.bytes for part in beside)
-            predict = bench.report.predict
+            reserves = allocates + beside["fragmentation"]
             predict("peak that torch allocates", name, "MiB", allocates / MIB, measured.allocated_bytes / MIB)
-            predict("peak of the device", name, "MiB", holds / MIB, measured.held_bytes / MIB)
+            predict("peak that torch reserves", name, "MiB", reserves / MIB, measured.reserved_bytes / MIB)
+            context_bytes = beside["CUDA context"]
+    if bench.worker.device.type == "cuda":
+        free, whole = torch.cuda.mem_get_info()
+        held = whole - free - torch.cuda.memory_reserved()
+        predict("beside torch's memory", "all processes at the end", "MiB", context_bytes / MIB, held / MIB)
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of a step: what torch allocated, and what the device held with what torch keeps free and CUDA takes."""
+    """Of a step, in torch's memory."""
 
     allocated_bytes: int
-    held_bytes: int
+    reserved_bytes: int
 
 
 def peaks_of(run: TinyRun) -> Peaks | None:
@@ -79,6 +85,4 @@ def peaks_of(run: TinyRun) -> Peaks | None:
     torch.cuda.reset_peak_memory_stats()
     run.step()
     wait(run.worker)
-    free, whole = torch.cuda.mem_get_info()
-    context = whole - free - torch.cuda.memory_reserved()  # CUDA's own and libraries', of all processes
-    return Peaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved() + context)
+    return Peaks(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())

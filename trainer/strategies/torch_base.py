@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -101,16 +101,12 @@ def _by_mesh(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]
     return meshes.values()
 
 
-def host_stager(*, on_gpu: bool) -> DefaultStager:
-    """A stager that copies nested state into host memory and reuses its buffers."""
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=on_gpu,
-            use_shared_memory=False,  # /dev/shm is small in containers
-            use_async_staging=False,
-            use_non_blocking_copy=False,
-        )
-    )
+def host_stager(*, on_gpu: bool) -> StateDictStager:
+    """A stager that copies nested state into host memory and reuses its buffers.
+
+    Not torch's DefaultStager, which in torch 2.11 serves once: it closes this one, which it holds, after each copy.
+    """
+    return StateDictStager(pin_memory=on_gpu, share_memory=False)  # /dev/shm is small in containers
 
 
 def loss_without_gradients(module: nn.Module, batch: PackedBatch, device: torch.device, precision: Precision) -> Tensor:

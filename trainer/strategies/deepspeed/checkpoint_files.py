@@ -8,7 +8,7 @@ from typing import Any, ParamSpec
 
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
-from torch.distributed.checkpoint.staging import DefaultStager
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 Given = ParamSpec("Given")
 
@@ -19,7 +19,7 @@ class HeldFiles(CheckpointEngine):
     Without a stager, for state too large to hold twice, files are written at once and memory-mapped when loaded.
     """
 
-    def __init__(self, stager: DefaultStager | None) -> None:
+    def __init__(self, stager: StateDictStager | None) -> None:
         super().__init__()
         self._stager = stager
         self._held: dict[str, Any] = {}

@@ -349,6 +349,33 @@ def test_a_correct_kernel_passes_its_trial(dtype: torch.dtype) -> None:
         assert torch.equal(torch.get_rng_state(), state)
 
 
+def other_in_padding() -> Kernel:
+    """As the flash kernel is, to which padding is samples like others."""
+
+    def changed(tensor: Tensor, args: VarlenArgs) -> Tensor:
+        is_padding = torch.ones(tensor.shape[:2].numel(), dtype=torch.bool)
+        for first, end in args.bounds.tolist():
+            is_padding[first:end] = False
+        assert is_padding.any()
+        return torch.where(is_padding.view(*tensor.shape[:2], 1, 1), 7.0, tensor)
+
+    def forward(*given: Any) -> tuple[Tensor, Tensor]:
+        output, lse = CPU.forward(*given)
+        return changed(output, given[-1]), lse
+
+    def backward(*given: Any) -> tuple[Tensor, ...]:
+        return tuple(changed(each, given[-1]) for each in CPU.backward(*given))
+
+    return replace(CPU, forward=forward, backward=backward)
+
+
+def test_what_a_kernel_finds_in_padding_is_not_judged() -> None:
+    query, key, _ = tensors(1, 2, torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert is_right(other_in_padding(), query, key)
+
+
 @pytest.mark.parametrize("part", ["output", "a gradient", "NaN", "an error"])
 def test_a_wrong_kernel_is_reported_and_not_used(part: str) -> None:
     query, key, _ = tensors(1, 2, torch.bfloat16)
