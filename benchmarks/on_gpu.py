@@ -11,10 +11,12 @@ import os
 import sys
 
 from benchmarks.support.suite import Part, Suite
+from trainer.launch import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
 
 
 def require_gpu(chosen: argparse.Namespace) -> str:
     """The title of the run."""
+    os.environ.setdefault(ALLOCATOR_VARIABLES[0], GROWING_SEGMENTS)  # as the launcher does
     import torch
 
     if not torch.cuda.is_available() and not chosen.quick:

@@ -28,6 +28,9 @@ from trainer.storage import open_storage
 from trainer.storage.records import read_record
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+# Blocks of GPU memory that grow in place leave fewer holes: up to 30 % less was reserved for the same step
+# (docs/decisions/0095-gpu-memory-is-allocated-in-segments-that-grow.md).
+ALLOCATOR_VARIABLES, GROWING_SEGMENTS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     meet(cluster, timeout_s=rendezvous_timeout_s())
     for variable in NODE_LEVEL_VARIABLES:
         os.environ.pop(variable, None)
+    if not any(os.environ.get(variable) for variable in ALLOCATOR_VARIABLES):
+        os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
         os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
         processes = processes_on_node(options.nproc_per_node)

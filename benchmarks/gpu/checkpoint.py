@@ -18,7 +18,7 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.trainer.memory_cases import BF16
 
-SNAPSHOTS = 4
+SNAPSHOTS = 3
 
 
 def checkpoint(bench: Bench) -> None:

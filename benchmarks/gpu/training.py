@@ -25,6 +25,7 @@ from trainer.storage.records import read_record
 TRAIN, ENCODE, EVALUATE = "trainer.train", "trainer.feature_cache.encode", "trainer.evaluation.evaluate"
 ON_HOST = {"CUDA_VISIBLE_DEVICES": ""}
 SAVE_AT = 6  # steps
+SETTINGS = {"train.epochs": 10, "train.checkpoint_every_steps": SAVE_AT, "train.compile": "off"}
 RESUMED: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp bf16": BF16,
@@ -39,9 +40,8 @@ def training(bench: Bench) -> None:
     """Of a run in fp32 the losses and answers of the device beside the host's; and of each strategy the losses of a run
     that was killed after a checkpoint and went on, beside those of one that was not."""
     device, host = (made(bench.scratch / name, "whole", {}) for name in ("device", "host"))
-    for job, environment in ((device, {}), (host, ON_HOST)):
-        run(ENCODE, job, environment)
-        run(TRAIN, job, environment)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(encode_and_train, (device, host), ({}, ON_HOST)))
     figure = bench.report.figure
     apart = max(abs(one / other - 1) for one, other in zip(losses(device), losses(host), strict=True))
     figure(
@@ -63,9 +63,14 @@ def training(bench: Bench) -> None:
         figure("killed after a checkpoint and resumed: losses that differ", "digits", "steps", Side(name, [differ]))
 
 
+def encode_and_train(job: JobConfig, environment: Mapping[str, str]) -> None:
+    for module in (ENCODE, TRAIN):
+        run(module, job, environment)
+
+
 def made(root: Path, name: str, changes: dict[str, Any]) -> JobConfig:
     root.mkdir(exist_ok=True)
-    return make_run(root, name, {"train.epochs": 10, "train.checkpoint_every_steps": SAVE_AT, **changes})
+    return make_run(root, name, {**SETTINGS, **changes})
 
 
 def resumed(root: Path, name: str) -> int:

@@ -80,7 +80,11 @@ class Suite:
             report.settings["minutes at most"] = f"{minutes:g}"
         with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-", dir=chosen.folder) as scratch:
             bench = Bench(report, Path(scratch), Progress(len(parts)), rounds, quick=chosen.quick)
-            failed = bench.run(parts, 60 * minutes)
+            try:
+                failed = bench.run(parts, 60 * minutes)
+            except KeyboardInterrupt:  # what was found until then is worth having
+                failed = ["interrupted"]
+                report.note("Interrupted.")
         report.publish(as_json=chosen.json, as_markdown=chosen.markdown)
         return 1 if failed else 0
 

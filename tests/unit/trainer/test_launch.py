@@ -70,12 +70,33 @@ def test_several_processes_share_the_machines_processors(
         monkeypatch.setattr(launch_module, name, ended)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
     monkeypatch.delenv("CLUSTER_SPEC", raising=False)
-    monkeypatch.setenv(EXIT_FOLDER_VARIABLE, "")  # which the launcher sets
+    for name in (EXIT_FOLDER_VARIABLE, launch_module.ALLOCATOR_VARIABLES[0]):  # which the launcher sets
+        monkeypatch.setenv(name, "")
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
     if given is None:
         monkeypatch.delenv("OMP_NUM_THREADS")
     assert launch_module.main(["--nproc-per-node", processes, "--", "some.module"]) == ExitCode.OK
     assert seen == [expected]
+
+
+@pytest.mark.parametrize("given", [None, *launch_module.ALLOCATOR_VARIABLES])
+def test_segments_of_gpu_memory_grow_unless_the_environment_says_otherwise(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    def ended(*_: Any) -> TorchrunEnd:
+        seen.append({name: value for name in launch_module.ALLOCATOR_VARIABLES if (value := os.environ.get(name))})
+        return TorchrunEnd(ExitCode.OK)
+
+    monkeypatch.setattr(launch_module, "_one_process", ended)
+    monkeypatch.delenv("CLUSTER_SPEC", raising=False)
+    for name in (EXIT_FOLDER_VARIABLE, *launch_module.ALLOCATOR_VARIABLES):
+        monkeypatch.setenv(name, "")
+    if given:
+        monkeypatch.setenv(given, "max_split_size_mb:64")
+    assert launch_module.main(["--nproc-per-node", "1", "--", "some.module"]) == ExitCode.OK
+    assert seen == [{given: "max_split_size_mb:64"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}]
 
 
 # ---- a job of one process, which needs no torchrun

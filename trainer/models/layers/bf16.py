@@ -26,6 +26,9 @@ def rest_frozen(module: nn.Module, precision: Precision) -> None:
 
 
 def use_tf32(precision: Precision, device: torch.device) -> None:
-    """Let products of fp32 matrices run in TF32 on GPUs (10 bits of mantissa) where bf16 (7 bits) does the rest."""
+    """Let products of fp32 matrices and convolutions run in TF32 on GPUs (10 bits of mantissa) where bf16 (7 bits) does
+    the rest, and nowhere else: torch's default lets convolutions.
+    """
     if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = precision == "bf16"
         torch.set_float32_matmul_precision("high" if precision == "bf16" else "highest")

@@ -36,9 +36,11 @@ from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 GIB = 2**30
 ADAM_MOMENTS = 2  # fp32 each
 QUANTIZED = "4-bit weights"
-# A GPU holds more than torch allocates. Not measured by this project (see docs/reference/planner.md):
-CONTEXT_BYTES = 600 << 20  # CUDA context and the kernels of torch, outside of torch's own count
-WORKSPACE_BYTES = 64 << 20  # cuBLAS
+# A GPU holds more than a step's tensors. Measured on one H200 (benchmarks/results/2026-11-26-h200.md): CUDA's context,
+# kernels of torch and NCCL's communicator of one rank, outside of torch's count; and cuBLAS's workspaces, in it.
+# The rest is assumed.
+CONTEXT_BYTES = 753 << 20
+WORKSPACE_BYTES = 64 << 20
 NCCL_BYTES = 1 << 30  # channel buffers of the communicators of one rank, where there are several ranks
 FRAGMENTATION = 0.04  # of what comes and goes within a step
 BESIDE_TORCH = ("CUDA context", "NCCL", "fragmentation")  # the last is a margin, for holes that no model foresees
@@ -217,13 +219,14 @@ def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPa
 
 
 def device_parts(parts: list[MemoryPart], layout: Layout) -> list[MemoryPart]:
-    """What a GPU holds beside what torch allocates, and the margin for holes between allocations."""
+    """What a GPU holds beside a step's own tensors, and the margin for holes between allocations."""
     lasting = {
         "weights", "frozen weights", QUANTIZED, "optimizer", "averaged weights", "gradients", ERRORS, FACTORS,
     }  # fmt: skip
     passing = sum(part.bytes for part in parts if part.name not in lasting)
     return [
-        MemoryPart("CUDA context", CONTEXT_BYTES + WORKSPACE_BYTES, "assumed"),
+        MemoryPart("CUDA context", CONTEXT_BYTES, "measured once"),
+        MemoryPart("cuBLAS workspaces", WORKSPACE_BYTES, "measured"),
         *([MemoryPart("NCCL", NCCL_BYTES, "assumed")] if layout.world_size > 1 else []),
         MemoryPart(
             "fragmentation", int(FRAGMENTATION * passing), f"assumed, {FRAGMENTATION:.0%} of what comes and goes"

@@ -38,7 +38,7 @@ def partitioned(run: Run, when: Phase) -> list[MemoryPart]:
             MemoryPart("largest gradient", 2 * run.module_bytes * weights.largest, "of one parameter, on its way"),
         ]
         summed = MemoryPart("summed gradients", run.module_bytes * elements, "the partition's, over micro-batches")
-    if layout.gradient_shards == 1:
+    if layout.strategy == "zero1":
         summed = MemoryPart("whole gradients", run.module_bytes * weights.trainable, "until the last micro-batch")
     elif run.passes > 1 and run.offload != "none":
         lasting.append(summed)
@@ -48,7 +48,7 @@ def partitioned(run: Run, when: Phase) -> list[MemoryPart]:
         flat = MemoryPart("flat gradients", FP32_BYTES * elements, "the partition's, put together in fp32")
         return [*lasting, of_partition, flat]
     # ZeRO-1's stay from the first micro-batch to the end of the last.
-    there = when not in ("forward", "turn") or (layout.gradient_shards == 1 and run.passes > 1)
+    there = when not in ("forward", "turn") or (layout.strategy == "zero1" and run.passes > 1)
     parts = [*lasting, _buckets(run, when, there=there)]
     if when == "rest" or (when in ("backward", "end") and weights.trainable > run.zero.bucket_elements):
         parts.append(MemoryPart("gradients on their way", _reduced_bytes(run), "a bucket's, copied for the reduction"))
@@ -64,7 +64,7 @@ def _in_bf16(run: Run, when: Phase) -> list[MemoryPart]:
     weights, layout = run.weights, run.layout
     elements = split(weights.trainable, layout.optimizer_shards)
     lasting = [MemoryPart("optimizer's weights", FP32_BYTES * elements, "masters: the partition, fp32")]
-    if layout.gradient_shards == 1:
+    if layout.strategy == "zero1":
         whole = FP32_BYTES * weights.trainable
         parts = [*lasting, MemoryPart("gradients", whole, "fp32, whole")]
         copied = MemoryPart("gradients on their way", whole, "copied for the reduction")
@@ -83,7 +83,7 @@ def _buckets(run: Run, when: Phase, *, there: bool) -> MemoryPart:
     """Within the backward pass there are few gradients yet. Those of ZeRO-1 in place are its whole gradients."""
     types = 2 if run.precision != "fp32" and not run.bf16_weights and not run.weights.only_linear else 1
     size = types * run.zero.buffers * run.module_bytes * _allocated(run)
-    if not run.zero.buffers and when != "backward" and run.layout.gradient_shards > 1:
+    if not run.zero.buffers and when != "backward" and run.layout.strategy != "zero1":
         size = run.module_bytes * _bucket_elements(run)
     why = "gradients on their way, one for each type" if run.zero.buffers else "gradients, until they are reduced"
     return MemoryPart("buckets", size if there else 0, why)
