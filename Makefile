@@ -129,6 +129,10 @@ build/recipes/tiny-qwen2-5-vl/config.json: recipes/tiny_qwen2_5_vl.py vlmpipe/pr
 quickstart: $(INSTALLED)  ## the whole pipeline on this machine with real images: prepare, train, evaluate, register
 	@$(BIN)/vlmpipe run configs/digits.yaml $(args)
 
+.PHONY: arr-coc
+arr-coc: $(INSTALLED)  ## a small model and a relevance module that learns which 4 of 36 visual tokens a question is about
+	@$(BIN)/vlmpipe run configs/arr-coc.yaml $(args)
+
 .PHONY: check
 check: $(INSTALLED)  ## check a run file: make check config=configs/x.yaml
 	@$(BIN)/vlmpipe check $(config) $(GCP_FIELDS) $(args)

@@ -84,6 +84,7 @@ class TrainingMonitor:
         self._mirror_lags = False
         self._rank_metrics = RankMetrics.at_start(worker.world_size)  # at the last line
         self._telemetry = open_telemetry(worker.device)
+        self._faulty_gpus: set[tuple[int, str]] = set()  # ranks and faults that were noted
         self._straggler_watch = StragglerWatch()
         self._reducers = Reducers.of_job(os.environ)
         self._reduction: dict[str, str | int] = {}  # state in the last line
@@ -251,8 +252,10 @@ class TrainingMonitor:
 
     def _gpu_metrics(self, ranks: RankMetrics) -> dict[str, float]:
         """Empty on CPUs."""
-        for rank, fault in faults_of(self._rank_metrics.gpus, ranks.gpus).items():
+        found = set(faults_of(self._rank_metrics.gpus, ranks.gpus).items())
+        for rank, fault in sorted(found - self._faulty_gpus):  # once: throttling comes and goes
             self._note(f"warning: the GPU of {self._place(rank)} {fault}")
+        self._faulty_gpus |= found
         return metrics_of(ranks.gpus)
 
     def _place(self, rank: int) -> str:

@@ -1,7 +1,9 @@
-"""Built-in sets `digit-mosaics` and `digit-mosaic-questions`: six tinted scans of handwritten digits on a 6 x 6 mosaic.
+"""Built-in sets `digit-mosaics` and `digit-mosaic-questions`: six tinted scans of handwritten digits on a mosaic.
 
-A question names a colour, and the answer is the digit of that colour: one of 36 cells says it. The first set has a
-record with six questions for each picture, the second a record with one of them. No scan appears in both splits.
+A question names a colour, and the answer is the digit of that colour: one of the cells says it. The first set has a
+record with three questions for each picture, of 2 x 3 to 6 x 6 cells: a model that has only seen pictures with dark
+cells fails where a selection leaves these out. The second has a record with one question for each, always of 6 x 6
+cells. No scan appears in both splits.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ from trainer.data.sample import (
 from trainer.data.sources.base import Source
 from trainer.data.sources.builtin import installed_version, require
 
-GENERATOR_VERSION = 1  # raise it when pictures or questions change
+GENERATOR_VERSION = 3  # raise it when pictures or questions change
 SIDE = 6  # cells
 CELL = 8  # pixels: a scan's own size
 MOSAICS_PER_SCAN = 2  # mosaics that a scan begins
+GRIDS = [(rows, columns) for rows in range(2, SIDE + 1) for columns in range(2, SIDE + 1) if rows * columns >= 6]
+QUESTIONS = 3  # about a picture; of more, models learn to name what has not been named instead of looking
 SCAN_MAX = 16  # scikit-learn's grey levels are 0 to 16
 COLOURS = {
     "red": (255, 0, 0),
@@ -73,28 +77,31 @@ class DigitMosaicsSource(Source):
         return self._dataset[1]
 
     def _sample(self, name: str, scans: list[int], split: Split) -> Sample:
-        cells = stable_shuffle(range(SIDE * SIDE), name)[: len(COLOURS)]
+        grid = (SIDE, SIDE) if self._one_question else stable_shuffle(GRIDS, f"{name} grid")[0]
+        cells = stable_shuffle(range(grid[0] * grid[1]), name)[: len(COLOURS)]
         asked = stable_shuffle(range(len(COLOURS)), f"{name} questions")
         turns = [
             Turn(
                 (f"{IMAGE_TOKEN}\n" if not number else "") + f"which digit is {list(COLOURS)[place]}?",
                 str(self._labels[scans[place]]),
-                region=_region(cells[place]),
+                region=_region(cells[place], grid),
             )
-            for number, place in enumerate(asked[:1] if self._one_question else asked)
+            for number, place in enumerate(asked[: 1 if self._one_question else QUESTIONS])
         ]
-        image = ImageRef(name, partial(self._png, cells, scans), lambda: f"mosaic {GENERATOR_VERSION} {name}")
+        description = f"mosaic {GENERATOR_VERSION} {name} {grid}"
+        image = ImageRef(name, partial(self._png, cells, scans, grid), lambda: description)
         return Sample(name, tuple(turns), (image,), f"builtin:digit-mosaics {name}", split)
 
-    def _png(self, cells: list[int], scans: list[int]) -> bytes:
-        canvas = np.zeros((SIDE * CELL, SIDE * CELL, 3), np.uint8)
+    def _png(self, cells: list[int], scans: list[int], grid: tuple[int, int]) -> bytes:
+        rows, columns = grid
+        canvas = np.zeros((rows * CELL, columns * CELL, 3), np.uint8)
         for colour, cell, scan in zip(COLOURS.values(), cells, scans, strict=True):
-            top, left = cell // SIDE * CELL, cell % SIDE * CELL
+            top, left = cell // columns * CELL, cell % columns * CELL
             tinted = self._dataset[0][scan][..., None] / SCAN_MAX * np.array(colour)
             canvas[top : top + CELL, left : left + CELL] = tinted.astype(np.uint8)
         return png_bytes(Image.fromarray(canvas))
 
 
-def _region(cell: int) -> tuple[float, float, float, float]:
-    left, top = cell % SIDE, cell // SIDE
-    return left / SIDE, top / SIDE, (left + 1) / SIDE, (top + 1) / SIDE
+def _region(cell: int, grid: tuple[int, int]) -> tuple[float, float, float, float]:
+    (rows, columns), left, top = grid, cell % grid[1], cell // grid[1]
+    return left / columns, top / rows, (left + 1) / columns, (top + 1) / rows

@@ -1,0 +1,83 @@
+"""What the monitor makes of the ranks' gauges and times: metrics of a line, and warnings that name rank and node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.trainer.tiny_runs import TINY, merged
+from trainer.config.job import JobConfig
+from trainer.distributed.process import ProcessContext
+from trainer.models.registry import family_of
+from trainer.monitoring import training_monitor
+from trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
+from trainer.monitoring.rank_metrics import RankMetrics
+from trainer.monitoring.step_metrics import StepTotals
+from trainer.monitoring.training_monitor import TrainingMonitor
+from trainer.storage import open_storage
+
+WORKER = ProcessContext(0, 4, 0, 2, torch.device("cpu"))  # the first of two nodes with two ranks each
+COOL = GpuReading(90.0, 10.0, 400.0, 60.0, 0.0, 0.0)
+HOT = replace(COOL, temperature_c=92.0, throttle_reasons=float(0x40))  # by heat
+
+
+class Strategy:
+    loss_scale = SimpleNamespace(scale=None)
+
+    def learning_rate(self) -> float:
+        return 1e-3
+
+
+def monitored(
+    folder: Path, ranks: Sequence[RankMetrics], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Lines and notes of a run whose ranks tell these, a line a step."""
+    store = open_storage(str(folder / "runs/r1"))
+    content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(folder)}})
+
+    store.write("run.json", json.dumps(content).encode())
+    job = JobConfig.load(store.uri("run.json"))
+    told = iter(ranks)
+    monkeypatch.setattr(training_monitor, "gather_rank_metrics", lambda *_: next(told))
+    monkeypatch.setattr(training_monitor, "_scale_metrics", lambda _: {})
+    setup: Any = SimpleNamespace(
+        total_steps=len(ranks), forward_timer=None, features="cached", compiling=SimpleNamespace(on=False),
+        shape=family_of(job.model).shape(job.model),
+    )  # fmt: skip
+    monitor = TrainingMonitor(job, WORKER, setup, first_step=0)
+    for step in range(1, len(ranks) + 1):
+        monitor.count([StepTotals(step, 1, 2.0, 1.0, 100, 128, 20, 4, 4, stop=False)])
+        monitor.step(step, Strategy(), 0.0, None)  # type: ignore[arg-type]
+    monitor.flush()
+    lines = [json.loads(line) for line in store.read("metrics.jsonl").decode().splitlines()]
+    return lines, list(monitor._progress.record.detail.get("notes", []))
+
+
+def told(gpus: Sequence[GpuReading], forward_s: Sequence[float] = (0.0,) * 4) -> RankMetrics:
+    return RankMetrics([1.0] * 4, [0.0] * 4, list(forward_s), [0.0] * 4, list(gpus))
+
+
+def test_a_gpu_that_is_throttled_again_and_again_is_noted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cool, hot = [COOL] * 4, [COOL, COOL, COOL, HOT]
+    lines, notes = monitored(tmp_path, [told(gpus) for gpus in (cool, hot, cool, hot, cool, hot)], monkeypatch)
+    assert [line["gpus_throttled"] for line in lines] == [0, 1, 0, 1, 0, 1]
+    assert lines[1]["gpu_temperature_c"] == 92 and lines[1]["gpu_utilization"] == 90
+    (note,) = notes
+    assert "the GPU of rank 3 (node 1) is throttled" in note
+
+
+def test_a_straggler_is_named_with_its_node_and_cpus_have_no_gauges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [[step * 1.0, step * 1.0, step * 1.6, step * 1.0] for step in range(1, 9)]
+    lines, notes = monitored(tmp_path, [told([NOTHING] * 4, each) for each in times], monkeypatch)
+    (note,) = notes
+    assert "rank 2 (node 1) is a straggler" in note
+    assert not any(name.startswith("gpu") for line in lines for name in line)
