@@ -34,6 +34,7 @@ class Check(Section):
     slice: str | None = None
     value: float | None = None
     threshold: float | None = None
+    is_upper: bool = False  # the threshold: the value may not exceed it
     interval: tuple[float, float] | None = None  # of the difference from the champion, 95 %
     passed: bool
     why: str
@@ -142,7 +143,16 @@ def _limit(
         if not passed:
             verdict = "exceeds" if upper else "is below"
         why = f"{name} {own} {verdict} the {bound} {other}"
-    return Check(name=name, metric=metric, slice=slice_name, value=number, threshold=threshold, passed=passed, why=why)
+    return Check(
+        name=name,
+        metric=metric,
+        slice=slice_name,
+        value=number,
+        threshold=threshold,
+        is_upper=upper,
+        passed=passed,
+        why=why,
+    )
 
 
 def _slice_check(name: str, floor: float, slices: Mapping[str, Any]) -> Check:

@@ -235,7 +235,15 @@ def test_decision_json_round_trips() -> None:
     content = unseal(seal(decision.model_dump(mode="json")))
     assert Decision.model_validate(content) == decision
     assert content["champion"] == {"version": 3, "run_id": "run-a", "exact_match": 0.88}
-    assert set(content["checks"][0]) == {"name", "metric", "slice", "value", "threshold", "interval", "passed", "why"}
+    fields = {"name", "metric", "slice", "value", "threshold", "is_upper", "interval", "passed", "why"}
+    assert set(content["checks"][0]) == fields
+
+
+def test_a_check_says_whether_its_threshold_is_an_upper_one() -> None:
+    evaluation = {**EVALUATION, "relevance": {"mean_image_tokens": 3.0}}
+    decision = decide(evaluation, GateConfig(min_exact_match=0.5, max_loss=9.0, max_mean_image_tokens=4), None)
+    assert {check.metric for check in decision.checks if check.is_upper} == {"loss", "relevance.mean_image_tokens"}
+    assert all(check.passed for check in decision.checks)
 
 
 shares = st.floats(0, 1)
