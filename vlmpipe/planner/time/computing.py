@@ -32,6 +32,9 @@ BYTES_PER_LOGIT = 42.0
 # (ml-engineering), and 6,667 to 8,532 tokens/s of an 8B model (torchtitan, tensorwise) ask for as much. By row: 5,760
 # and 6,424 tokens/s (torchtitan, commit 7a04053).
 FLOAT8 = {"tensorwise": 1.76, "rowwise": 1.3}
+# Both are of models at least so wide. At 2,048 an H200 had 0.78 and 0.68 of the speed of compiled layers in bf16
+# (benchmarks/results/2026-11-26-h200.md).
+LEAST_WIDTH_FOR_FLOAT8 = 4096
 # Kernels are launched one by one: a layer's pass cannot be shorter. Read: 58.8 ms a step for Llama 1B, 16 layers, and
 # 17.6 with CUDA graphs (ml-engineering): some 2 ms a layer for a forward pass, twice that backward, and launches alone.
 LAUNCH_S_PER_PASS = 0.65e-3
@@ -101,7 +104,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
     ).on
     return Rates(
         trained=products * share,
-        in_layers=products * share * (1.0 if measured else FLOAT8.get(train.float8, 1.0)),
+        in_layers=products * share * (1.0 if measured else float8_gain(train.float8, shape.language.hidden)),
         frozen=frozen * share,
         fp32=fp32 * share,
         # A measured share of the peak counts attention as if every token saw every other, and all time as computing.
@@ -111,6 +114,11 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
         bytes_per_number=COMPILED_BYTES_PER_NUMBER if compiled else BYTES_PER_NUMBER,
         launch_s=0.0 if compiled or measured else ADAPTED_LAUNCH_S_PER_PASS if shape.adapters else LAUNCH_S_PER_PASS,
     ), said
+
+
+def float8_gain(recipe: str, width: int) -> float:
+    """How many times as fast products of language layers are taken to be as in bf16."""
+    return FLOAT8.get(recipe, 1.0) if width >= LEAST_WIDTH_FOR_FLOAT8 else 1.0
 
 
 def moved_bytes(

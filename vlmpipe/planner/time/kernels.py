@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.time.computing import BYTES_PER_NUMBER, COMPILED_BYTES_PER_NUMBER, FLOAT8
+from vlmpipe.planner.time.computing import (
+    BYTES_PER_NUMBER,
+    COMPILED_BYTES_PER_NUMBER,
+    LEAST_WIDTH_FOR_FLOAT8,
+    float8_gain,
+)
 
 
 def kernel_sentences(case: Scenario) -> list[str]:
@@ -20,6 +25,12 @@ def kernel_sentences(case: Scenario) -> list[str]:
             f"Compiled layers are taken to move {COMPILED_BYTES_PER_NUMBER / BYTES_PER_NUMBER:.0%} of the bytes that "
             "kernels move which are not fused, and to launch without delay."
         )
-    if recipe != "none":
-        said.append(f"float8 {recipe}: products of language layers are taken to be {FLOAT8[recipe]:.2f} times as fast.")
+    gain = float8_gain(recipe, case.shape.language.hidden)
+    if gain > 1:
+        said.append(f"float8 {recipe}: products of language layers are taken to be {gain:.2f} times as fast.")
+    elif recipe != "none":
+        said.append(
+            f"float8 {recipe} is taken to gain nothing below a width of {LEAST_WIDTH_FOR_FLOAT8:,}: at 2,048 an H200 "
+            "was slower with it than without."
+        )
     return said

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support.planner.configs import H100, LLAVA_7B, machine, run_config
+from trainer.sizing.model_shape import ModelShape
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
 
 
-def timed(**changes: Any) -> Time:
+def timed(shape: ModelShape = LLAVA_7B, **changes: Any) -> Time:
     config = run_config(train__strategy="fsdp", **changes)
-    load = Workload.assumed(config, LLAVA_7B)
-    return estimate_time(Scenario(config, LLAVA_7B, layout_of(config), load, machine(), H100))
+    load = Workload.assumed(config, shape)
+    return estimate_time(Scenario(config, shape, layout_of(config), load, machine(), H100))
 
 
 def computing(time: Time) -> float:
@@ -39,6 +41,14 @@ def test_computing_is_faster_and_the_plan_says_what_it_takes(
     assert least < computing(eager) / computing(faster) < most
     assert any(said in sentence for sentence in faster.assumptions)
     assert not any(said in sentence for sentence in eager.assumptions)
+
+
+def test_narrow_models_gain_nothing_by_8_bit_floats() -> None:
+    narrow = replace(LLAVA_7B, language=replace(LLAVA_7B.language, hidden=2048))
+    compiled = timed(narrow, train__compile="on")
+    faster = timed(narrow, train__compile="on", train__float8="tensorwise")
+    assert computing(faster) == computing(compiled)
+    assert any("below a width of 4,096" in sentence for sentence in faster.assumptions)
 
 
 def test_rowwise_scales_take_memory_that_is_not_counted() -> None:
