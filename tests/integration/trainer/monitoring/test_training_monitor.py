@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.trainer.runs import encode_features, make_run, metrics, run_ranks
+from tests.support.trainer.runs import make_run, metrics, run_ranks
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
 from trainer.storage.records import read_record
@@ -16,8 +16,7 @@ STEPS = 8
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobConfig, str]:
     """And what rank 0 printed."""
     changes = {"train.epochs": 5, "train.max_steps": STEPS, "train.log_every_steps": 1}
-    job = make_run(tmp_path_factory.mktemp("watched"), "watched", changes)
-    encode_features(job)
+    job = make_run(tmp_path_factory.mktemp("watched"), "watched", changes, features="off")
     arguments = ["--configs", f"{job.run.run_uri}/run.json"]
     return job, run_ranks("tests.support.drivers.train_watched", arguments, processes=1, nodes=2)
 
