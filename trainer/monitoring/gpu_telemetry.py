@@ -113,18 +113,31 @@ def metrics_of(readings: Sequence[GpuReading]) -> dict[str, float]:
     return found
 
 
-def faults_of(before: Sequence[GpuReading], after: Sequence[GpuReading]) -> dict[int, str]:
-    """What has gone wrong with GPUs between two readings, by rank: throttling that began, and new ECC errors."""
-    found = {}
-    for rank, (old, new) in enumerate(zip(before, after, strict=True)):
-        reasons = [text for bit, text in THROTTLES.items() if _bits(new) & bit and not _bits(old) & bit]
-        faults = [f"is throttled ({', '.join(reasons)})"] if reasons else []
-        errors = new.ecc_errors - (0.0 if math.isnan(old.ecc_errors) else old.ecc_errors)
-        if errors > 0:
-            faults.append(f"has {errors:.0f} uncorrected memory errors (ECC)")
-        if faults:
-            found[rank] = " and ".join(faults)
-    return found
+class GpuFaultWatch:
+    """Says what is wrong with GPUs: each kind of throttling and ECC errors, once per rank.
+
+    Throttling may come and go with every reading; the metrics hold how often, and how many errors there are by now.
+    """
+
+    def __init__(self) -> None:
+        self._noted: set[tuple[int, str]] = set()  # rank and kind
+
+    def note(self, readings: Sequence[GpuReading]) -> dict[int, str]:
+        """Faults that were not noted before, by rank."""
+        found = {}
+        for rank, reading in enumerate(readings):
+            throttled = [text for bit, text in THROTTLES.items() if _bits(reading) & bit and self._is_new(rank, text)]
+            faults = [f"is throttled ({', '.join(throttled)})"] if throttled else []
+            if reading.ecc_errors > 0 and self._is_new(rank, "ECC"):
+                faults.append(f"has {reading.ecc_errors:.0f} uncorrected memory errors (ECC)")
+            if faults:
+                found[rank] = " and ".join(faults)
+        return found
+
+    def _is_new(self, rank: int, kind: str) -> bool:
+        is_new = (rank, kind) not in self._noted
+        self._noted.add((rank, kind))
+        return is_new
 
 
 def _bits(reading: GpuReading) -> int:

@@ -15,7 +15,7 @@ from trainer.checkpoint.mirror.background import MirrorLag
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
 from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
-from trainer.monitoring.gpu_telemetry import NOTHING, faults_of, metrics_of, open_telemetry
+from trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, metrics_of, open_telemetry
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
 from trainer.monitoring.step_metrics import StepTotals
@@ -84,8 +84,7 @@ class TrainingMonitor:
         self._mirror_lags = False
         self._rank_metrics = RankMetrics.at_start(worker.world_size)  # at the last line
         self._telemetry = open_telemetry(worker.device)
-        self._faulty_gpus: set[tuple[int, str]] = set()  # ranks and faults that were noted
-        self._straggler_watch = StragglerWatch()
+        self._gpu_faults, self._straggler_watch = GpuFaultWatch(), StragglerWatch()
         self._reducers = Reducers.of_job(os.environ)
         self._reduction: dict[str, str | int] = {}  # state in the last line
         self._first_loss: float | None = None
@@ -252,10 +251,8 @@ class TrainingMonitor:
 
     def _gpu_metrics(self, ranks: RankMetrics) -> dict[str, float]:
         """Empty on CPUs."""
-        found = set(faults_of(self._rank_metrics.gpus, ranks.gpus).items())
-        for rank, fault in sorted(found - self._faulty_gpus):  # once: throttling comes and goes
+        for rank, fault in self._gpu_faults.note(ranks.gpus).items():
             self._note(f"warning: the GPU of {self._place(rank)} {fault}")
-        self._faulty_gpus |= found
         return metrics_of(ranks.gpus)
 
     def _place(self, rank: int) -> str:

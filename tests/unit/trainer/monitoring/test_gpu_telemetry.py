@@ -15,7 +15,14 @@ import pytest
 import torch
 
 from tests.support.paths import ROOT
-from trainer.monitoring.gpu_telemetry import NOTHING, GpuReading, GpuTelemetry, faults_of, metrics_of, open_telemetry
+from trainer.monitoring.gpu_telemetry import (
+    NOTHING,
+    GpuFaultWatch,
+    GpuReading,
+    GpuTelemetry,
+    metrics_of,
+    open_telemetry,
+)
 
 UUID = "GPU-0000-1"
 FULL = {
@@ -97,15 +104,19 @@ def test_a_line_has_the_extremes_of_all_ranks() -> None:
     }  # fmt: skip
 
 
-def test_a_fault_is_named_once_when_it_begins() -> None:
-    well, hot = GpuReading(90, 10, 300, 60, 0, 1), GpuReading(40, 10, 150, 90, 0x60, 1)
-    assert faults_of([well, well], [well, hot]) == {
-        1: "is throttled (software thermal slowdown, hardware thermal slowdown)"
+def test_a_fault_is_noted_once_per_rank_and_kind() -> None:
+    well, hot = GpuReading(90, 10, 300, 60, 0, 0), GpuReading(40, 10, 150, 90, 0x20, 0)
+    hotter, broken = dataclasses.replace(hot, throttle_reasons=0x60), dataclasses.replace(hot, ecc_errors=3)
+    watch = GpuFaultWatch()
+    assert watch.note([well, NOTHING]) == {}
+    assert watch.note([well, hot]) == {1: "is throttled (software thermal slowdown)"}
+    assert [watch.note([well, reading]) for reading in (hot, well, hot, NOTHING, hot)] == [{}] * 5, "it comes and goes"
+    assert watch.note([hot, hotter]) == {
+        0: "is throttled (software thermal slowdown)",
+        1: "is throttled (hardware thermal slowdown)",
     }
-    assert faults_of([hot], [hot]) == {} == faults_of([hot], [well])
-    assert faults_of([hot], [dataclasses.replace(hot, ecc_errors=4)]) == {0: "has 3 uncorrected memory errors (ECC)"}
-    assert faults_of([NOTHING], [well]) == {0: "has 1 uncorrected memory errors (ECC)"}, "from before this run"
-    assert faults_of([well], [NOTHING]) == {}
+    assert watch.note([broken, hotter]) == {0: "has 3 uncorrected memory errors (ECC)"}
+    assert watch.note([dataclasses.replace(broken, ecc_errors=4), well]) == {}
 
 
 def test_cpus_have_none() -> None:
