@@ -51,6 +51,8 @@ def test_a_documented_command_exists(page: Path, line: str) -> None:
         _check_vlmpipe(arguments)
     elif program == "source":
         assert arguments in ([".venv/bin/activate"], ["env.sh"])
+    elif program == "python":
+        assert arguments[0].startswith("examples/") and (ROOT / arguments[0]).is_file()
     elif program not in CLOUD_TOOLS:
         pytest.fail(f"{page.name} tells people to type a program that this test does not know: {line}")
 
