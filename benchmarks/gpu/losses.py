@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.run import TINY, WARM_UP, alone, case_of, each
+from benchmarks.gpu.run import OFFLOAD_ALL, TINY, WARM_UP, alone, case_of, each
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
@@ -36,10 +36,9 @@ ON_DEVICE_ONLY = {
 }
 FAMILIES = ("llava", "smolvlm", "qwen2_5_vl", "qwen3_vl")
 LOSS_STEPS = 5
-OFFLOAD_ALL: dict[str, Any] = {"train.offload": "optimizer+weights"}
 COMPILED: dict[str, Any] = {"train.compile": "on", "train.compile_backend": "inductor"}
 
-# What computes otherwise on a GPU: strategy and changes. The host runs the same case.
+# What computes otherwise on a GPU: strategy and changes. The host runs `of_host`.
 KERNELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{strategy} bf16": (strategy, BF16) for strategy in ALONE},
     "fsdp bf16 offload": ("fsdp", BF16 | OFFLOAD_ALL),

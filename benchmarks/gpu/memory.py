@@ -1,4 +1,4 @@
-"""Part `memory` of `benchmarks.on_gpu`: the planner's peaks beside what torch allocates and the device holds."""
+"""Part `memory` of `benchmarks.on_gpu`: the planner's peaks beside what torch allocates and reserves."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.run import MIB, MIDDLE, TINY, WARM_UP, alone, case_of, each, wait
+from benchmarks.gpu.run import MIB, MIDDLE, OFFLOAD_ALL, TINY, WARM_UP, alone, case_of, each, wait
 from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.planner.planned_memory import fullest_parts, planned_phases
 from tests.support.trainer.memory_cases import ADAPTERS, BF16, BF16_SUMS, CHECKPOINTING, IN_HOST, NF4, ONLINE, SELECTIVE
-from vlmpipe.planner.memory.rank import device_parts
+from vlmpipe.planner.memory.rank import CONTEXT_BYTES, device_parts
 from vlmpipe.planner.parallel_layout import layout_of
-
-OFFLOAD_ALL: dict[str, Any] = {"train.offload": "optimizer+weights"}
 
 # On one process: strategy, changes, whether features are cached. The planner's figure is beside the allocator's.
 MEMORY: dict[str, tuple[str, dict[str, Any], bool]] = {
@@ -60,11 +58,10 @@ def memory(bench: Bench) -> None:
             reserves = allocates + beside["fragmentation"]
             predict("peak that torch allocates", name, "MiB", allocates / MIB, measured.allocated_bytes / MIB)
             predict("peak that torch reserves", name, "MiB", reserves / MIB, measured.reserved_bytes / MIB)
-            context_bytes = beside["CUDA context"]
     if bench.worker.device.type == "cuda":
         free, whole = torch.cuda.mem_get_info()
         held = whole - free - torch.cuda.memory_reserved()
-        predict("beside torch's memory", "all processes at the end", "MiB", context_bytes / MIB, held / MIB)
+        predict("beside torch's memory", "all processes at the end", "MiB", CONTEXT_BYTES / MIB, held / MIB)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from trainer.tracing.fake_inputs import SequenceShape
 
 LANGUAGE, TOWER = "model.language_model.config", "model.tower.config"
 WARM_UP = 2  # steps
+OFFLOAD_ALL: dict[str, Any] = {"train.offload": "optimizer+weights"}
 MIB, GIB = 1 << 20, 1 << 30
 Found = TypeVar("Found")
 One = TypeVar("One")
