@@ -85,7 +85,7 @@ real-weights: $(WEIGHTS)  ## a small real language model and vision encoder, fro
 	@PYTHONPATH=$(abspath $(WEIGHTS)) $(BIN)/python -W ignore -m benchmarks.real_weights build/real-weights
 
 # Other trainers, each in an environment of its own: no two of them want the same transformers.
-RECIPES := trl llama-factory ms-swift
+RECIPES := trl llama-factory ms-swift megatron
 .PHONY: recipes $(RECIPES:%=recipe-%)
 recipes: $(RECIPES:%=recipe-%) recipe-tensorflow recipe-horovod  ## environments of the other trainers in recipes/, 1.2 to 1.8 GiB each; one: make recipe-trl
 

@@ -16,7 +16,7 @@ from tests.support.wheel import START
 
 RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*/*.yaml")) if (path.parent / "requirements.txt").is_file()]
 OWN_ENVIRONMENT = {path.parent.name for path in RUN_FILES}
-RUN_FILES += [ROOT / "recipes" / name / "run.yaml" for name in ("plain", "parameter-server")]
+RUN_FILES += [ROOT / "recipes" / name for name in ("plain/run.yaml", "plain/package.yaml", "parameter-server/run.yaml")]
 CASES = [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in RUN_FILES if path.name != "train.yaml"]
 
 
