@@ -26,8 +26,8 @@ def test_a_recipe_is_a_run_file_with_a_trainer_whose_files_exist(path: Path) -> 
     config = load_run_file(path)
     trainer = config.train.trainer
     assert trainer and (trainer.name == path.parent.name)
-    named = [word for word in trainer.command if word.startswith("recipes/")]
-    assert named and all((ROOT / word).is_file() for word in named)
+    named = [word for word in (*trainer.command, *trainer.package_uris) if word.startswith("recipes/")]
+    assert named and all((ROOT / word).exists() for word in named)
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="one", root_uri="/runs")))
     filled = fill_in(trainer.command, setting_values(job, world_size=2))
     assert not [word for word in filled if "None" in word]

@@ -134,7 +134,7 @@ def test_bf16_keeps_fp32_copies(alone: Path, data: Path, tmp_path: Path) -> None
     [
         ('tensor-parallel, "2"', 'tensor-parallel, "3"', "num_attention_heads (4) must be a multiple"),
         ("processes_per_replica: 2", "processes_per_replica: 3", "3 processes cannot be grouped into 2"),
-        ("micro_batch_size: 16", "micro_batch_size: 5", "global batch of 16 samples cannot be split"),
+        ("micro_batch_size: 8", "micro_batch_size: 5", "global batch of 16 samples cannot be split"),
         ("precision: fp32", "precision: fp16", "trains in fp32 or bf16"),
     ],
 )
