@@ -92,24 +92,32 @@ def problems(model: Any, layout: Layout) -> list[str]:
     return found
 
 
-def of_run_file(run: dict[str, Any]) -> tuple[Any, Layout]:
-    """The model's configuration and its layout."""
+def of_run_file(run: dict[str, Any]) -> Layout:
     train, cluster = run["train"], run["cluster"]
     each = cluster.get("accelerator_count") or cluster.get("processes_per_replica", 1)
     command = train["trainer"]["command"]
     split = int(command[command.index("--tensor-parallel") + 1]) if "--tensor-parallel" in command else 1
-    layout = Layout(
+    return Layout(
         cluster.get("replica_count", 1) * each, split, train["global_batch_size"], train["micro_batch_size"],
         train.get("precision", "bf16"),
     )  # fmt: skip
-    return AutoConfig.from_pretrained(run["model"]["pretrained"]["weights"], trust_remote_code=False), layout
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run_file")
-    with open(parser.parse_args().run_file) as file:
-        model, layout = of_run_file(yaml.safe_load(file))
+    parser.add_argument(
+        "--model", help="folder with the model's config.json, or hub id; default: the run file's weights"
+    )
+    given = parser.parse_args()
+    with open(given.run_file) as file:
+        run = yaml.safe_load(file)
+    source, layout = given.model or run["model"]["pretrained"]["weights"], of_run_file(run)
+    try:
+        model = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except OSError as error:
+        print(f"layout.py: the model's config.json cannot be read: {error}", file=sys.stderr)
+        return USAGE
     found = problems(model, layout)
     for problem in found:
         print(f"layout.py: {problem}", file=sys.stderr)

@@ -15,11 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# PYTHONSAFEPATH leaves them out.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parameter-server"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # PYTHONSAFEPATH leaves it out
 
-from data import MicroBatches, Samples  # recipes/parameter-server's
 from layout import USAGE, Layout, problems
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -104,13 +101,12 @@ class Optimizer:
 class Training:
     """The loop, and what rank 0 writes."""
 
-    def __init__(self, given: argparse.Namespace, layout: Layout, device: torch.device) -> None:
-        self._given, self._layout, self._device = given, layout, device
+    def __init__(self, given: argparse.Namespace, layout: Layout, batches: Any, device: torch.device) -> None:
+        self._given, self._layout, self._batches, self._device = given, layout, batches, device
         self._model = VisionLanguageModel(given.resume or given.model, layout).to(device)
         settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
         self._ddp = DistributedDataParallel(self._model.config, settings, self._model)
         self._optimizer = Optimizer(given, self._model)
-        self._batches = MicroBatches(Samples(given.data, given.model), layout.micro_batch, given.seed)
         self._step, self._log, self._asked_to_stop = 0, [], torch.zeros(1, device=device)
         if given.resume:
             told = json.loads((given.resume / STATE).read_text())
@@ -170,6 +166,9 @@ class Training:
 
 
 def main() -> int:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parameter-server"))
+    from data import MicroBatches, Samples  # as there
+
     given = parse_arguments()
     layout = Layout(
         int(os.environ["WORLD_SIZE"]), given.tensor_parallel, given.batch, given.micro_batch, given.precision
@@ -187,7 +186,8 @@ def main() -> int:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=given.tensor_parallel)
     torch.manual_seed(given.seed)
-    code = Training(given, layout, device).run()
+    batches = MicroBatches(Samples(given.data, given.model), layout.micro_batch, given.seed)
+    code = Training(given, layout, batches, device).run()
     dist.barrier()
     dist.destroy_process_group()
     return code

@@ -16,8 +16,10 @@ from trainer.config.external_trainer import fill_in
 from trainer.config.job import JobConfig, RunPaths
 from trainer.external.launch import setting_values
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.job_spec.build import job_violations
 
 RECORDED = Path(__file__).with_name("recipe_settings.json")  # settings by trainer, read from their sources
+IMAGE = "us-docker.pkg.dev/p/v/t@sha256:" + 64 * "0"
 RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*/*.yaml")) if path.name != "train.yaml"]
 
 
@@ -31,6 +33,17 @@ def test_a_recipe_is_a_run_file_with_a_trainer_whose_files_exist(path: Path) -> 
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="one", root_uri="/runs")))
     filled = fill_in(trainer.command, setting_values(job, world_size=2))
     assert not [word for word in filled if "None" in word]
+
+
+@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_recipe_s_job_on_vertex_keeps_the_rules_of_job_specs(path: Path) -> None:
+    account = "gcp={service_account: trainer@example-project.iam.gserviceaccount.com}"
+    trainer = load_run_file(path).train.trainer
+    assert trainer
+    # An example's image is its own; a run file for this machine has none, and a package runs on Vertex AI's.
+    image = [] if trainer.image_uri or trainer.package_uris else [f"train.trainer.image_uri={IMAGE}"]
+    config = load_run_file(path, [account, f"cluster.image_uri={IMAGE}", *image])
+    assert job_violations(config, "train", "gs://b/run") == []
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/*/requirements.txt")), ids=lambda path: path.parent.name)
