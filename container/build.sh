@@ -3,7 +3,8 @@
 # Usage: build.sh docker|gcloud [RUN_FILE]
 # Needs CONTAINER_IMAGE_REGISTRY (see env.sh.example), an installed vlmpipe, and a builder: a Docker daemon here, or Cloud
 # Build through gcloud. Options from the environment: TAG, REDUCTION_SERVER=1 (its NCCL plugin is put into the trainer image),
-# EXTRAS (of pyproject.toml, for the trainer image, such as wandb) and BASE_IMAGE (instead of python:3.11-slim).
+# HOROVOD=1 (built into the trainer image), EXTRAS (of pyproject.toml, for the trainer image, such as wandb) and BASE_IMAGE
+# (instead of python:3.11-slim).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +19,7 @@ python=${VLMPIPE_PYTHON:-.venv/bin/python}
 registry=${CONTAINER_IMAGE_REGISTRY:-}
 tag=${TAG:-$(git rev-parse --short HEAD)}
 plugin=${REDUCTION_SERVER:-0}
+horovod=${HOROVOD:-0}
 extras=${EXTRAS:-}
 base=${BASE_IMAGE:-python:3.11-slim}
 [ -n "$registry" ] || fail "CONTAINER_IMAGE_REGISTRY is not set" \
@@ -33,7 +35,7 @@ case $builder in
     for image in trainer pipeline; do
       set -- --platform linux/amd64 --build-arg "BASE_IMAGE=$base"
       if [ $image = trainer ]; then
-        set -- "$@" --build-arg "REDUCTION_SERVER=$plugin" --build-arg "EXTRAS=$extras"
+        set -- "$@" --build-arg "REDUCTION_SERVER=$plugin" --build-arg "HOROVOD=$horovod" --build-arg "EXTRAS=$extras"
       fi
       if [ -n "${PIP_CONFIG_FILE:-}" ]; then
         set -- "$@" --secret "id=pip,src=$PIP_CONFIG_FILE"
@@ -51,7 +53,7 @@ case $builder in
     if [ -n "${VERTEX_PROJECT_ID:-}" ]; then
       export CLOUDSDK_CORE_PROJECT=$VERTEX_PROJECT_ID # as --project, for each call
     fi
-    values="_REGISTRY=$registry,_TAG=$tag,_BASE_IMAGE=$base,_REDUCTION_SERVER=$plugin${extras:+,_EXTRAS=$extras}"
+    values="_REGISTRY=$registry,_TAG=$tag,_BASE_IMAGE=$base,_REDUCTION_SERVER=$plugin,_HOROVOD=$horovod${extras:+,_EXTRAS=$extras}"
     set -- --config container/cloudbuild.yaml --substitutions "$values"
     # Without an account and a place of its own, Cloud Build takes the project's defaults, which new projects leave powerless.
     if [ -n "${CLOUD_BUILD_SA_EMAIL:-}" ]; then

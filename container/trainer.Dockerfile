@@ -38,6 +38,21 @@ ARG EXTRAS=
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
     && python requirements.py trainer data $EXTRAS > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
+# 1: with Horovod (recipes/horovod), built for CPUs against the torch that was just installed: 10 to 30 minutes.
+ARG HOROVOD=0
+COPY recipes/horovod/build_wheel.sh ./
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=pip if [ "$HOROVOD" = 1 ]; then \
+    export PIP_CONFIG_FILE=/run/secrets/pip \
+    && apt-get update && apt-get install --yes --no-install-recommends cmake make \
+    && pip install 'setuptools<80' wheel \
+    && ./build_wheel.sh "$(command -v python)" /tmp/wheels \
+    && pip uninstall --yes wheel \
+    && pip install --upgrade --constraint constraints.txt setuptools cloudpickle cffi psutil \
+    && pip install --no-deps --no-index /tmp/wheels/horovod-*.whl \
+    && apt-get purge --yes --auto-remove cmake make \
+    && rm -rf /tmp/wheels /var/lib/apt/lists/*; fi \
+    && rm build_wheel.sh
 # What was installed, as CycloneDX: found by a tool in an environment of its own, which is not part of the image.
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
     && python -m venv /tmp/sbom \

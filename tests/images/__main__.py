@@ -17,7 +17,7 @@ from trainer.errors import ExitCode, UserError, run_main
 
 NAMES = ("trainer", "pipeline")
 STRATEGIES = {"ddp": {}, "zero2": {"train.offload": "optimizer"}}
-SENT = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore", "container")
+SENT = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore", "container", "recipes")
 CODE = ("vlmpipe", "pipelines", "components", "trainer")
 # Told by the image's own Python, as the image's own user.
 TELL = """

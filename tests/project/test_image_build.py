@@ -117,7 +117,7 @@ def test_docker_pushes_and_its_digests_reach_the_run_file(desk: Desk) -> None:
             '"image inspect host/p/r/trainer:t host/p/r/pipeline:t"': f"echo {shlex.quote(json.dumps(OF_DOCKER))}",
         },
     )
-    done = desk.build("docker", "run.yaml", REDUCTION_SERVER="1", EXTRAS="wandb", PIP_CONFIG_FILE="/etc/pip.conf")
+    done = desk.build("docker", "run.yaml", REDUCTION_SERVER="1", HOROVOD="1", EXTRAS="wandb", PIP_CONFIG_FILE="/etc/pip.conf")
     assert done.returncode == 0, done.stderr
     assert desk.images() == EXPECTED
     assert f"cluster.image_uri={IMAGES['trainer']}" in done.stdout
@@ -126,7 +126,7 @@ def test_docker_pushes_and_its_digests_reach_the_run_file(desk: Desk) -> None:
     )
     assert [(desk.folder / f"build/{name}.cdx.json").read_text() for name in DIGESTS] == ["{}\n", "{}\n"]
     trainer, pipeline = [call for call in desk.calls() if call.startswith("docker build")]
-    assert "--build-arg REDUCTION_SERVER=1 --build-arg EXTRAS=wandb --secret id=pip,src=/etc/pip.conf" in trainer
+    assert "--build-arg REDUCTION_SERVER=1 --build-arg HOROVOD=1 --build-arg EXTRAS=wandb --secret id=pip,src=/etc/pip.conf" in trainer
     assert "REDUCTION_SERVER" not in pipeline
 
 
@@ -151,7 +151,7 @@ def test_cloud_build_is_waited_for_and_its_results_are_read(desk: Desk) -> None:
     assert (desk.folder / "run.yaml").read_text() == RUN_FILE, "no run file was named"
     submit, *described = desk.calls()
     assert len(described) == 4
-    values = "_REGISTRY=host/p/r,_TAG=t,_BASE_IMAGE=python:3.11-slim,_REDUCTION_SERVER=0"
+    values = "_REGISTRY=host/p/r,_TAG=t,_BASE_IMAGE=python:3.11-slim,_REDUCTION_SERVER=0,_HOROVOD=0"
     assert submit.endswith(
         f"--substitutions {values} --service-account projects/my-project/serviceAccounts/builder@x "
         "--gcs-source-staging-dir gs://bucket/source ."
@@ -163,7 +163,7 @@ def test_extras_reach_cloud_build(desk: Desk) -> None:
         "gcloud", {SUBMIT: "echo build-1", '"builds describe build-1 --format value(status)"': "echo FAILURE"}
     )
     desk.build("gcloud", EXTRAS="wandb")
-    assert "_REDUCTION_SERVER=0,_EXTRAS=wandb " in desk.calls()[0]
+    assert "_REDUCTION_SERVER=0,_HOROVOD=0,_EXTRAS=wandb " in desk.calls()[0]
 
 
 def test_a_failed_build_names_its_log_and_leaves_the_run_file(desk: Desk) -> None:

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from trainer.external.follow import json_object
+from trainer.monitoring.train_job_status import TOKEN, URL
 
-URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the token's file
 MAX_BODY_BYTES = 64 << 10
 ANSWER_LIMIT_S = 5.0  # for a client that does not send what it announced
 

@@ -1,4 +1,4 @@
-"""Where metrics go beside `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow, through one interface."""
+"""Where metrics go beside `metrics.jsonl`, through one interface."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.monitoring.mlflow import open_mlflow
+from trainer.monitoring.train_job_status import open_train_job_status
 from trainer.monitoring.wandb import open_wandb
 from trainer.storage.base import join_uri, mounted
 
@@ -23,9 +24,9 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def open_trackers(job: JobConfig) -> list[Tracker]:
+def open_trackers(job: JobConfig, total_steps: int) -> list[Tracker]:
     """Those of a run. Raises UserError (exit 69) for one whose package is not installed."""
-    opened = (open_tensorboard(job.run.run_uri), open_wandb(job), open_mlflow(job))
+    opened = (open_tensorboard(job.run.run_uri), open_wandb(job), open_mlflow(job), open_train_job_status(total_steps))
     return [tracker for tracker in opened if tracker]
 
 

@@ -92,7 +92,8 @@ class TrainingMonitor:
         self._last: StepTotals | None = None  # step counted
         self.stop_requested = False  # on some rank, in a counted step
         if worker.is_first:
-            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, trackers=open_trackers(job))
+            trackers = open_trackers(job, setup.total_steps)
+            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, trackers=trackers)
             if lines := self._log.lines():
                 self._first_loss, self._last_loss = lines[0]["loss"], lines[-1]["loss"]
             self._progress = Progress(job.run.run_uri, "train")

@@ -1,0 +1,92 @@
+"""Progress for Kubeflow Trainer's controller: its own API's form, its token, and no harm to training."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+from kubeflow_trainer_api.models.trainer_v1alpha1_trainer_status import TrainerV1alpha1TrainerStatus
+
+from trainer.external.progress_endpoint import ProgressEndpoint
+from trainer.monitoring.train_job_status import (
+    CA_CERT,
+    INTERVAL_S,
+    TOKEN,
+    URL,
+    TrainJobStatus,
+    open_train_job_status,
+    status_of,
+)
+
+VALUES = {"loss": 0.5, "step_s": 2.0, "tokens_per_s": float("nan"), "reduction_server": "active"}
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, total_steps: int, **variables: str) -> TrainJobStatus | None:
+    for name in (URL, TOKEN, CA_CERT):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return open_train_job_status(total_steps)
+
+
+def test_a_status_has_the_form_of_the_api() -> None:
+    status = status_of(30, VALUES, 40)
+    read = TrainerV1alpha1TrainerStatus.from_json(json.dumps(status))
+    assert read and read.metrics
+    assert (read.progress_percentage, read.estimated_remaining_seconds) == (75, 20)
+    metrics = {one.name: one.value for one in read.metrics}
+    assert metrics == {"current_step": "30", "total_steps": "40", "loss": "0.5", "step_s": "2.0"}
+    assert set(status) == {"lastUpdatedTime", "progressPercentage", "estimatedRemainingSeconds", "metrics"}
+    assert status_of(40, {}, 40)["progressPercentage"] == 100
+
+
+def test_the_first_step_and_the_last_are_posted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProgressEndpoint(tmp_path) as endpoint:
+        tracker = opened(monkeypatch, 40, **endpoint.variables)
+        assert tracker
+        tracker.write(1, VALUES)
+        until = time.monotonic() + 10
+        while endpoint.posted.step < 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert endpoint.posted.step == 1
+        started = time.monotonic()
+        for step in range(2, 41):
+            tracker.write(step, {"loss": 1 / step})
+        assert time.monotonic() - started < INTERVAL_S and endpoint.posted.step == 1, "posts are apart"
+        tracker.close()
+        assert (endpoint.posted.step, endpoint.posted.total_steps, endpoint.posted.loss) == (40, 40, 1 / 40)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_refused_post_is_one_warning_without_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProgressEndpoint(tmp_path) as endpoint:
+        (wrong := tmp_path / "token").write_text("secret-of-another")
+        tracker = opened(monkeypatch, 40, **{**endpoint.variables, TOKEN: str(wrong)})
+        assert tracker
+        tracker.write(1, VALUES)
+        tracker.write(2, VALUES)
+        tracker.close()
+        assert endpoint.posted.step == 0
+    said = capsys.readouterr().out
+    assert said.count("warning") == 1 and "HTTPError" in said and "secret" not in said
+
+
+def test_without_a_controller_nothing_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert opened(monkeypatch, 40) is None
+    assert capsys.readouterr().out == ""
+    variables = {URL: "https://controller/", TOKEN: str(tmp_path / "token"), CA_CERT: str(tmp_path / "none.pem")}
+    assert opened(monkeypatch, 40, **variables) is None
+    assert "no status of the TrainJob: FileNotFoundError" in capsys.readouterr().out
+    (tmp_path / "none.pem").write_text("no certificate")
+    with pytest.raises(ssl.SSLError):
+        ssl.create_default_context(cafile=str(tmp_path / "none.pem"))
+    assert opened(monkeypatch, 40, **variables) is None

@@ -1,0 +1,103 @@
+"""Posts progress to the controller of Kubeflow Trainer, where it asks for that: `status.trainerStatus` of the TrainJob.
+
+The controller sets the variables, behind its feature gate TrainJobStatus (alpha; KEP-2779). A post that fails is
+dropped: the run's own record of progress is in its folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import ssl
+import time
+import urllib.request
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trainer.storage.regular_files import read_regular
+
+URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the token's file
+CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+INTERVAL_S = 5.0  # between posts, as transformers' Trainer has it
+TIMEOUT_S = 5.0
+MAX_TOKEN_BYTES = 64 << 10
+
+
+class TrainJobStatus:
+    """A tracker. Posts are made by a thread: a slow controller must not hold up steps."""
+
+    def __init__(self, url: str, token_file: Path, ca_cert: str | None, total_steps: int) -> None:
+        self._url, self._token_file, self._total_steps = url, token_file, total_steps
+        self._context = ssl.create_default_context(cafile=ca_cert) if url.startswith("https:") else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="train-job-status")
+        self._under_way: Future[None] | None = None
+        self._posted_s, self._has_warned = -math.inf, False
+        self._last: tuple[int, dict[str, Any]] | None = None  # not posted yet
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        self._last = step, values
+        if time.monotonic() - self._posted_s >= INTERVAL_S and (self._under_way is None or self._under_way.done()):
+            self._begin()
+
+    def close(self) -> None:
+        if self._last:
+            self._begin()
+        if self._under_way:
+            self._look(2 * TIMEOUT_S)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        assert self._last is not None
+        if self._under_way and self._under_way.done():
+            self._look(0.0)
+        body = json.dumps({"trainerStatus": status_of(*self._last, self._total_steps)}).encode()
+        self._posted_s, self._last = time.monotonic(), None
+        self._under_way = self._thread.submit(self._post, body)
+
+    def _post(self, body: bytes) -> None:
+        # Read each time: the cluster replaces it before it expires.
+        token = read_regular(self._token_file, MAX_TOKEN_BYTES).decode().strip()
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._context):
+            pass
+
+    def _look(self, wait_s: float) -> None:
+        assert self._under_way is not None
+        try:
+            self._under_way.result(timeout=wait_s)
+        except Exception as error:  # progress for others must never end training
+            if not self._has_warned:
+                self._has_warned = True
+                print(f"train: warning: the TrainJob's status may be old: {type(error).__name__}", flush=True)
+
+
+def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
+    """A `TrainerStatus` of Kubeflow Trainer's API. Seconds left are those of the newest step time."""
+    metrics = {"current_step": step, "total_steps": total_steps} | {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    return {
+        "lastUpdatedTime": datetime.datetime.now(datetime.UTC).isoformat(),
+        "progressPercentage": min(100, 100 * step // max(1, total_steps)),
+        "estimatedRemainingSeconds": round(max(0, total_steps - step) * float(values.get("step_s", 0.0))),
+        "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()],
+    }
+
+
+def open_train_job_status(total_steps: int) -> TrainJobStatus | None:
+    """None where no controller asks, and, with a warning, where its variables cannot be used."""
+    url, token_file = os.environ.get(URL), os.environ.get(TOKEN)
+    if not url or not token_file:
+        return None
+    try:
+        return TrainJobStatus(url, Path(token_file), os.environ.get(CA_CERT), total_steps)
+    except OSError as error:  # of the certificate's file; ssl's errors are among them
+        print(f"train: warning: no status of the TrainJob: {type(error).__name__}", flush=True)
+        return None
