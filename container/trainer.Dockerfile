@@ -41,7 +41,7 @@ RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
 # 1: with Horovod (recipes/horovod), built for CPUs against the torch that was just installed: 10 to 30 minutes.
 ARG HOROVOD=0
 COPY recipes/horovod/build_wheel.sh ./
-# hadolint ignore=DL3008
+# hadolint ignore=DL3008,DL3013
 RUN --mount=type=secret,id=pip if [ "$HOROVOD" = 1 ]; then \
     export PIP_CONFIG_FILE=/run/secrets/pip \
     && apt-get update && apt-get install --yes --no-install-recommends cmake make \

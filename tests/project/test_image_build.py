@@ -117,7 +117,8 @@ def test_docker_pushes_and_its_digests_reach_the_run_file(desk: Desk) -> None:
             '"image inspect host/p/r/trainer:t host/p/r/pipeline:t"': f"echo {shlex.quote(json.dumps(OF_DOCKER))}",
         },
     )
-    done = desk.build("docker", "run.yaml", REDUCTION_SERVER="1", HOROVOD="1", EXTRAS="wandb", PIP_CONFIG_FILE="/etc/pip.conf")
+    options = {"REDUCTION_SERVER": "1", "HOROVOD": "1", "EXTRAS": "wandb"}
+    done = desk.build("docker", "run.yaml", **options, PIP_CONFIG_FILE="/etc/pip.conf")
     assert done.returncode == 0, done.stderr
     assert desk.images() == EXPECTED
     assert f"cluster.image_uri={IMAGES['trainer']}" in done.stdout
@@ -126,7 +127,8 @@ def test_docker_pushes_and_its_digests_reach_the_run_file(desk: Desk) -> None:
     )
     assert [(desk.folder / f"build/{name}.cdx.json").read_text() for name in DIGESTS] == ["{}\n", "{}\n"]
     trainer, pipeline = [call for call in desk.calls() if call.startswith("docker build")]
-    assert "--build-arg REDUCTION_SERVER=1 --build-arg HOROVOD=1 --build-arg EXTRAS=wandb --secret id=pip,src=/etc/pip.conf" in trainer
+    told = " ".join(f"--build-arg {name}={value}" for name, value in options.items())
+    assert f"{told} --secret id=pip,src=/etc/pip.conf" in trainer
     assert "REDUCTION_SERVER" not in pipeline
 
 
