@@ -223,6 +223,10 @@ bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path; args=--list says t
 bench-train: $(INSTALLED_DEV)  ## benchmarks of the training step, as ratios measured side by side
 	@$(BIN)/python -W ignore -m benchmarks.bench_train $(args)
 
+.PHONY: bench-evaluation
+bench-evaluation: $(INSTALLED_DEV)  ## benchmarks of answering and scoring
+	@$(BIN)/python -W ignore -m benchmarks.bench_evaluation $(args)
+
 .PHONY: bench-planner
 bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here; cost of commands
 	@$(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
