@@ -23,6 +23,7 @@ def resolve_run(
         ("features_pools", list[dict[str, Any]]),
         ("train_pools", list[dict[str, Any]]),
         ("evaluate_pools", list[dict[str, Any]]),
+        ("benchmark_pools", list[dict[str, Any]]),
     ],
 ):
     """Check the run file with this run's parameters and write run.json into the run's folder.
@@ -56,4 +57,10 @@ def resolve_run(
             min_exact_match=min_exact_match,
         )
         progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")
-    return (resolved.run_uri, resolved.features_pools, resolved.train_pools, resolved.evaluate_pools)
+    return (
+        resolved.run_uri,
+        resolved.features_pools,
+        resolved.train_pools,
+        resolved.evaluate_pools,
+        resolved.benchmark_pools,
+    )

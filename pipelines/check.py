@@ -237,6 +237,15 @@ def _benchmarks(config: RunConfig) -> Iterator[Finding]:
         images = len({question.image.name for question in questions})
         text = f"{benchmark.name}: {len(questions):,} questions of {benchmark.format} about {images:,} images"
         yield Finding("benchmarks", "ok", text)
+    if lmms_eval := config.evaluate.lmms_eval:
+        from trainer.evaluation.lmms_eval import require_ready
+
+        tasks = ", ".join(lmms_eval.tasks)
+        if lmms_eval.include_path.startswith("gs://") or not lmms_eval.python:
+            yield Finding("benchmarks", "unchecked", f"lmms-eval reads {tasks} in the step benchmark")
+        else:
+            require_ready(lmms_eval)
+            yield Finding("benchmarks", "ok", f"lmms-eval is installed; it reads {tasks} in the step benchmark")
 
 
 def _batch(config: RunConfig) -> Iterator[Finding]:
@@ -290,11 +299,11 @@ def _port(config: RunConfig) -> Iterator[Finding]:
 
 def _jobs(config: RunConfig) -> Iterator[Finding]:
     """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
-    from vlmpipe.job_spec.build import JOBS, job_spec, job_violations, step_of
+    from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, step_of
 
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     reported: set[str] = set()
-    for job in JOBS:
+    for job in jobs_of(config):
         subject = f"job {step_of(job)}"
         found = [one for one in job_violations(config, job, paths.run_uri) if _concerns(config, one)]
         new = [one for one in found if one.text() not in reported]

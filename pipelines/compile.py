@@ -18,7 +18,7 @@ from trainer.errors import os_errors
 from trainer.storage.base import join_uri
 from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
-from vlmpipe.job_spec.build import JOBS, check_jobs
+from vlmpipe.job_spec.build import check_jobs
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -69,8 +69,8 @@ def yaml_of(pipeline: BaseComponent) -> bytes:
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
     """The description of the pipeline `spec` in the file `path`."""
-    stages = sum(name.endswith("resolve-run") for name in spec.components)
-    return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), stages * len(JOBS))
+    jobs = sum("collect-" in name for name in spec.components)  # each job has a step that collects its results
+    return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), jobs)
 
 
 def check_file(data: bytes) -> bytes:

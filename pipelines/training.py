@@ -1,8 +1,8 @@
 """The training pipeline: one graph for every target.
 
     resolve-run -> prepare-data -> cache-features (job, when images have no features yet) -> train (job)
-        -> sync-checkpoint -> evaluate (job) -> decide -> register-model (when accepted) -> deploy-model (with a
-        section deploy)
+        -> sync-checkpoint -> evaluate (job) -> benchmark (job, with evaluate.lmms_eval) -> decide
+        -> register-model (when accepted) -> deploy-model (with a section deploy)
 
 With several stages, all steps but the last for each of them, in whose names the stage comes first. The next stage
 begins where the one before was accepted; find-stage sees whether an earlier attempt of the run has done that already.
@@ -188,7 +188,11 @@ class _Steps:
         trained = self.collect("train", training_job, run_uri)
         exported = self.add(sync_checkpoint, run_uri=trained.outputs["Output"])
         evaluation = self.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported.outputs["Output"])
-        return self.collect("evaluate", evaluation, run_uri).outputs["Output"]
+        evaluated = self.collect("evaluate", evaluation, run_uri).outputs["Output"]
+        if self._config.evaluate.lmms_eval is None:
+            return evaluated
+        benchmarking = self.add_job("benchmark", pools=resolved["benchmark_pools"], run_uri=evaluated)
+        return self.collect("benchmark", benchmarking, run_uri).outputs["Output"]
 
     def train_once(self, resolved: dict[str, Any]) -> Any:
         """The same, unless an earlier attempt of the run was accepted: no machine starts for a stage that is done."""

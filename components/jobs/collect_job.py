@@ -8,7 +8,7 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
 
     Args:
         run_uri: The run's folder, which is also the output.
-        job: cache_features or train.
+        job: cache_features, train or benchmark.
         gcp_resources: Output of the job step; taking it makes this step wait for the job.
     """
     from components.runtime.step_context import exit_on_error
@@ -17,7 +17,7 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
     with exit_on_error():
         for name, value in job_metrics(run_uri, job).items():
             metrics.log_metric(name, value)
-        if job == "train":  # the page shows training and, later, evaluation
+        if job in ("train", "benchmark"):  # the page shows what there is by then
             from vlmpipe.report.build import build_report
 
             with open(report.path, "w", encoding="utf-8") as file:

@@ -56,6 +56,7 @@ class Resolved:
     features_pools: list[dict[str, Any]]
     train_pools: list[dict[str, Any]]
     evaluate_pools: list[dict[str, Any]]
+    benchmark_pools: list[dict[str, Any]]  # empty without evaluate.lmms_eval
 
 
 def parameter_defaults(config: RunConfig) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def resolve(
             with naming_stage(name):
                 _, plans[name] = _checked(runs[name], settings, name, paths[name])
                 open_source(runs[name].data)
-                _with_benchmarks(runs[name])
+                _with_benchmarks(runs[name], is_local=settings["target"] == "local")
     with naming_stage(stage):
         config = runs[stage]
         if number:
@@ -138,7 +139,7 @@ def resolve(
 
             config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])
         config, plans[stage] = _checked(config, settings, stage, this)
-        config = _with_benchmarks(config)
+        config = _with_benchmarks(config, is_local=settings["target"] == "local")
     for name, plan in plans.items():
         if plan:
             write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
@@ -149,15 +150,26 @@ def resolve(
         features_pools=worker_pools(config, "cache_features", this.run_uri),
         train_pools=worker_pools(config, "train", this.run_uri),
         evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
+        benchmark_pools=worker_pools(config, "benchmark", this.run_uri) if config.evaluate.lmms_eval else [],
     )
 
 
-def _with_benchmarks(config: RunConfig) -> RunConfig:
+def _with_benchmarks(config: RunConfig, *, is_local: bool) -> RunConfig:
     """Benchmarks with absolute local paths. Raises DataError for a wrong file now, and not after training."""
     found = tuple(located(benchmark) for benchmark in config.evaluate.benchmarks)
     for benchmark in found:
         read_benchmark(benchmark, config.data.max_image_bytes)
-    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"benchmarks": found})})
+    lmms_eval = config.evaluate.lmms_eval
+    if lmms_eval:
+        from trainer.evaluation.lmms_eval import require_ready, task_files  # not above: compiling needs no numpy
+
+        if is_local:
+            lmms_eval = require_ready(lmms_eval)
+        else:
+            task_files(lmms_eval.include_path)
+            lmms_eval = lmms_eval.model_copy(update={"python": ""})  # the image has its own
+    changes = {"benchmarks": found, "lmms_eval": lmms_eval}
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update=changes)})
 
 
 def _checked(

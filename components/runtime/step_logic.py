@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from trainer.data.prepare.pipeline import Prepared
     from trainer.progress import Progress
 
-METRIC_FILES = {"train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json"}
+METRIC_FILES = {
+    "train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json",
+    "benchmark": "evaluate.json",
+}  # fmt: skip
 
 
 def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[str, int]]:
@@ -88,9 +91,12 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
 
 def job_metrics(run_uri: str, job: str) -> dict[str, float]:
-    """The top-level numbers in a job's result file."""
+    """The top-level numbers in a job's result file; of benchmarks their scores."""
     content = read_record(open_storage(run_uri), METRIC_FILES[job])
     numbers = {"images": content["total"]} if job == "cache_features" else content
+    if job == "benchmark":
+        scores = {name: found["scores"] for name, found in content["benchmarks"].items()}
+        numbers = {f"{name}.{score}": value for name, found in scores.items() for score, value in found.items()}
     return {name: value for name, value in numbers.items() if _is_number(value)}
 
 

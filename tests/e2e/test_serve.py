@@ -21,7 +21,6 @@ from trainer.data.shards.index import Index
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
 from trainer.storage.records import read_record_file
-from vlmpipe.serving.local_server import serving
 
 # Needs `make build/serving` on PYTHONPATH, as `make test-whole` has it.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800), only_whole]
@@ -127,34 +126,40 @@ def test_a_served_model_that_was_evaluated_otherwise_is_refused(folder: Path, ru
     assert "the server does not answer as the evaluation" in done.stderr
 
 
-def test_lmms_eval_scores_the_served_model_as_its_evaluation_does(run: Path, tmp_path: Path) -> None:
-    """In the recipe's own environment, on a file in POPE's format: held-out questions whose answers are yes or no."""
+def test_lmms_eval_scores_the_served_model_as_its_evaluation_does(folder: Path, run: Path) -> None:
+    """As the step benchmark of the pipeline, on a file in POPE's format: held-out questions that are yes or no."""
     python = ROOT / "build/recipes/lmms-eval/bin/python"
     if not (ROOT / "build/recipes/lmms-eval/.installed").is_file():
         pytest.skip("make recipe-lmms-eval makes its environment")
     prepared_uri = read_record_file(run / "prepared.json")["prepared_uri"]
     shards, split = ShardReader.open(open_prepared(prepared_uri)), Index.load(prepared_uri).split("eval")
     asked = [line for line in predictions(run) if line["answer"] in ("yes", "no")]
+    (pope := folder / "pope").mkdir()
     lines = []
     for number, line in enumerate(asked):
         (image,) = shards.images(split.sample_location(split.ids.index(line["id"])))
-        (tmp_path / f"{number}.png").write_bytes(image)
+        (pope / f"{number}.png").write_bytes(image)
         text = line["question"].removeprefix("<image>").strip()
         lines.append({"question_id": number, "image": f"{number}.png", "text": text, "label": line["answer"]})
-    (tmp_path / "pope.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with serving(str(run)) as server:
-        options = {
-            "--url": server.url.removesuffix("/chat/completions"), "--model": server.model,
-            "--questions": tmp_path / "pope.json", "--images": tmp_path, "--output": tmp_path / "scored",
-        }  # fmt: skip
-        command = [python, ROOT / "recipes/lmms-eval/score.py", *(part for pair in options.items() for part in pair)]
-        without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(list(map(str, command)), env=without, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (pope / "pope.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ("--questions", pope / "pope.json", "--images", pope, "--output", folder / "task")
+    subprocess.run([sys.executable, ROOT / "recipes/lmms-eval/pope_task.py", *options], check=True)
     correct = sum(line["prediction"] == line["answer"] for line in asked)
     assert correct, "a score that could be another"
-    scores = json.loads((tmp_path / "scored/scores.json").read_text())
-    assert scores["pope_accuracy"] == pytest.approx(correct / len(asked))
-    (logged,) = (tmp_path / "scored").glob("results/**/*_samples_*.jsonl")
-    answers = {one["doc_id"]: one["filtered_resps"] for one in map(json.loads, logged.read_text().splitlines())}
-    assert [answers[number] for number in range(len(asked))] == [line["prediction"] for line in asked]
+    section = {"tasks": ["pope_file"], "include_path": "task", "python": str(python)}
+    gate = {"pope_file": {"pope_accuracy": correct / len(asked), "pope_f1_score": 1.01}}  # the second rejects
+    scored = merged(RUN_FILE, {"evaluate.lmms_eval": section, "gate.benchmarks": gate})
+    del scored["deploy"], scored["register"]["hub"]
+    (folder / "scored.yaml").write_text(json.dumps(scored))
+    done = vlmpipe(folder, "run", "scored.yaml", "--run-id", "r2", "--plain", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    second = folder / "runs/runs/r2"
+    found = read_record_file(second / "evaluate.json")["benchmarks"]["pope_file"]
+    assert found["scores"]["pope_accuracy"] == pytest.approx(correct / len(asked))
+    answers = [json.loads(line) for line in (second / "benchmarks/pope_file.jsonl").read_text().splitlines()]
+    assert [line["prediction"] for line in answers if "prediction" in line] == [line["prediction"] for line in asked]
+    decision = read_record_file(second / "decision.json")
+    assert [check["metric"] for check in decision["checks"] if not check["passed"]] == [
+        "benchmarks.pope_file.pope_f1_score"
+    ]
+    assert "pope_accuracy" in (second / "report.html").read_text()

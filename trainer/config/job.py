@@ -15,6 +15,7 @@ from trainer.config.base import Positive, Section
 from trainer.config.benchmarks import BenchmarkConfig
 from trainer.config.checkpoint import CheckpointConfig
 from trainer.config.data import DataConfig
+from trainer.config.lmms_eval import LmmsEvalConfig
 from trainer.config.model import ModelConfig
 from trainer.config.strategies import DEFERRING
 from trainer.config.train import TrainConfig
@@ -77,6 +78,9 @@ class EvaluateConfig(Section):
     )
     benchmarks: tuple[BenchmarkConfig, ...] = Field(
         (), description="Question files of published sets, scored after the held-out questions; none are downloaded."
+    )
+    lmms_eval: LmmsEvalConfig | None = Field(
+        None, description="A further job, benchmark, in which lmms-eval scores the export; null for none."
     )
 
     @field_validator("benchmarks")

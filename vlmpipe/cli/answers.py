@@ -74,10 +74,10 @@ def serve(
     """Serve a run's model, or check its server. By transformers serve; answers are held to the evaluation's."""
     if url and not check:
         raise ConfigError("--url is given without --check", expected="vlmpipe serve RUN --check N --url URL")
+    from trainer.serving.local_server import serving
     from vlmpipe.compare.sides import run_uri_named
     from vlmpipe.serving.agreement import measure_agreement, require_agreement
-    from vlmpipe.serving.local_server import serving
-    from vlmpipe.serving.openai import ChatServer
+    from vlmpipe.serving.openai import CHAT_PATH, ChatServer
     from vlmpipe.serving.questions import held_out_questions
 
     run_uri = run_uri_named(run, root)
@@ -85,7 +85,7 @@ def serve(
         with doing(f"starting {run}"):
             started = serving(run_uri, port=port)
         with started as server:
-            to_stderr(f"{run} answers at {server.url} as model {server.model}; Ctrl-C ends it")
+            to_stderr(f"{run} answers at {server.url}{CHAT_PATH} as model {server.model}; Ctrl-C ends it")
             server.wait()
         return
     with doing(f"asking {check} questions of {run}"):
@@ -94,7 +94,7 @@ def serve(
             found = measure_agreement(questions, ChatServer(url, model).ask)
         else:
             with serving(run_uri) as server:
-                found = measure_agreement(questions, server.ask)
+                found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
     if not as_json:
         print_lines([found.sentence()])
         require_agreement(found, min_agreement)

@@ -224,10 +224,13 @@ def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
         if len({each.get("questions_sha256") for each in described}) > 1:
             notes.append(f"benchmark {name} is left out: not all runs were asked the same questions")
             continue
+        metric = described[0].get("compared", SCORES.get(described[0]["format"], ("",))[0])
+        if not metric:
+            notes.append(f"benchmark {name} is left out: none of its scores is a mean over questions")
+            continue
         answers = [side.benchmark(name) for side in sides]
         groups = [line["image"] for line in answers[0]]
         tallies = [[line["score"] for line in lines] for lines in zip(*answers, strict=True)]
-        metric = SCORES[described[0]["format"]][0]
         whole, *_ = _rows([side.name for side in sides], (metric,), groups, tallies, [""] * len(groups))
         rows.append(ScoreRow(name, whole.metric, whole.questions, whole.runs))
     return rows, notes

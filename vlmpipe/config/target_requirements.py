@@ -66,6 +66,7 @@ def require_vertex(config: RunConfig) -> None:
         text = f"found with register.registry {show(config.register_.registry)}, expected vertex://MODEL_ID"
         deploys.append(Problem("deploy", f"{text}: an endpoint serves models of Vertex AI Model Registry"))
     problems = [*_violated(config, VERTEX), *_packages_elsewhere(config), *deploys, *_hub_token_elsewhere(config)]
+    problems += _lmms_eval_image(config, _GCP_IMAGE, _AN_IMAGE)
     _raise(config, "Vertex AI", problems)
 
 
@@ -76,6 +77,7 @@ def require_kubeflow(config: RunConfig) -> None:
         expected = "gs://bucket/folder, here or in gcp.pipeline_root: pods share no folder"
         problems.append(Problem("output.root_uri", f"found {show(config.output.root_uri)}, expected {expected}"))
     problems += [*_deploys_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE), *_hub_token_elsewhere(config)]
+    problems += _lmms_eval_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE)
     if trainer := config.train.trainer:
         if trainer.kind == "package":
             text = "found package, expected command: a TrainJob runs an image and installs no packages"
@@ -91,6 +93,14 @@ def _deploys_image(config: RunConfig, pattern: str, expected: str) -> list[Probl
     if config.deploy is None or re.match(pattern, config.deploy.image_uri):
         return []
     return [Problem("deploy.image_uri", f"found {show(config.deploy.image_uri)}, expected {expected}")]
+
+
+def _lmms_eval_image(config: RunConfig, pattern: str, expected: str) -> list[Problem]:
+    """The image of the job benchmark, if there is one."""
+    lmms_eval = config.evaluate.lmms_eval
+    if lmms_eval is None or re.match(pattern, lmms_eval.image_uri):
+        return []
+    return [Problem("evaluate.lmms_eval.image_uri", f"found {show(lmms_eval.image_uri)}, expected {expected}")]
 
 
 def _hub_token_elsewhere(config: RunConfig) -> list[Problem]:
@@ -111,11 +121,17 @@ def _packages_elsewhere(config: RunConfig) -> list[Problem]:
 
 def _benchmarks_elsewhere(config: RunConfig) -> list[Problem]:
     """Benchmarks' files that a job could not read."""
+    tasks = config.evaluate.lmms_eval.include_path if config.evaluate.lmms_eval else ""
+    is_here = bool(tasks) and not tasks.startswith("gs://")
+    text = f"found {show(tasks)}, expected a gs:// path"
     return [
-        Problem(f"evaluate.benchmarks.{number}.{field}", f"found {show(uri)}, expected a gs:// path")
-        for number, benchmark in enumerate(config.evaluate.benchmarks)
-        for field in ("uri", "annotations", "images")
-        if (uri := getattr(benchmark, field)) and not uri.startswith("gs://")
+        *([Problem("evaluate.lmms_eval.include_path", text)] if is_here else []),
+        *(
+            Problem(f"evaluate.benchmarks.{number}.{field}", f"found {show(uri)}, expected a gs:// path")
+            for number, benchmark in enumerate(config.evaluate.benchmarks)
+            for field in ("uri", "annotations", "images")
+            if (uri := getattr(benchmark, field)) and not uri.startswith("gs://")
+        ),
     ]
 
 

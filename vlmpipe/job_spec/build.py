@@ -18,16 +18,22 @@ from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api
 
-Job = Literal["cache_features", "train", "evaluate"]
+Job = Literal["cache_features", "train", "evaluate", "benchmark"]
 JOBS: tuple[Job, ...] = get_args(Job)
 MODULES: dict[Job, str] = {
     "cache_features": "trainer.feature_cache.encode",
     "train": "trainer.train",
     "evaluate": "trainer.evaluation.evaluate",
+    "benchmark": "trainer.evaluation.lmms_eval",
 }
 EXTERNAL_LAUNCHER = "trainer.external.launch"
 NO_IMAGE = "python"  # in place of the trainer image of local jobs without one
 FLEX_START = "FLEX_START"
+
+
+def jobs_of(config: RunConfig) -> tuple[Job, ...]:
+    """The jobs of a run, in order."""
+    return tuple(job for job in JOBS if job != "benchmark" or config.evaluate.lmms_eval)
 
 
 def step_of(job: Job) -> str:
@@ -176,7 +182,7 @@ def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJo
 def check_jobs(config: RunConfig, run_uri: str) -> None:
     """Check every job of the pipeline. Raises ConfigError that lists all errors."""
     violations = {}
-    for job in JOBS:
+    for job in jobs_of(config):
         for option in capacity_options(config, job):
             on = f" on {option.cluster.scheduling_strategy}" if option is not config else ""
             violations[f"job {step_of(job)}{on}"] = _violations(job_spec(option, job, run_uri), _region(config))
@@ -262,4 +268,7 @@ def _task(config: RunConfig, job: Job, run_json: str) -> tuple[str, list[str], l
     if trainer and job == "evaluate" and trainer.evaluate_command:
         command = ["python", "-m", "trainer.external.evaluate"]
         return trainer.image_uri or image_uri, command, settings
+    if job == "benchmark":
+        assert config.evaluate.lmms_eval
+        return config.evaluate.lmms_eval.image_uri or NO_IMAGE, ["python", "-m", module], settings
     return image_uri, ["python", "-m", "trainer.launch"], [*processes, "--", module, *settings]

@@ -17,7 +17,7 @@ from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.config.run_config import RunConfig, warnings
-from vlmpipe.job_spec.build import JOBS, job_spec, job_violations
+from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
@@ -177,7 +177,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     jobs: dict[str, list[dict[str, Any]]] = {}
     findings: list[Violation] = []
-    for job in JOBS:
+    for job in jobs_of(config):
         pools = job_spec(config, job, paths.run_uri)["worker_pool_specs"]
         jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
         findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]

@@ -88,7 +88,12 @@ def decide(
     checks += [_slice_check(name, floor, slices) for name, floor in sorted(gate.per_slice.items())]
     found = {name: benchmark.get("scores") or {} for name, benchmark in (evaluation.get("benchmarks") or {}).items()}
     checks += [
-        _limit(f"{TITLES[metric]} of {name}", f"benchmarks.{name}.{metric}", found.get(name, {}).get(metric), floor)
+        _limit(
+            f"{TITLES.get(metric, metric)} of {name}",
+            f"benchmarks.{name}.{metric}",
+            found.get(name, {}).get(metric),
+            floor,
+        )
         for name, floors in sorted(gate.benchmarks.items())
         for metric, floor in sorted(floors.items())
     ]

@@ -188,9 +188,9 @@ def _benchmarks(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """Cells of the benchmarks' table: each score with its interval."""
     for name, found in (evaluation.get("benchmarks") or {}).items():
         for metric, value in found["scores"].items():
-            low, high = found["intervals"][metric]
-            score = f"{_share(value)} ({_share(low)} to {_share(high)})"
-            yield name, found["format"], _count(found["questions"]), TITLES.get(metric, metric), score
+            low, high = found["intervals"].get(metric) or (None, None)
+            between = "" if low is None else f" ({_share(low)} to {_share(high)})"
+            yield name, found["format"], _count(found["questions"]), TITLES.get(metric, metric), _share(value) + between
 
 
 def _size(model: ModelConfig) -> str:

@@ -17,7 +17,7 @@ from trainer.storage.records import unseal
 
 STEP_ORDER = (
     "resolve-run", "plan-data", "prepare-chunks", "prepare-data", "cache-features", "train", "sync-checkpoint",
-    "evaluate", "decide", "register-model", "notify",
+    "evaluate", "benchmark", "decide", "register-model", "deploy-model", "notify",
 )  # fmt: skip
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.serving.local_server import serving
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, served_name
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.serving.agreement import Agreement, measure_agreement, require_agreement
+from vlmpipe.serving.openai import CHAT_PATH, ChatServer
 from vlmpipe.serving.questions import held_out_questions
 
 RECORD = "deployed.json"
@@ -33,10 +35,8 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
     found: Agreement
     served: dict[str, Any]
     if where == "local":
-        from vlmpipe.serving.local_server import serving
-
         with serving(run_uri) as server:
-            found = measure_agreement(questions, server.ask)
+            found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
             require_agreement(found, deploy.min_agreement)
         served = {"server": "transformers serve"}
     elif where == "vertex":

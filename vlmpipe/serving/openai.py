@@ -13,7 +13,7 @@ from trainer.errors import ExitCode, UserError
 from trainer.redaction import redact
 from vlmpipe.serving.questions import Chat
 
-CHAT_PATH = "/v1/chat/completions"
+CHAT_PATH = "/chat/completions"  # behind a server's address, which ends in /v1
 MOST_CHARS = 300  # of a server's message in ours
 END_OF_THINKING = "</think>"  # as evaluation: an answer is what comes behind
 ANSWER_S = 120.0

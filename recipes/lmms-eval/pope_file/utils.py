@@ -1,7 +1,8 @@
-"""POPE's prompts and scorers are lmms-eval's own; images are files, named by absolute paths."""
+"""POPE's prompts and scorers are lmms-eval's own; images are files beside the task."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lmms_eval.tasks.pope.utils import *  # noqa: F403  # the task's file names them as functions of this module
@@ -9,4 +10,4 @@ from PIL import Image
 
 
 def doc_to_visual(doc: dict[str, Any]) -> list[Image.Image]:
-    return [Image.open(doc["image"]).convert("RGB")]
+    return [Image.open(Path("images", doc["image"])).convert("RGB")]

@@ -25,7 +25,7 @@ from vlmpipe.backends.kubeflow.manifest import train_job
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.stages import stage_run_id
-from vlmpipe.job_spec.build import JOBS, job_spec
+from vlmpipe.job_spec.build import job_spec, jobs_of
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
@@ -54,7 +54,7 @@ def outline(config: RunConfig) -> dict[str, Any]:
         "jobs": {
             f"{stage}-{job}" if stage else job: job_spec(run, job, stage_run_id(RUN_URI, stage, list(runs)))
             for stage, run in runs.items()
-            for job in JOBS
+            for job in jobs_of(run)
         },
         "on kubeflow": _on_kubeflow(config, steps),
     }

@@ -23,7 +23,7 @@ from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, worker_pools
+from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
 
 RUN_FILES = [
     path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
@@ -156,7 +156,7 @@ def test_a_job_step_has_the_same_defaults_on_every_target(digits: RunConfig, tmp
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
 def test_every_job_of_a_shipped_run_file_is_one_that_vertex_takes(path: Path) -> None:
     config = load_run_file(path)
-    for job in JOBS:
+    for job in jobs_of(config):
         message = check_job_spec(job_spec(config, job, RUN_URI))
         assert message.worker_pool_specs[0].replica_count == 1
         assert message.base_output_directory.output_uri_prefix == RUN_URI
@@ -325,7 +325,7 @@ def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
 def test_jobs_run_as_an_account_of_their_own_where_there_is_one() -> None:
     account = "trainer@example-project.iam.gserviceaccount.com"
     config = load_run_file(DIGITS, [f"gcp.job_service_account={account}"])
-    assert [job_spec(config, job, RUN_URI)["service_account"] for job in JOBS] == [account] * 3
+    assert [job_spec(config, job, RUN_URI)["service_account"] for job in jobs_of(config)] == [account] * 3
     with pytest.raises(ConfigError, match=r"gcp\.job_service_account"):
         load_run_file(DIGITS, ["gcp.job_service_account=me@example.com"])
 
@@ -388,3 +388,25 @@ def test_what_a_deployment_needs_and_the_run_file_lacks_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         compiled(load_run_file(DIGITS, ["deploy.endpoint=digits", *overrides]), target, tmp_path)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: TargetName, tmp_path: Path) -> None:
+    section = '{"tasks": ["pope"], "image_uri": "us-docker.pkg.dev/my-project/vlmpipe/lmms-eval:1"}'
+    machine = '{"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}'
+    own = ["cluster.evaluate_replica_count=2", f"cluster.evaluate_machine={machine}"]
+    config = load_run_file(DIGITS, [f"evaluate.lmms_eval={section}", *own])
+    whole = steps(compiled(config, target, tmp_path))
+    assert whole["decide"]["dependentTasks"] == ["collect-benchmark"]
+    assert "benchmark" in whole["collect-benchmark"]["dependentTasks"]
+    assert "collect-evaluate" in whole["benchmark"]["dependentTasks"]
+    assert compile_pipeline(config, target, tmp_path / "again.yaml").jobs == 4
+    assert compile_pipeline(load_run_file(DIGITS), target, tmp_path / "without.yaml").jobs == 3
+    (pool,) = job_spec(config, "benchmark", RUN_URI)["worker_pool_specs"]
+    assert (pool["replica_count"], pool["machine_spec"]["machine_type"]) == (1, "g2-standard-8")
+    assert pool["container_spec"] == {
+        "image_uri": "us-docker.pkg.dev/my-project/vlmpipe/lmms-eval:1",
+        "command": ["python", "-m", "trainer.evaluation.lmms_eval"],
+        "args": ["--config", f"{RUN_URI}/run.json"],
+    }
+    check_job_spec(job_spec(config, "benchmark", RUN_URI))

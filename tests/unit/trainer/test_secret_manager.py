@@ -21,7 +21,7 @@ from trainer.redaction import HIDDEN, SECRETS_VARIABLE, hiding_secrets, redact
 from trainer.secret_manager import use_secrets
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import write_record
-from vlmpipe.job_spec.build import JOBS, job_spec
+from vlmpipe.job_spec.build import job_spec, jobs_of
 
 NAME = "projects/p/secrets/tracker/versions/3"
 VALUE = "correct horse"  # of no form that is known
@@ -139,7 +139,7 @@ def test_specs_and_records_hold_no_more_than_the_name() -> None:
     config = small(secrets={"TRACKER_LOGIN": NAME})
     run_json = config.to_run_json(RunPaths(run_id="r", root_uri="runs"))
     assert JobConfig.model_validate(run_json).secrets == {"TRACKER_LOGIN": NAME}
-    specs = json.dumps([job_spec(config, job, "gs://b/r") for job in JOBS])
+    specs = json.dumps([job_spec(config, job, "gs://b/r") for job in jobs_of(config)])
     assert NAME not in specs and "TRACKER_LOGIN" not in specs
 
 

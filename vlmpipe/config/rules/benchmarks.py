@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainer.config.benchmarks import MOST_CIDER_D, NO_GOAL, SCORES
+from trainer.config.external_trainer import HF_RESULTS
 from vlmpipe.config.validation_errors import Problem
 
 if TYPE_CHECKING:
@@ -17,9 +18,15 @@ def benchmark_problems(config: RunConfig) -> Iterator[Problem]:
     if formats and config.train.trainer and config.train.trainer.evaluate_command:
         text = "found with train.trainer.evaluate_command, which evaluates in place of ours; expected one of the two"
         yield Problem("evaluate.benchmarks", text)
+    tasks = config.evaluate.lmms_eval.tasks if config.evaluate.lmms_eval else ()
+    if tasks:
+        yield from _lmms_eval_problems(config, tasks)
     for name, floors in config.gate.benchmarks.items():
+        if name in tasks:  # whose scores only lmms-eval knows; the gate rejects a model that lacks one
+            continue
         if name not in formats:
-            known = f"one of {', '.join(formats)}" if formats else "benchmarks in evaluate.benchmarks, which has none"
+            names = ", ".join([*formats, *tasks])
+            known = f"one of {names}" if names else "benchmarks in evaluate.benchmarks, which has none"
             yield Problem(f"gate.benchmarks.{name}", f"found a benchmark that is not run, expected {known}")
             continue
         scores = [score for score in SCORES[formats[name]] if score not in NO_GOAL]
@@ -29,3 +36,20 @@ def benchmark_problems(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(path, f"found a score that {formats[name]} has not, expected {', '.join(scores)}")
             elif floor > most:
                 yield Problem(path, f"found {floor:g}, more than its largest value; expected at most {most:g}")
+
+
+def _lmms_eval_problems(config: RunConfig, tasks: Sequence[str]) -> Iterator[Problem]:
+    path, trainer = "evaluate.lmms_eval", config.train.trainer
+    if twice := [one.name for one in config.evaluate.benchmarks if one.name in tasks]:
+        yield Problem(
+            f"{path}.tasks", f"found {twice[0]}, which evaluate.benchmarks has too; expected other names there"
+        )
+    if config.model.exports_adapter:
+        text = "found with model.lora.export adapter, which transformers serve does not serve; expected merged"
+        yield Problem(path, text)
+    if config.model.relevance:
+        text = "found with model.relevance, which the served base does not have: all its tokens are kept; expected null"
+        yield Problem(path, text)
+    if trainer and trainer.result not in HF_RESULTS:
+        text = f"found with train.trainer.result {trainer.result}, expected one that transformers serve can load: "
+        yield Problem(path, text + ", ".join(HF_RESULTS))

@@ -181,8 +181,9 @@ class ClusterConfig(Section):
     evaluate_replica_count: Positive = Field(1, description="Nodes of the evaluation job.")
     evaluate_machine: JobMachineConfig | None = Field(
         None,
-        description="Machine of the evaluation job, such as {machine_type: g2-standard-8, accelerator_type: NVIDIA_L4, "
-        "accelerator_count: 1}: it needs one GPU that holds the model in fp32; null takes that of training.",
+        description="Machine of the jobs evaluate and benchmark, such as {machine_type: g2-standard-8, "
+        "accelerator_type: NVIDIA_L4, accelerator_count: 1}: it needs one GPU that holds the model in fp32; null takes "
+        "that of training.",
     )
     processes_per_replica: Literal["auto"] | Positive = Field(
         "auto", description="Ranks on each node; auto is accelerator_count, or 1 without accelerators."
@@ -254,10 +255,11 @@ class ClusterConfig(Section):
         return tuple(dict.fromkeys((self.scheduling_strategy, *fallback)))
 
     def of_job(self, job: str) -> ClusterConfig:
-        """The cluster with the nodes of one job (cache_features, train or evaluate) in place of training's."""
+        """The cluster with the nodes of one job (cache_features, train, evaluate, benchmark) in place of training's."""
         own = {
             "cache_features": (self.features_machine, self.features_replica_count),
             "evaluate": (self.evaluate_machine, self.evaluate_replica_count),
+            "benchmark": (self.evaluate_machine, 1),
         }
         if job not in own:
             return self

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.job_spec.build import JOBS, capacity_options, job_spec
+from vlmpipe.job_spec.build import capacity_options, job_spec, jobs_of
 
 # As error messages and quota requests of others spell them, read on 2026-11-22. Of other GPUs none was seen.
 GPU_NAMES = {
@@ -30,7 +29,8 @@ def quotas(config: RunConfig) -> dict[str, int]:
     """
     needed: Counter[str] = Counter()
     uri = join_uri(config.root_uri("vertex"), "runs", config.name)
-    for run, job in itertools.product(config.stage_runs().values(), JOBS):
+    runs = config.stage_runs().values()
+    for run, job in ((one, job) for one in runs for job in jobs_of(one)):
         for option in capacity_options(run, job):
             spec = job_spec(option, job, uri)
             one: Counter[str] = Counter()

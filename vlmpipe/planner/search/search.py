@@ -21,7 +21,7 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
-from vlmpipe.job_spec.build import JOBS, job_violations
+from vlmpipe.job_spec.build import job_violations, jobs_of
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
@@ -219,7 +219,9 @@ def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
     Raises ConfigError if the changed run file is not valid.
     """
     config = parse_run_config(apply_overrides(search.config.to_dict(), way.change), "a suggestion")
-    if any(found.severity == "error" for job in JOBS for found in job_violations(config, job, "gs://bucket/run")):
+    if any(
+        found.severity == "error" for job in jobs_of(config) for found in job_violations(config, job, "gs://bucket/run")
+    ):
         return None
     place = way.cluster
     memory = estimate_memory(config, search.model, place.machine, place.gpu, load=search.load, nearest=False)

@@ -22,7 +22,11 @@ def hours_beside_training(case: Scenario, cache: CacheAdvice) -> dict[str, float
     encode_hours = cache.encode_gpu_hours
     if encode_hours is not None:
         encode_hours /= case.config.cluster.of_job("cache_features").world_size
-    return {"cache_features": encode_hours if case.cached else 0.0, "evaluate": _evaluate_hours(case)}
+    return {
+        "cache_features": encode_hours if case.cached else 0.0,
+        "evaluate": _evaluate_hours(case),
+        "benchmark": None if case.config.evaluate.lmms_eval else 0.0,  # its questions are known to lmms-eval only
+    }
 
 
 def evaluation_gpu(config: RunConfig, gpu: Gpu | None) -> Gpu | None:

@@ -20,7 +20,7 @@ from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.custom_jobs import CustomJobs, Step
 from vlmpipe.rehearsal.vertex.messages import Call, Json
 
-JOB_STEPS = ("cache-features", "train", "evaluate")
+JOB_STEPS = ("cache-features", "train", "evaluate", "benchmark")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
 MOVES = {  # from -> to
     "QUEUED": {"PENDING", "RUNNING", "CANCELLING", "FAILED"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +23,14 @@ STEPS = (
     "train",
     "sync-checkpoint",
     "evaluate",
+    "benchmark",
     "decide",
     "register-model",
+    "deploy-model",
     "notify",
 )
-OF_THE_RUN = ("register-model", "notify")  # once, after all stages
+OPTIONAL = ("benchmark", "deploy-model")  # a run without the section has no such step
+OF_THE_RUN = ("register-model", "deploy-model", "notify")  # once, after all stages
 
 
 def stage_folders(folder: Path) -> dict[str, Path]:
@@ -45,6 +48,11 @@ def steps_of(stages: Sequence[str]) -> Iterator[tuple[str, str]]:
     for stage in stages:
         yield from ((stage, name) for name in STEPS if name not in OF_THE_RUN)
     yield from (("", name) for name in OF_THE_RUN)
+
+
+def without_absent(steps: Iterable[Step]) -> list[Step]:
+    """The steps, without optional ones that have not begun: most runs have none."""
+    return [step for step in steps if step.name not in OPTIONAL or step.state not in ("waiting", "skipped")]
 
 
 def with_reused_stages(steps: Sequence[Step]) -> tuple[Step, ...]:

@@ -20,7 +20,7 @@ from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
 from trainer.progress import StepRecord
 from trainer.storage.records import read_record_file, unseal
 from trainer.storage.regular_files import NotRegularFileError, open_regular
-from vlmpipe.runs.local.stages import stage_folders, steps_of, with_reused_stages
+from vlmpipe.runs.local.stages import stage_folders, steps_of, with_reused_stages, without_absent
 
 EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 METRICS_TAIL_BYTES = 1 << 14
@@ -139,10 +139,10 @@ class RunState:
 def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
     """The state of the run in `folder`. Steps that began before `since_s` belong to an earlier attempt: they wait."""
     folders = stage_folders(folder)
-    steps = [
+    steps = without_absent(
         replace(_step(folders.get(stage, folder), name, now_s, since_s), stage=stage)
         for stage, name in steps_of(list(folders))
-    ]
+    )
     state = RunState(folder.name, with_reused_stages(steps))
     train = state.step("train")
     # Until the first step is done, the file is an earlier attempt's.

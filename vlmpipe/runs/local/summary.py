@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -225,8 +224,9 @@ def evaluation_lines(evaluation: dict[str, Any]) -> list[str]:
             lines.append(f"  {name:<44} {_percent(result.get('exact_match'))}{chance}")
     for name, found in (evaluation.get("benchmarks") or {}).items():
         for metric, value in (found.get("scores") or {}).items():
-            low, high = (found.get("intervals") or {}).get(metric) or (math.nan, math.nan)
-            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<46} {value:8.3f}  ({low:.3f} to {high:.3f})")
+            low, high = (found.get("intervals") or {}).get(metric) or (None, None)
+            between = "" if low is None else f"  ({low:.3f} to {high:.3f})"
+            lines.append(f"{f'{name}: {TITLES.get(metric, metric)}':<46} {value:8.3f}{between}")
     return lines
 
 

@@ -23,7 +23,7 @@ from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.local.fault_summary import restart_lines
-from vlmpipe.runs.local.stages import steps_of, with_reused_stages
+from vlmpipe.runs.local.stages import steps_of, with_reused_stages, without_absent
 from vlmpipe.runs.local.state import EARLIER, RunState, Step, parse_record, step_of_record
 from vlmpipe.runs.local.summary import result_lines, stage_lines
 from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, stages_of_job, state_of
@@ -216,8 +216,10 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
         for title, task in tasks.items()
         if title not in named and task.state.name == "FAILED" and _is_step(task)
     }
-    steps = [_step(stage, name, tasks, files_of[stage or stages[-1]], now_s, is_over=is_over)
-             for stage, name in named.values()]  # fmt: skip
+    steps = without_absent(
+        _step(stage, name, tasks, files_of[stage or stages[-1]], now_s, is_over=is_over)
+        for stage, name in named.values()
+    )
     run_id = uri.rpartition("/")[2] or address.job_id
     state = RunState(run_id, with_reused_stages(steps))
     train = state.step("train")

@@ -143,15 +143,22 @@ def test_benchmarks_of_the_same_questions_are_compared_and_others_are_named(tmp_
         described = {
             "pope": {"format": "pope", "questions_sha256": "same"},
             "textvqa": {"format": "textvqa", "questions_sha256": digest},
+            "mme": {"format": "lmms-eval", "questions_sha256": "same", "compared": "acc"},
+            "group": {"format": "lmms-eval", "questions_sha256": "", "compared": ""},
         }
         folder = make(tmp_path, name, FIRST, evaluate={"questions": 4, "benchmarks": described})
         lines = [{"image": f"{number}.jpg", "score": score} for number, score in enumerate(scores)]
-        open_storage(str(folder)).write("benchmarks/pope.jsonl", seal_lines(lines))
+        for file in ("pope", "mme"):
+            open_storage(str(folder)).write(f"benchmarks/{file}.jsonl", seal_lines(lines))
     found = compared(tmp_path, "first", "other")
-    (row,) = found.benchmarks
-    assert (row.slice, row.metric, row.questions) == ("pope", "accuracy", 2)
-    assert [one.value for one in row.runs] == [0.5, 1.0]
-    assert found.notes == ("benchmark textvqa is left out: not all runs were asked the same questions",)
+    assert [(row.slice, row.metric, row.questions) for row in found.benchmarks] == [
+        ("pope", "accuracy", 2), ("mme", "acc", 2)
+    ]  # fmt: skip
+    assert [[one.value for one in row.runs] for row in found.benchmarks] == [[0.5, 1.0]] * 2
+    assert found.notes == (
+        "benchmark textvqa is left out: not all runs were asked the same questions",
+        "benchmark group is left out: none of its scores is a mean over questions",
+    )
 
 
 def test_time_cost_and_tokens_are_those_of_the_runs_records(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.support.pipelines.run_files import small
 from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.job_spec.build import JOBS, check_job_spec, job_spec, job_violations, reducer_count, worker_pools
+from vlmpipe.job_spec.build import check_job_spec, job_spec, job_violations, jobs_of, reducer_count, worker_pools
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.planner.cost.quotas import quotas
@@ -137,8 +137,8 @@ def test_the_wandb_project_is_in_the_training_jobs_environment() -> None:
         "train": "vlm",
         "evaluate": None,
     }
-    codes = {job: {found.code for found in job_violations(config, job, "r")} for job in JOBS}
-    assert [job for job in JOBS if "VP504" in codes[job]] == ["train"]
+    codes = {job: {found.code for found in job_violations(config, job, "r")} for job in jobs_of(config)}
+    assert [job for job in jobs_of(config) if "VP504" in codes[job]] == ["train"]
 
 
 def test_a_spec_omits_settings_that_are_not_set() -> None:
@@ -178,7 +178,8 @@ def trainer_pools(job: str = "train", **trainer: Any) -> list[dict[str, Any]]:
 
 
 def test_a_training_program_has_its_image_in_training_only() -> None:
-    images = {job: {pool["container_spec"]["image_uri"] for pool in trainer_pools(job)} for job in JOBS}
+    jobs = ("cache_features", "train", "evaluate")
+    images = {job: {pool["container_spec"]["image_uri"] for pool in trainer_pools(job)} for job in jobs}
     assert images == {"cache_features": {"ours:1"}, "train": {"mine:1"}, "evaluate": {"ours:1"}}
     container = trainer_pools()[0]["container_spec"]
     assert container["command"] == ["python", "-m", "trainer.external.launch"]
@@ -220,7 +221,7 @@ L4 = {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "acceler
 def test_jobs_beside_training_may_run_on_machines_of_their_own() -> None:
     own = "{machine_type: g2-standard-8, accelerator_type: NVIDIA_L4, accelerator_count: 1, boot_disk_size_gb: 200}"
     config = load_run_file(ROOT / "configs/llava-13b-fsdp.yaml", [f"cluster.evaluate_machine={own}"])
-    pools = {job: worker_pools(config, job, "gs://b/r") for job in JOBS}
+    pools = {job: worker_pools(config, job, "gs://b/r") for job in jobs_of(config)}
     assert pools["evaluate"][0]["machine_spec"] == L4
     assert pools["evaluate"][0]["disk_spec"]["boot_disk_size_gb"] == 200
     assert pools["evaluate"][0]["container_spec"]["args"][:2] == ["--nproc-per-node", "1"]

@@ -37,7 +37,7 @@ from trainer.errors import ConfigError
 from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.job_spec.build import JOBS, check_jobs, job_violations
+from vlmpipe.job_spec.build import check_jobs, job_violations, jobs_of
 from vlmpipe.job_spec.rules import RULES, Violation, check_spec
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 
@@ -113,7 +113,7 @@ def test_every_machine_of_the_catalogue_with_every_count_is_valid(
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
 def test_the_jobs_of_a_shipped_run_file_have_no_error(path: Path) -> None:
     config = load_run_file(path)
-    for step in JOBS:
+    for step in jobs_of(config):
         found = job_violations(config, step, "gs://example-bucket/runs/r1")
         assert [violation for violation in found if violation.severity == "error"] == []
 

@@ -30,7 +30,7 @@ EVALUATION: dict[str, Any] = {
     "images": 40,
     "images_also_in_train": 4,
     "slices": {"digit": {"exact_match": 0.95}, "sum": {"exact_match": 0.7}},
-    "benchmarks": {"pope": {"scores": {"accuracy": 0.8, "f1": 0.7}}},
+    "benchmarks": {"pope": {"scores": {"accuracy": 0.8, "f1": 0.7}}, "mmmu_val": {"scores": {"mmmu_acc": 0.4}}},
     "controls": {"shuffled_image": {"exact_match": 0.3}, "no_image": {"exact_match": 0.25}},
 }
 CHAMPION: dict[str, Any] = {"version": 3, "run_id": "run-a", "exact_match": 0.88, "held_out_sha256": "abc"}
@@ -56,6 +56,7 @@ def failed(decision: Decision) -> list[str]:
         (GateConfig(min_scores={"cider_d": 1.51}), "CIDEr-D"),
         (GateConfig(per_slice={"digit": 0.9, "sum": 0.8}), "exact match of sum"),
         (GateConfig(benchmarks={"pope": {"accuracy": 0.8, "f1": 0.71}}), "F1 of pope"),
+        (GateConfig(benchmarks={"mmmu_val": {"mmmu_acc": 0.41}}), "mmmu_acc of mmmu_val"),
         (GateConfig(min_margin_over_chance=0.71), "margin over chance"),
         (GateConfig(min_margin_over_shuffled_image=0.61), "margin over shuffled image"),
         (GateConfig(max_images_also_in_train=0.09), "share of held-out images also in training"),

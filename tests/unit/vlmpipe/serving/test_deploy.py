@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from tests.fakes.chat_model import ChatModelServer
 from tests.support.reports import make_run, write_json
 from trainer.errors import ConfigError, ExitCode
 from trainer.storage.records import read_record_file
-from vlmpipe.serving import local_server
+from vlmpipe.serving import deploy
 from vlmpipe.serving.deploy import deploy_run
-from vlmpipe.serving.openai import ChatServer
+from vlmpipe.serving.openai import CHAT_PATH
 from vlmpipe.serving.questions import held_out_questions
 
 ASKED = 6
@@ -38,13 +39,13 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, run: Path, answer: Callable[[str],
     started = []
 
     @contextlib.contextmanager
-    def serving(run_uri: str) -> Iterator[ChatServer]:
+    def serving(run_uri: str) -> Iterator[SimpleNamespace]:
         assert run_uri == str(run)
         with ChatModelServer("digits", answer) as server:
             started.append(server)
-            yield ChatServer(server.url, "digits")
+            yield SimpleNamespace(url=server.url.removesuffix(CHAT_PATH), model="digits")
 
-    monkeypatch.setattr(local_server, "serving", serving)
+    monkeypatch.setattr(deploy, "serving", serving)
     return started
 
 

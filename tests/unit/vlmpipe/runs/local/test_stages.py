@@ -18,12 +18,12 @@ from vlmpipe.runs.live_view import PlainView
 from vlmpipe.runs.local.control import log_files, read_logs
 from vlmpipe.runs.local.diagnose import diagnose_folder
 from vlmpipe.runs.local.run import Marker
-from vlmpipe.runs.local.stages import OF_THE_RUN, STEPS
+from vlmpipe.runs.local.stages import OF_THE_RUN, OPTIONAL, STEPS
 from vlmpipe.runs.local.state import RunState, read_state
 from vlmpipe.runs.local.summary import report_of
 
 BEGAN_S = 1000.0
-OF_A_STAGE = [name for name in STEPS if name not in OF_THE_RUN]
+OF_A_STAGE = [name for name in STEPS if name not in (*OF_THE_RUN, *OPTIONAL)]
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_steps_begin_with_their_stages_name_as_in_the_pipeline(run: Path) -> Non
     assert titles == [
         *(f"align-{name}" for name in OF_A_STAGE),
         *(f"finetune-{name}" for name in OF_A_STAGE),
-        *OF_THE_RUN,
+        *(name for name in OF_THE_RUN if name not in OPTIONAL),
     ]
 
 
@@ -148,3 +148,12 @@ def test_files_of_all_stages_are_checked(run: Path) -> None:
     path = run / "stages/align/steps/train.json"
     path.write_bytes(path.read_bytes().replace(b"done", b"gone"))
     assert [check.part for check in check_files(str(run)) if check.problem] == ["align: records"]
+
+
+def test_steps_that_most_runs_lack_are_shown_once_they_begin(run: Path) -> None:
+    def shown() -> set[str]:
+        return {step.name for step in read_state(run, now_s=BEGAN_S).steps}
+
+    assert shown().isdisjoint(OPTIONAL) and shown() == set(STEPS) - set(OPTIONAL)
+    record(run, *OPTIONAL, state="running")
+    assert shown() == set(STEPS)

@@ -19,19 +19,20 @@ from trainer.errors import ConfigError, ExitCode, UserError, require_package
 from trainer.storage import open_storage
 from trainer.storage.export_manifest import FOLDER, require_whole_export
 from trainer.storage.records import read_record
-from vlmpipe.serving.openai import CHAT_PATH, ChatServer
 
 START_S = 180.0
 LOG_LINES = 8
 HOST = "127.0.0.1"
 NEEDED = ("fastapi", "uvicorn", "openai")
-PROGRAM = "vlmpipe.serving.transformers_server"
+PROGRAM = "trainer.serving.transformers_server"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalServer(ChatServer):
-    """The server's process, and how to ask it."""
+@dataclass(frozen=True)
+class LocalServer:
+    """The server's process, its address up to /v1, and the model's name on it."""
 
+    url: str
+    model: str
     process: subprocess.Popen[bytes]
 
     def wait(self) -> None:
@@ -68,7 +69,7 @@ def serving(run_uri: str, *, port: int = 0) -> Iterator[LocalServer]:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             try:
                 _wait(process, port, Path(log.name))
-                yield LocalServer(f"http://{HOST}:{port}{CHAT_PATH}", str(folder), process=process)
+                yield LocalServer(f"http://{HOST}:{port}/v1", str(folder), process)
             except KeyboardInterrupt:  # Ctrl-C, which the server got too
                 pass
             finally:

@@ -1,0 +1,1 @@
+"""The exported model behind a server on this machine."""
