@@ -15,7 +15,7 @@ from benchmarks.support.processes import announce, first_ranks_answer
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench, cases_in_time
 from benchmarks.support.tiny_run import TinyRun
-from benchmarks.training.strategy_cases import COMMON, LANGUAGE
+from benchmarks.training.strategies.cases import COMMON, LANGUAGE
 from tests.support.trainer.measure_memory import measure
 from tests.support.trainer.memory_cases import Case
 from trainer.distributed.process import start_worker

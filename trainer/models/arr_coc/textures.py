@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from trainer.config.arr_coc.channels import CHANNELS
 
 TEXTURES_VERSION = 1  # part of cached features' key: raise it when a channel changes
+BAND_PIXELS = 50_000  # whose colours are converted at once
 GREY_LEVELS = 16  # of the histogram in a cell
 EDGE = 0.1  # gradient magnitude above which a pixel is on an edge
 # sRGB to CIE XYZ (IEC 61966-2-1), and the D65 white point of the 2 degree observer.
@@ -37,7 +38,7 @@ def textures_of(image: Tensor, side: int) -> Tensor:
     sobel_x, sobel_y, laplacian = _filtered(grey)
     magnitude = torch.sqrt((sobel_x**2 + sobel_y**2) / 2)
     colour = _means(image, side)
-    lab = _to_lab(_means(compressed_xyz(image), side))  # of the means: the last step to L*a*b* is linear
+    lab = _to_lab(_compressed_means(image, side))  # of the means: the last step to L*a*b* is linear
     edges = (sobel_x, sobel_y, magnitude, (magnitude > EDGE).float(), laplacian.abs_())
     red, green, blue, lightness, lab_a, lab_b = *colour, *lab
     sobel_x, sobel_y, magnitude, density, laplacian = (_means(plane[None], side)[0] for plane in edges)
@@ -155,6 +156,16 @@ def _cells(grey: Tensor, side: int) -> Tensor:
     """(rows, columns, pixels of a cell)"""
     rows, columns = grey.shape[0] // side, grey.shape[1] // side
     return grey.view(rows, side, columns, side).transpose(1, 2).flatten(2)
+
+
+def _compressed_means(image: Tensor, side: int) -> Tensor:
+    """`compressed_xyz` averaged over cells, a band of rows at a time.
+
+    Temporaries of a band stay in the processor's cache, and the allocator keeps them, where those of a whole image are
+    mapped anew each time.
+    """
+    rows = max(1, BAND_PIXELS // (side * image.shape[2]))
+    return torch.cat([_means(compressed_xyz(band), side) for band in image.split(rows * side, dim=1)], dim=1)
 
 
 def _deviation(cells: Tensor) -> Tensor:

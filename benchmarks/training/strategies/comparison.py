@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.support.report import Report
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Measured
-from benchmarks.training.strategy_cases import EQUAL, GROUPS, ROUNDED, Group, TimedRun
+from benchmarks.training.strategies.cases import EQUAL, GROUPS, ROUNDED, Group, TimedRun
 
 NOTES = {
     "strategies": "Strategies: rounds of a step in real processes under torchrun with gloo's collectives, on the same "
@@ -48,7 +48,7 @@ def beside_their_baselines(bench: Bench, part: str) -> None:
     bench.expect(len(groups))
     for name, group in groups.items():
         found = bench.call_within(
-            name, "benchmarks.training.strategy_steps:time_group",
+            name, "benchmarks.training.strategies.steps:time_group",
             {"name": name, "rounds": bench.rounds, "quick": bench.quick},
             ranks=group.processes, most=bench.rounds, kind="rounds",
         )  # fmt: skip

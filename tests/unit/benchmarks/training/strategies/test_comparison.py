@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.support.report import Report, UnfairError
 from benchmarks.support.tiny_run import drawn_batches
-from benchmarks.training.strategies import require_losses
-from benchmarks.training.strategy_cases import EQUAL, GROUPS, MICRO_BATCHES, ROUNDED, ROWS, START_STEP, TimedRun
+from benchmarks.training.strategies.cases import EQUAL, GROUPS, MICRO_BATCHES, ROUNDED, ROWS, START_STEP, TimedRun
+from benchmarks.training.strategies.comparison import require_losses
 from trainer.strategies.registry import strategy_names
 
 LOSSES = [4.0, 3.0, 2.0, 1.5, 1.25]

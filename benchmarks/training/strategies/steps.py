@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.support.processes import announce
 from benchmarks.support.timing import Clock, Measured, RoundLimit, interleaved
 from benchmarks.support.tiny_run import drawn_batches, strategy_of
-from benchmarks.training.strategy_cases import GROUPS, MICRO_BATCHES, START_STEP
+from benchmarks.training.strategies.cases import GROUPS, MICRO_BATCHES, START_STEP
 from tests.support.trainer.memory_cases import Case
 from trainer.distributed.data_parallel_rank import replica_of
 from trainer.distributed.process import ProcessContext, start_worker

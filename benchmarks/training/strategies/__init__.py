@@ -1,0 +1,1 @@
+"""Strategies and features of training beside their baselines."""
