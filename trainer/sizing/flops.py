@@ -95,7 +95,9 @@ def flops_per_sequence(
     except those for the gradient of its input if only matrices are trained. The same holds for the projector.
     """
     reaches_projector = shape.trains_projector or (not cached and shape.trains_tower)
-    reaches_language = reaches_projector or any(shape.trained[part] for part in BEFORE_HEAD)
+    # Without adapted layers, what counts as adapters is a relevance module, which gets no gradient through the layers.
+    before_head = [part for part in BEFORE_HEAD if part != "adapters" or shape.adapters]
+    reaches_language = reaches_projector or any(shape.trained[part] for part in before_head)
     reaches_layers = reaches_projector or bool(shape.trained["embedding"])
     head_products = int(reaches_language) + int("head" not in shape.frozen)
 
@@ -119,16 +121,17 @@ def flops_per_sequence(
     own_products = _trained_share(shape) * layers  # for the gradients of weights
     head = 2 * label_tokens * language.hidden * shape.vocabulary
     again_in_head = head * (loss_chunks - 1) / loss_chunks if head_products and loss_chunks > 1 else 0
+    passes = shape.selections
     return SequenceFlops(
         tower=PartFlops() if cached else _tower(shape, feature_layer).times(images),
         projector=_projector(shape, reaches_inputs=not cached and shape.trains_tower).times(images),
         language_layers=PartFlops(
             layers, _rounded(reached * layers + own_products) - unreached, _rounded(again * (layers - last_products))
-        ),
-        adapters=PartFlops(adapters, 2 * adapters, adapters - last_of_adapters if again else 0),
+        ).times(passes),
+        adapters=PartFlops(adapters, 2 * adapters, adapters - last_of_adapters if again else 0).times(passes),
         # Two products forward; four backward, even with frozen weights.
-        attention=PartFlops(attention, _rounded(2 * attention * reached), _rounded(attention * again)),
-        head=PartFlops(head, head_products * head, again_in_head),
+        attention=PartFlops(attention, _rounded(2 * attention * reached), _rounded(attention * again)).times(passes),
+        head=PartFlops(head, head_products * head, again_in_head).times(passes),
     )
 
 

@@ -131,6 +131,7 @@ class ModelShape:
     quantized: int = 0  # frozen weights of the language layers that rest in 4 bits
     quantized_bytes: int = 0  # that these take, scales and tables included
     counted: CountedFlops | None = None  # None: FLOPs follow from the widths
+    selections: int = 1  # passes of the language model that a training step makes: those that relevance draws
     in_8_bits: int = 0  # trained parameters whose moments `train.optimizer.name` adamw_8bit stores in 8 bits
 
     def __hash__(self) -> int:

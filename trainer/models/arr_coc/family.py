@@ -67,7 +67,8 @@ class ArrCocFamily(QwenVlFamily):
             count = count_parameters(RelevanceModule(config.relevance, width, ())) if config.relevance.learns else 0
         parameters = {**shape.parameters, "adapters": shape.parameters["adapters"] + count}
         kept = config.relevance.at_most(shape.image_tokens)
-        return dataclasses.replace(shape, parameters=parameters, image_tokens=kept)
+        selections = config.relevance.samples if config.relevance.learns else 1
+        return dataclasses.replace(shape, parameters=parameters, image_tokens=kept, selections=selections)
 
     def initial_weights(self, config: ModelConfig, tokenizer: Any) -> Weights:  # type: ignore[override]
         base = super().initial_weights(config, tokenizer)

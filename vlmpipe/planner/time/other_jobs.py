@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from trainer.sizing.flops import flops_per_sequence
@@ -49,7 +50,7 @@ def _evaluate_hours(case: Scenario) -> float | None:
     asked = min(samples, evaluate.max_samples or samples)
     rounds = 1 + len(evaluate.controls)
     sample = flops_per_sequence(
-        shape,
+        dataclasses.replace(shape, selections=1),
         sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
         images=load.images_per_sequence / load.samples_per_sequence,
         label_tokens=0,

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.trainer.native_models import picture
 from tests.support.trainer.native_sequences import config_of, tokenizer_of
@@ -22,6 +24,7 @@ from trainer.models.arr_coc.generation import relevance_of_prompts
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import image_form_of, image_tokens_of
 from trainer.models.registry import family_of
+from trainer.sizing.flops import flops_per_sequence
 
 FAMILIES = sorted(GRID_FAMILIES)
 SIZES = ((40, 24), (24, 56), (16, 16), (64, 32))  # 15, 21, 4 and 32 tokens
@@ -238,3 +241,28 @@ def first_labels(config: ModelConfig, numbers: list[int]) -> list[int]:
     """Of each sample, the place of its first label among all."""
     counts = [rows_of(config, [[number]])[0].label_tokens for number in numbers]
     return [sum(counts[:place]) for place in range(len(counts))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("freeze", [("tower", "projector", "language_model"), ()], ids=["base frozen", "all trained"])
+def test_each_selection_costs_what_the_planner_counts(family: str, freeze: tuple[str, ...]) -> None:
+    """Beside what one step computes whatever it draws. With a frozen base no pass goes backward."""
+    counted, planned = [], []
+    for samples in (2, 5):
+        config, model = built(family, {"max_tokens": 4, "samples": samples}, freeze=freeze)
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(not freeze or name.startswith("relevance."))
+        # The CPU's fused attention kernel has no formula in torch's counter: it would count as nothing.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            loss_of(config, model, [[0, 1], [2, 3]], train=True).backward()
+        counted.append(counter.get_total_flops())
+        rows = rows_of(config, [[0, 1], [2, 3]])
+        starts = [np.flatnonzero(np.append(row.position_ids[0] == 0, True)) for row in rows]  # of samples, then padding
+        pairs = sum(int((np.diff(start)[:-1] ** 2).sum()) for start in starts)
+        labels = int((torch.as_tensor(np.stack([row.labels for row in rows])) >= 0).sum())
+        row = flops_per_sequence(
+            family_of(config).shape(config), sequence_length=LENGTH, images=2, label_tokens=labels / 2,
+            cached=False, activation_checkpointing="none", sample_pairs=pairs / 2,
+        )  # fmt: skip
+        planned.append(2 * row.total)
+    assert counted[1] - counted[0] == pytest.approx(planned[1] - planned[0], rel=0.01)
