@@ -55,7 +55,7 @@ class Processes(HostDiscovery):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--least", type=int, required=True, help="processes with which training goes on")
+    parser.add_argument("--least", type=int, required=True, help="processes with which training continues")
     parser.add_argument("--replace-after-s", type=float, default=30.0, help="after which a lost one is replaced")
     parser.add_argument("program", nargs=argparse.REMAINDER)
     given = parser.parse_args()

@@ -41,10 +41,10 @@ class Files:
         self._given, self._noted, self._saved = given, 0, 0
 
     def resume(self, folder: Path, state: Any) -> None:
-        told = json.loads((folder / STATE).read_text())
+        content = json.loads((folder / STATE).read_text())
         state.optimizer.load_state_dict(torch.load(folder / OPTIMIZER))
-        state.sampler.load_state_dict(told["sampler"])
-        state.step, state.log = told["global_step"], told["log_history"]
+        state.sampler.load_state_dict(content["sampler"])
+        state.step, state.log = content["global_step"], content["log_history"]
         self._noted = self._saved = state.step
 
     def committed(self, state: Any) -> None:
@@ -62,8 +62,8 @@ class Files:
         folder = self._given.checkpoints / f"checkpoint-{state.step}"
         self.save_model(state.model, folder)
         torch.save(state.optimizer.state_dict(), folder / OPTIMIZER)
-        told = {"global_step": state.step, "max_steps": self._given.steps, "log_history": state.log}
-        (folder / STATE).write_text(json.dumps({**told, "sampler": state.sampler.state_dict()}))
+        content = {"global_step": state.step, "max_steps": self._given.steps, "log_history": state.log}
+        (folder / STATE).write_text(json.dumps({**content, "sampler": state.sampler.state_dict()}))
         self._saved = state.step
 
     def save_model(self, model: Any, folder: Path) -> None:

@@ -28,7 +28,7 @@ class Trainer(workflow.CustomSeq2SeqTrainer):
 
 
 class Stop(TrainerCallback):
-    """After SIGTERM LLaMA-Factory saves a checkpoint, and would go on to a model and exit code 0."""
+    """After SIGTERM LLaMA-Factory saves a checkpoint, and would continue to a model and exit code 0."""
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step < state.max_steps:

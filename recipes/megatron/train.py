@@ -109,8 +109,8 @@ class Training:
         self._optimizer = Optimizer(given, self._model)
         self._step, self._log, self._asked_to_stop = 0, [], torch.zeros(1, device=device)
         if given.resume:
-            told = json.loads((given.resume / STATE).read_text())
-            self._step, self._log = told["global_step"], told["log_history"]
+            content = json.loads((given.resume / STATE).read_text())
+            self._step, self._log = content["global_step"], content["log_history"]
             self._optimizer.load_state(torch.load(given.resume / OPTIMIZER), self._step)
         signal.signal(signal.SIGTERM, lambda *_: self._asked_to_stop.fill_(1))
 
@@ -154,8 +154,8 @@ class Training:
         self._save_model(state["weights"], folder)
         if dist.get_rank() == 0:
             torch.save(state, folder / OPTIMIZER)
-            told = {"global_step": self._step, "max_steps": self._given.steps, "log_history": self._log}
-            (folder / STATE).write_text(json.dumps(told))
+            content = {"global_step": self._step, "max_steps": self._given.steps, "log_history": self._log}
+            (folder / STATE).write_text(json.dumps(content))
 
     def _save_model(self, whole: dict[str, torch.Tensor], folder: Path) -> None:
         if dist.get_rank() == 0:

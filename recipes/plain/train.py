@@ -39,8 +39,8 @@ if args.resume:
     state = torch.load(args.resume / "optimizer.pt")
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
-    told = json.loads((args.resume / "trainer_state.json").read_text())
-    done, log = told["global_step"], told["log_history"]
+    content = json.loads((args.resume / "trainer_state.json").read_text())
+    done, log = content["global_step"], content["log_history"]
 
 
 def tokens(text, images):

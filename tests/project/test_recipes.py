@@ -36,7 +36,7 @@ def test_a_recipe_is_a_run_file_with_a_trainer_whose_files_exist(path: Path) -> 
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_recipe_s_job_on_vertex_keeps_the_rules_of_job_specs(path: Path) -> None:
+def test_every_recipe_keeps_the_rules_of_job_specs_on_vertex(path: Path) -> None:
     account = "gcp={service_account: trainer@example-project.iam.gserviceaccount.com}"
     trainer = load_run_file(path).train.trainer
     assert trainer

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from kubeflow_trainer_api.models.trainer_v1alpha1_trainer_status import TrainerV1alpha1TrainerStatus
 
+from tests.support.paths import ROOT
+from trainer.config.job import JobConfig, RunPaths
 from trainer.external.progress_endpoint import ProgressEndpoint
+from trainer.monitoring.trackers import TensorBoardLog, open_trackers
 from trainer.monitoring.train_job_status import (
     CA_CERT,
     INTERVAL_S,
@@ -20,6 +23,7 @@ from trainer.monitoring.train_job_status import (
     open_train_job_status,
     status_of,
 )
+from vlmpipe.config.run_config import load_run_file
 
 VALUES = {"loss": 0.5, "step_s": 2.0, "tokens_per_s": float("nan"), "reduction_server": "active"}
 
@@ -61,6 +65,19 @@ def test_the_first_step_and_the_last_are_posted(
         tracker.close()
         assert (endpoint.posted.step, endpoint.posted.total_steps, endpoint.posted.loss) == (40, 40, 1 / 40)
     assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_a_trainjob_trains_has_this_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_run_file(ROOT / "configs/digits.yaml").to_run_json(RunPaths(run_id="r", root_uri=str(tmp_path)))
+    job = JobConfig.model_validate(settings)
+    with ProgressEndpoint(tmp_path) as endpoint:
+        assert opened(monkeypatch, 40, **endpoint.variables)
+        trackers = open_trackers(job, 40)
+        assert [type(one) for one in trackers] == [TensorBoardLog, TrainJobStatus]
+        for one in trackers:
+            one.write(7, {"loss": 0.5})
+            one.close()
+        assert (endpoint.posted.step, endpoint.posted.total_steps) == (7, 40)
 
 
 def test_a_refused_post_is_one_warning_without_its_text(
