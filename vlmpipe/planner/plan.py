@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from trainer.config.compiling import CompileChoice
 from trainer.config.job import JobConfig, RunPaths
+from trainer.config.model import PARTS
 from trainer.errors import ExitCode, UserError
 from trainer.models.image_tokens import image_form_of
 from trainer.sizing.model_shape import ModelShape
@@ -257,6 +258,11 @@ def _estimated(
     case = Scenario(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
     time = external_time(config) if trainer else estimate_time(case)
     notes = [*bare.notes, *([note] if note else [])]
+    if config.model.relevance and set(PARTS) <= set(config.model.freeze):
+        notes.append(
+            f"Only the relevance module learns, {shape.trainable_parameters:,} parameters: sharding and a Reduction "
+            "Server gain nothing, and further GPUs only share the forward passes."
+        )
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):

@@ -60,10 +60,13 @@ class RelevanceVLM(QwenVLM):
         selection: of the images, which have `slots` image tokens each in `input_ids`. Other arguments: see `PackedVLM`.
         """
         inputs = Packed(input_ids, position_ids, label_index, label_ids, selection, samples)
+        # First here, so last in the backward pass: the module's gradients are ready in the same order on every rank,
+        # whatever images it has. ZeRO-2 sums them in that order.
+        idle = self.relevance.idle()
         with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
             features = images if encoded or self.tower is None else self.encode(images, image_grids)
             require_tokens(len(features), image_tokens)
-            projected = self.project(features[:, : -len(CHANNELS)]).split(sizes_of_images(selection))
+            projected = self.project(features[:, : -len(CHANNELS)])
         found = self.relevance_of(input_ids, features[:, -len(CHANNELS) :], selection)
         if not (self.training and self.relevance.config.learns):
             questions = question_ids(input_ids, selection)
@@ -71,7 +74,7 @@ class RelevanceVLM(QwenVLM):
                 self.relevance.select(one, grid, questions[sample])
                 for one, grid, sample in zip(found, selection.grids, selection.image_samples, strict=True)
             ]
-            return self.losses(inputs, projected, kept).sum() + self.relevance.idle() * self.training
+            return self.losses(inputs, projected, kept).sum() + idle * self.training
         draws = [
             self.relevance.draw(one, grid, seed)
             for one, grid, seed in zip(found, selection.grids, selection.seeds, strict=True)
@@ -88,7 +91,7 @@ class RelevanceVLM(QwenVLM):
             log_probs = log_probs.index_add(1, owners, torch.stack([draw.log_probs for draw in draws], dim=1))
         costs = torch.zeros_like(losses.detach()).index_add(1, owners, tokens.T.to(losses))
         policy = policy_loss(log_probs, -losses.detach() - self.relevance.config.token_cost * costs)
-        policy = policy + self.relevance.idle()
+        policy = policy + idle
         return losses.mean(0).sum() + policy - policy.detach()
 
     def relevance_of(self, input_ids: Tensor, textures: Tensor, selection: SelectionInputs) -> list[Relevance]:
@@ -101,15 +104,15 @@ class RelevanceVLM(QwenVLM):
             for image, sample in zip(textures.split(sizes_of_images(selection)), selection.image_samples, strict=True)
         ]
 
-    def losses(self, inputs: Packed, projected: Sequence[Tensor], kept: Sequence[Kept]) -> Tensor:
+    def losses(self, inputs: Packed, projected: Tensor, kept: Sequence[Kept]) -> Tensor:
         """Summed loss of each sample's label tokens with these tokens of each image: (samples,).
 
-        projected: (tokens, levels x hidden) of each image.
+        projected: (tokens, levels x hidden) of all images.
         """
         laid = inputs.with_kept(kept, int(self.model.config.image_token_id), padding=pad_id(self.model))
-        width = self.model.config.text_config.hidden_size * (1 + self.num_levels)
-        pooled_tokens = [one.pool(tokens) for one, tokens in zip(kept, projected, strict=True)]
-        first = torch.cat(pooled_tokens) if kept else self.model.lm_head.weight.new_zeros(0, width)
+        of_images = projected.split(sizes_of_images(inputs.selection)) if kept else ()
+        # Without images the projector's output stays in the graph: its weights have gradients on every rank.
+        first = torch.cat([one.pool(own) for one, own in zip(kept, of_images, strict=True)]) if kept else projected
         mask = block_diagonal_mask(self.language_model.config, laid.position_ids[0], laid.samples)
         hidden, levels = self.embed(laid.input_ids, first)
         hidden = self.language_model(
@@ -120,10 +123,6 @@ class RelevanceVLM(QwenVLM):
             self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, of_samples
         )
         return -found
-
-    @property
-    def num_levels(self) -> int:
-        return len(getattr(self.model.config.vision_config, "deepstack_visual_indexes", ()))
 
 
 class TracedVLM(QwenVLM):

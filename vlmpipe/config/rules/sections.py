@@ -21,6 +21,8 @@ from vlmpipe.config.validation_errors import Problem
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
+# zero3 gathers weights in each call, and a rank calls the module once for each of its own images.
+RELEVANCE_STRATEGIES = ("ddp", "fsdp", "zero1", "zero2")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
 
 
@@ -101,8 +103,8 @@ def _video_problems(config: RunConfig) -> Iterator[Problem]:
 def _relevance_problems(config: RunConfig) -> Iterator[Problem]:
     """What a model that selects visual tokens cannot do."""
     train = config.train
-    if train.strategy != "ddp":
-        text = f"found {train.strategy} with model.relevance, whose 0.4M parameters need no sharding; expected ddp"
+    if train.strategy not in RELEVANCE_STRATEGIES:
+        text = f"found {train.strategy} with model.relevance, expected one of {', '.join(RELEVANCE_STRATEGIES)}"
         yield Problem("train.strategy", text)
     if train.context_parallel > 1:
         text = f"found {train.context_parallel} with model.relevance, which selects from whole images; expected 1"

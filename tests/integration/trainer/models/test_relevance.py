@@ -1,4 +1,4 @@
-"""Training of relevance on a frozen base: equal on one and two processes, cached and online, resumed and not."""
+"""Training of relevance: equal on one and two processes by every strategy, cached and online, resumed and not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.short_form import chosen
 from tests.support.trainer.native_runs import STEPS, STOP_STEP, base_of
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
 from tests.support.trainer.tiny_native import model_section
 from trainer.checkpoint.sync import sync_run
 from trainer.models.arr_coc.module import FILE, load_relevance
 from trainer.storage import open_storage
+from vlmpipe.config.rules.sections import RELEVANCE_STRATEGIES
 
 FROZEN = ["tower", "projector", "language_model"]
 
@@ -37,3 +39,25 @@ def test_one_process_equals_two_cached_online_and_resumed(tmp_path: Path) -> Non
     assert FILE in described["files"]
     module = load_relevance(Path(open_storage(one.run.run_uri).fetch(f"export/{FILE}")))
     assert module.config == one.model.relevance
+
+
+# What learns beside the relevance module: nothing, adapters on the language model, or all but the tower.
+STAGES: dict[str, dict[str, Any]] = {
+    "relevance": {"freeze": FROZEN},
+    "adapter": {"freeze": ["tower", "projector"], "lora": {"rank": 4}},
+    "full": {"freeze": ["tower"]},
+}
+SHARDED = [name for name in RELEVANCE_STRATEGIES if name != "ddp"]
+
+
+@pytest.mark.parametrize("stage", chosen(STAGES, lambda name: name != "adapter"))
+def test_every_strategy_on_two_processes_equals_one(tmp_path: Path, stage: str) -> None:
+    model = model_section("qwen3_vl", relevance={"max_tokens": 4}, **STAGES[stage])
+    changes: dict[str, Any] = base_of(tmp_path, "qwen3_vl") | {"model": model}
+    one = make_run(tmp_path, "one", changes, features="off")
+    train_runs([one], processes=1)
+    others = [make_run(tmp_path, name, changes | {"train.strategy": name}, features="off") for name in SHARDED]
+    train_runs(others, processes=2)
+    assert len(set(losses(one))) == STEPS
+    for other in others:
+        assert losses(other) == pytest.approx(losses(one), rel=1e-5), other.train.strategy
