@@ -245,7 +245,8 @@ def _benchmarks(config: RunConfig) -> Iterator[Finding]:
             yield Finding("benchmarks", "unchecked", f"lmms-eval reads {tasks} in the step benchmark")
         else:
             require_ready(lmms_eval)
-            yield Finding("benchmarks", "ok", f"lmms-eval is installed; it reads {tasks} in the step benchmark")
+            text = f"{lmms_eval.python} can be started; lmms-eval reads {tasks} in the step benchmark"
+            yield Finding("benchmarks", "ok", text)
 
 
 def _batch(config: RunConfig) -> Iterator[Finding]:

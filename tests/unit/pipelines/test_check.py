@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_files_of_benchmarks_are_read_and_compared_with_their_format(tmp_path: P
     assert [one.state for one in findings] == ["ok", "unchecked", "failed"]
     assert findings[0].text == "pope: 2 questions of pope about 2 images"
     assert findings[2].code == ExitCode.DATA and "is not DocVQA's single-document task" in findings[2].text
+
+
+@pytest.mark.usefixtures("unplanned")
+@pytest.mark.parametrize(
+    ("python", "state", "said"),
+    [
+        (sys.executable, "ok", "can be started; lmms-eval reads pope in the step benchmark"),
+        ("nowhere/python", "failed", "nowhere/python is no program"),
+        ("", "unchecked", "lmms-eval reads pope in the step benchmark"),
+    ],
+)
+def test_the_python_of_lmms_eval_is_looked_for(python: str, state: str, said: str) -> None:
+    findings = check_run(small(evaluate__lmms_eval={"tasks": ["pope"], "python": python}))
+    (found,) = (one for one in findings if one.subject == "benchmarks")
+    assert found.state == state and said in found.text
 
 
 @pytest.mark.usefixtures("unplanned")

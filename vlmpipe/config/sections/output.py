@@ -49,7 +49,7 @@ class GateConfig(Section):
     benchmarks: dict[str, dict[str, NonNegative]] = Field(
         default_factory=dict,
         description="Least scores of single benchmarks of evaluate.benchmarks, by name, for example "
-        "{pope: {accuracy: 0.8}}.",
+        "{pope: {accuracy: 0.8}}, and of tasks of evaluate.lmms_eval, by lmms-eval's names of scores.",
     )
     max_regression: Fraction | None = Field(
         0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -266,6 +267,20 @@ def test_files_of_benchmarks_are_read_before_training_and_found_from_any_folder(
     overrides["evaluate"]["benchmarks"][0]["format"] = "chartqa"
     with pytest.raises(DataError, match="is not ChartQA's list of questions"):
         resolved(config, overrides=json.dumps(overrides))
+
+
+def test_lmms_eval_is_found_from_any_folder(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
+    section = {"tasks": ["mine"], "include_path": "tasks", "python": sys.executable}
+    overrides = json.dumps({"evaluate.lmms_eval": section})
+    with pytest.raises(DataError, match="holds no task"):
+        resolved(config, overrides=overrides)
+    (tmp_path / "tasks/mine.yaml").write_text("task: mine")
+    found = resolved(config, overrides=overrides)
+    assert found.config.evaluate.lmms_eval and found.config.evaluate.lmms_eval.include_path == str(tmp_path / "tasks")
+    assert [pool["replica_count"] for pool in found.benchmark_pools] == [1]
+    assert resolved(config).benchmark_pools == []
 
 
 def test_a_stage_before_the_last_has_a_run_folder_inside_that_of_the_run(staged: RunConfig, tmp_path: Path) -> None:

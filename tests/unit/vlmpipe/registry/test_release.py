@@ -147,10 +147,12 @@ def test_a_hostile_slice_name_does_not_break_the_card_table(run: Path) -> None:
 
 def test_the_model_card_has_the_scores_of_benchmarks_with_their_intervals(run: Path) -> None:
     described = {"format": "pope", "questions": 3000, "scores": {"f1": 0.5}, "intervals": {"f1": [0.4, 0.6125]}}
-    edit(run / "evaluate.json", benchmarks={"pope-random": described})
+    without = {"format": "lmms-eval", "questions": 24, "scores": {"pope_precision": 0.6}, "intervals": {}}
+    edit(run / "evaluate.json", benchmarks={"pope-random": described, "pope": without})
     decide_run(str(run))
     text = Path(register_run(str(run)).model_uri, "README.md").read_text()
     assert "| pope-random | pope | 3,000 | F1 | 0.500 (0.400 to 0.613) |" in text
+    assert "| pope | lmms-eval | 24 | pope_precision | 0.600 |" in text
 
 
 @pytest.mark.parametrize("name", ["config.json", "vlmpipe.json"])

@@ -13,7 +13,7 @@ from vlmpipe.config.validation_errors import RunFileError
 
 TASKS = {"tasks": ["pope", "mmmu_val"]}
 POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"}
-LORA = {"export": "adapter"}
+OPAQUE = {"name": "mine", "command": ["train"], "result": "opaque", "evaluate_command": ["evaluate"]}
 
 
 def config(**changes: Any) -> RunConfig:
@@ -30,6 +30,8 @@ def test_the_gate_takes_any_score_of_a_task() -> None:
     ("changes", "said"),
     [
         ({"evaluate__benchmarks": [POPE]}, "found pope, which evaluate.benchmarks has too"),
+        ({"model__lora": {"rank": 4, "export": "adapter"}}, "transformers serve does not serve; expected merged"),
+        ({"train__trainer": OPAQUE}, "train.trainer.result opaque, expected one that transformers serve can load"),
         ({"evaluate__lmms_eval": {"tasks": ["pope", "pope"]}}, "found task pope twice"),
         ({"evaluate__lmms_eval": {"tasks": []}}, "evaluate.lmms_eval.tasks"),
         ({"evaluate__lmms_eval": {"tasks": ["pope,mme"]}}, "evaluate.lmms_eval.tasks"),
