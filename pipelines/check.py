@@ -18,6 +18,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.model_folders import bucket_address
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
+from vlmpipe.config.sections.sweep import baseline_of, variants_of
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.planner.chat_template import prove_chat_template
@@ -49,10 +50,29 @@ def check_run(config: RunConfig) -> list[Finding]:
     """Check everything that needs no network, no GPU and no job; of several stages each."""
     findings = [Finding("run file", "ok", f"{config.name}: all fields are known and in range")]
     findings += of_stages({name: _check_training(run) for name, run in config.stage_runs().items()})
+    if config.sweep:
+        findings += _check_variants(config, findings)
     if config.tune:
         findings += _caught("tuning", _tuning, config)
     findings += [Finding("settings", "warning", str(problem)) for problem in warnings(config)]
     return findings
+
+
+def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Finding]:
+    """What is wrong with variants of the sweep and not with the run file itself, once, by the first that has it."""
+    assert config.sweep
+    variants = variants_of(config.sweep)
+    known = {(one.subject.rpartition(": ")[2], one.text) for one in of_run}
+    for variant in variants:
+        *_, run = config.variant(variant).stage_runs().values()
+        settings = [str(one) for one in warnings(run) if one.field != "gate"]
+        found = [*_check_training(run), *(Finding("settings", "warning", text) for text in settings)]
+        for one in found:
+            if one.state in ("failed", "warning") and (one.subject, one.text) not in known:
+                known.add((one.subject, one.text))
+                yield replace(one, subject=f"variant {variant.name}: {one.subject}")
+    trainings = f"{len(variants)} variants x {config.sweep.starts} starts, compared with {baseline_of(config.sweep)}"
+    yield Finding("sweep", "ok", trainings)
 
 
 def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:

@@ -28,7 +28,7 @@ from vlmpipe.planner.cost.approval import (
     spending_of,
 )
 from vlmpipe.planner.cost.quotas import quotas
-from vlmpipe.planner.stages import plan_whole_run
+from vlmpipe.planner.sweep import plan_config
 from vlmpipe.runs.vertex.names import Address, RunRecord
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def submit_run(
     require_vertex(config)
     require_data_in_cloud(config)
     address = endpoint(config.gcp.location)
-    spending = spending_of(config, plan_whole_run(config))
+    spending = spending_of(config, plan_config(config))
     fail_on_error(spending, force=force)  # before compiling, which would name only the jobs' errors
     limit_usd = config.plan.confirm_above_usd
     if template:

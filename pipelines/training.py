@@ -7,6 +7,12 @@
 With several stages, all steps but the last for each of them, in whose names the stage comes first. The next stage
 begins where the one before was accepted; find-stage sees whether an earlier attempt of the run has done that already.
 
+A sweep (section sweep) ends otherwise. Behind the last stage's resolve-run its variants' data are prepared, each once,
+and its jobs run side by side:
+
+    open-sweep -> for each preparation: prepare-data -> cache-features (job)
+        -> list-jobs -> for each job: train-variants (job) -> compare-variants
+
 With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data;
 all inside an exit handler, notify, and with notify.email inside a second one, mail. Caching of steps is off everywhere:
 the service's own key ignores image digests and environment, and prepared data and features are addressed by their
@@ -39,10 +45,16 @@ from components.reuse_features import reuse_features
 from components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
 from components.stages.find_stage import find_stage
 from components.stages.reuse_stage import reuse_stage
+from components.sweep.compare_variants import compare_variants
+from components.sweep.list_jobs import list_jobs
+from components.sweep.open_sweep import open_sweep
+from components.sweep.prepare_variant import prepare_variant
+from components.sweep.run_sweep_job import run_sweep_job
 from components.sync_checkpoint import sync_checkpoint
 from pipelines.targets import TARGETS, Target, TargetName, component_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import hidden_by_stages, path_in
+from vlmpipe.config.sections.sweep import SweepConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 
 
@@ -95,6 +107,9 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                     overrides=overrides,
                 ).outputs
                 is_last = stage == list(runs)[-1]
+                if is_last and config.sweep:
+                    of_stage.sweep(config.sweep, resolved["run_uri"], target)
+                    return
                 evaluated = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
                 # Behind both branches of a stage: kfp.local takes a condition on what joins branches as not met.
                 decision = of_stage.add(decide, run_uri=evaluated)
@@ -193,6 +208,22 @@ class _Steps:
             return evaluated
         benchmarking = self.add_job("benchmark", pools=resolved["benchmark_pools"], run_uri=evaluated)
         return self.collect("benchmark", benchmarking, run_uri).outputs["Output"]
+
+    def sweep(self, sweep: SweepConfig, run_uri: Any, target: TargetName) -> None:
+        """The steps from the variants' data to their comparison. One item of a loop goes to each input of its steps:
+        see `components.runtime.step_logic.shares_of`."""
+        opened = self.add(open_sweep, run_uri=run_uri)
+        with dsl.ParallelFor(opened.output, name=self.named("preparations"), parallelism=sweep.parallelism) as of_data:
+            prepared = self.add(prepare_variant, name="prepare-data", run_uri=of_data)
+            encoded = self.add_sweep_job("cache-features", of_data, target).after(prepared)
+        jobs = self.add(list_jobs, run_uri=run_uri, prepared=dsl.Collected(encoded.output))
+        with dsl.ParallelFor(jobs.output, name=self.named("jobs"), parallelism=sweep.parallelism) as job:
+            trained = self.add_sweep_job("train-variants", job, target)
+        self.add(compare_variants, run_uri=run_uri, jobs=dsl.Collected(trained.output))
+
+    def add_sweep_job(self, step: str, job: Any, target: TargetName) -> PipelineTask:
+        """A step that runs one job of a sweep."""
+        return self.add(run_sweep_job, name=step, job=job, step=step, target=target)
 
     def train_once(self, resolved: dict[str, Any]) -> Any:
         """The same, unless an earlier attempt of the run was accepted: no machine starts for a stage that is done."""

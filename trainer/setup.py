@@ -30,6 +30,7 @@ from trainer.errors import ConfigError
 from trainer.evaluation.reference_log_probs import ReferenceLogProbs
 from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
+from trainer.models.arr_coc.question_centre import centre_questions, lacks_centre
 from trainer.models.base import Family, Weights
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import image_form_of
@@ -53,6 +54,7 @@ from trainer.strategies.deepspeed.requirements import require_engine
 from trainer.strategies.registry import build_strategy as strategy_of
 from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
+CENTRE_SEQUENCES = 16  # packed sequences whose questions give their mean, on every rank the same
 MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
 
 
@@ -115,6 +117,9 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     data = open_data(job)
     built = build_model(job, family, data, replica)
     readers, loader = build_loader(job, data, built, replica, worker)
+    if lacks_centre(built.model, built.deferred):
+        rows = [loader.pack_sequence(row) for row in data.sampler.first_rows(CENTRE_SEQUENCES)]
+        built = dataclasses.replace(built, deferred=centre_questions(built.model, built.deferred, rows))
     shape = family.shape(job.model)
     compiling = _compile_choice(job, shape, worker)
     strategy, timer = build_strategy(job, family, data, built, worker, compiling)

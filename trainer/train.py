@@ -20,10 +20,11 @@ from trainer.loop import train
 CUBLAS_VARIABLE, CUBLAS_DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
+    """Train on this rank. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="trainer.train", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     stop = StopRequest()
     job = JobConfig.load(options.config)
     if job.train.deterministic:

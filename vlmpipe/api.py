@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
+    from vlmpipe.planner.sweep import SweepPlan
     from vlmpipe.runs.live_view import View
     from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.status import VertexStatus
@@ -76,16 +77,16 @@ def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
 
 
 @missing_packages()
-def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan:
+def plan(config: RunConfig, target: Target = "vertex") -> Plan | StagesPlan | SweepPlan:
     """Whether a run fits in memory, how long it takes and what it costs. `Plan.state` is "green", "amber" or "red".
 
-    A run file with stages has a StagesPlan: the plan of each, and the sums.
+    A run file with stages has a StagesPlan: the plan of each, and the sums; one with a sweep a SweepPlan, of variants.
 
     Reads prepared data's index where there is one; downloads no weights. For the target local, `Plan.cost` is None.
     """
-    from vlmpipe.planner.stages import plan_whole_run
+    from vlmpipe.planner.sweep import plan_config
 
-    return plan_whole_run(config, priced=target != "local")
+    return plan_config(config, priced=target != "local")
 
 
 @missing_packages()
@@ -135,7 +136,7 @@ def run(
         RunFailedError: The run failed or was stopped.
     """
     from pipelines.local_process import execute, pipeline_command
-    from vlmpipe.planner.stages import require_runnable
+    from vlmpipe.planner.sweep import require_runnable
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.local.run import open_run
     from vlmpipe.runs.local.summary import report_of

@@ -23,6 +23,7 @@ from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id, with_overrides
+from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
@@ -133,17 +134,13 @@ def resolve(
                 open_source(runs[name].data)
                 _with_benchmarks(runs[name], is_local=settings["target"] == "local")
     with naming_stage(stage):
-        config = runs[stage]
-        if number:
-            from components.runtime.stage_start import continued  # not above: compiling needs this module, and no numpy
-
-            config = continued(config, this, [(runs[name], paths[name]) for name in stages[:number]])
-        config, plans[stage] = _checked(config, settings, stage, this)
-        config = _with_benchmarks(config, is_local=settings["target"] == "local")
+        config, plans[stage] = _of_stage(runs, settings, stage, paths)
     for name, plan in plans.items():
         if plan:
             write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
     write_record(open_storage(this.run_uri), "run.json", config.to_run_json(this), indent=1)
+    if whole.sweep and stage == stages[-1]:
+        _open_variants(whole, whole.sweep, settings, paths)
     return Resolved(
         config=config,
         run_uri=this.run_uri,
@@ -152,6 +149,33 @@ def resolve(
         evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
         benchmark_pools=worker_pools(config, "benchmark", this.run_uri) if config.evaluate.lmms_eval else [],
     )
+
+
+def _of_stage(
+    runs: Mapping[str, RunConfig], settings: Mapping[str, Any], stage: str, paths: Mapping[str, RunPaths]
+) -> tuple[RunConfig, Plan | None]:
+    """The run file of a stage as its jobs get it, with its plan; a later one begins with the export before it."""
+    config, before = runs[stage], list(runs)[: list(runs).index(stage)]
+    if before:
+        from components.runtime.stage_start import continued  # not above: compiling needs this module, and no numpy
+
+        config = continued(config, paths[stage], [(runs[name], paths[name]) for name in before])
+    config, plan = _checked(config, settings, stage, paths[stage])
+    return _with_benchmarks(config, is_local=settings["target"] == "local"), plan
+
+
+def _open_variants(
+    whole: RunConfig, sweep: SweepConfig, settings: Mapping[str, Any], paths: Mapping[str, RunPaths]
+) -> None:
+    """Check every variant, and write what its trainings read."""
+    from components.runtime.sweep_steps import write_sweep  # not above: as continued
+
+    stage, found = settings["stage"], list[tuple[Variant, RunConfig]]()
+    for variant in variants_of(sweep):
+        runs = whole.variant(variant).stage_runs()
+        with naming_stage(variant.name, kind="variant"):
+            found.append((variant, _of_stage(runs, {**settings, "fixed": {stage: {}}}, stage, paths)[0]))
+    write_sweep(paths[stage], sweep, found)
 
 
 def _with_benchmarks(config: RunConfig, *, is_local: bool) -> RunConfig:
@@ -195,7 +219,7 @@ def _checked(
     on_vertex, elsewhere = settings["target"] == "vertex", settings["target"] != "local"
     # On this machine nothing is paid for, and planning takes seconds: plan only where a setting depends on it.
     plan = None
-    if elsewhere or config.features.cache == "auto":
+    if config.train.epochs and (elsewhere or config.features.cache == "auto"):
         from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
 
         plan = plan_run(config, priced=elsewhere)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.config.job import DataPointers, JobConfig
 from trainer.data.prepare.dataset_diff import CHANGES_FILE
+from trainer.errors import DataError
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
+from trainer.trials.files import SWEEP_FILE
 
 if TYPE_CHECKING:
     from trainer.data.prepare.pipeline import Prepared
@@ -133,7 +135,21 @@ def close_run(run_uri: str, pipeline_state: str) -> str:
         return f"{outcome}: the run file was not accepted, so there is no report"
 
     keep_calibration(run_uri)
+    if open_storage(run_uri).stat(SWEEP_FILE):
+        return f"{outcome}; {_close_sweep(run_uri)}"
     return f"{outcome}; report in {write_report(run_uri)}"
+
+
+def _close_sweep(run_uri: str) -> str:
+    """Compare again what there is: the run may have ended before the step that compares."""
+    from vlmpipe.compare.sweep.comparison import compare_sweep
+    from vlmpipe.compare.sweep.page import PAGE, write_page
+
+    try:
+        write_page(run_uri, compare_sweep(run_uri))
+    except DataError as error:
+        return f"no comparison: {error.found}"
+    return f"report in {open_storage(run_uri).uri(PAGE)}"
 
 
 def _is_number(value: Any) -> bool:

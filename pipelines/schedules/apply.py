@@ -26,7 +26,7 @@ from vlmpipe.planner.cost.approval import (
     spending_of,
 )
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
-from vlmpipe.planner.stages import plan_whole_run
+from vlmpipe.planner.sweep import plan_config
 
 if TYPE_CHECKING:
     from pipelines.templates.publish import Template
@@ -114,7 +114,7 @@ def plan_schedule(
             f"{config.name} has no schedule section",
             expected="schedule.cron at least, for example schedule.cron='0 3 * * 1'",
         )
-    spending = spending_of(config, plan_whole_run(config))
+    spending = spending_of(config, plan_config(config))
     fail_on_error(spending, force=False)
     job = config.model_copy(update={"schedule": None})  # runs do not depend on when they start
     if template:

@@ -1,6 +1,6 @@
 """`vlmpipe tune`: a search over fields of train, by Vertex AI's HyperparameterTuningJob or on this machine.
 
-Both run the same CustomJob for a trial: `trainer.tune_trial`, on the data and features of one earlier run.
+Both run the same CustomJob for a trial: `trainer.trials.tune`, on the data and features of one earlier run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainer.storage.records import read_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig, Value
 from vlmpipe.config.yaml_loader import apply_overrides
-from vlmpipe.job_spec.build import check_job_spec, job_settings, job_spec
+from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
@@ -114,17 +114,8 @@ def _search_file(tuning: TuneConfig) -> bytes:
 
 def trial_spec(search: Search) -> dict[str, Any]:
     """The CustomJobSpec of every trial, without its values. Raises ConfigError for what Vertex AI would refuse."""
-    cluster = search.config.cluster
-    spec = job_spec(search.config, "train", search.uri)
-    for pool in spec["worker_pool_specs"][:2]:
-        pool["container_spec"] = {
-            **pool["container_spec"],
-            "command": ["python", "-m", "trainer.tune_trial"],
-            "args": [
-                "--config", join_uri(search.uri, "run.json"), "--metric", search.tune.metric,
-                "--nproc-per-node", str(cluster.processes),
-            ],
-        }  # fmt: skip
+    arguments = ["--config", join_uri(search.uri, "run.json"), "--metric", search.tune.metric]
+    spec = trials_spec(search.config, search.uri, "trainer.trials.tune", arguments)
     check_job_spec(spec, region=search.config.gcp.location if search.config.gcp.project else "")
     return spec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,42 +61,21 @@ def export_checkpoint(
     _require_same_base(checkpoint, initial, sorted(frozen_weights(adapted)))
     if job.model.quantizes_base:
         initial = QuantizedWeights(initial, quantized_names(adapted))
-    files: dict[str, dict[str, int]] = {}
-
-    def send(file: Path) -> None:
-        name = file.relative_to(target).as_posix()
-        with os_errors(f"reading {file}"):
-            files[name] = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
-            store.upload(file, f"{FOLDER}/{name}", crc32c=files[name]["crc32c"])
-            file.unlink()
-
     with export_folder() as scratch:
         folder = fetch_folder(source, checkpoint, scratch)
-        target = scratch / FOLDER
-        with os_errors(f"writing {target}"):
-            target.mkdir()
         checkpoint_format = checkpoint.record.checkpoint_format
         # There is none if ema_decay was set after the run's last step.
         averaged = bool(job.train.ema_decay) and holds_average(folder, checkpoint_format)
         trained = open_weights(folder, checkpoint_format, averaged=averaged)
         weights = Merged(blueprint, trained, initial, adapters)
-        relevance = blueprint._modules.pop("relevance", None)  # beside the base, which plain transformers loads
-        store.delete(NAME)  # no export exists until all files are overwritten
-        if job.model.exports_adapter:
+
+        def write_adapter_to(target: Path) -> str:
             write_adapter(adapted, job.model, trained.read, target)
-            weights_digest = tensors_sha256((name, trained.read(name)) for name in sorted(stored_names(adapted)))
-        else:
-            written = write_weights(blueprint, weights.read, target, max_shard_bytes=max_shard_bytes, finished=send)
-            weights_digest = written.weights_sha256
-        with os_errors(f"writing {target}"):
-            family.save_settings(job.model, blueprint, tokenizer, target)
-            if isinstance(relevance, RelevanceModule):
-                save_relevance(relevance, weights.read, target)
-        for file in sorted(path for path in target.rglob("*") if path.is_file()):
-            send(file)
-    for info in store.list(FOLDER):
-        if info.name.removeprefix(f"{FOLDER}/") not in files:
-            store.delete(info.name)  # of an earlier export: from_pretrained might load it
+            return tensors_sha256((name, trained.read(name)) for name in sorted(stored_names(adapted)))
+
+        upload = _Upload(job, store, scratch / FOLDER, max_shard_bytes)
+        write = write_adapter_to if job.model.exports_adapter else None
+        weights_digest = upload.send_model(blueprint, tokenizer, weights.read, write_adapter=write)
     described = {
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
@@ -106,10 +85,87 @@ def export_checkpoint(
         "weights_sha256": weights_digest,
         "passed_over": passed_over,
         "versions": checkpoint.record.versions,
-        "files": files,
+        "files": upload.files,
     }
     write_description(store, described)
     return {**described, "reused": False}
+
+
+def export_initial(job: JobConfig) -> dict[str, Any]:
+    """Write `<run>/export/` from the weights that training would start with, for a run that trains nothing.
+
+    Returns the export's description, whose checkpoint is empty.
+    """
+    store, family = open_storage(job.run.run_uri), family_of(job.model)
+    tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
+    blueprint, initial = family.blueprint(job.model, tokenizer), family.initial_weights(job.model, tokenizer)
+    tied = dict(getattr(blueprint, "all_tied_weights_keys", {}))
+    with export_folder() as scratch:
+        upload = _Upload(job, store, scratch / FOLDER, MAX_SHARD_BYTES)
+        digest = upload.send_model(blueprint, tokenizer, lambda name: initial.read(tied.get(name, name)))
+    described = {
+        "checkpoint": "",
+        "step": 0,
+        "averaged": False,
+        "is_adapter": False,
+        "ema_decay": 0.0,
+        "weights_sha256": digest,
+        "passed_over": [],
+        "versions": {},
+        "files": upload.files,
+    }
+    write_description(store, described)
+    return described
+
+
+class _Upload:
+    """Sends an export's files to the run's folder, each as soon as it is written to `target`, a new local folder."""
+
+    def __init__(self, job: JobConfig, store: Storage, target: Path, max_shard_bytes: int) -> None:
+        self._job, self._store, self._target, self._max_shard_bytes = job, store, target, max_shard_bytes
+        self.files: dict[str, dict[str, int]] = {}
+        with os_errors(f"writing {target}"):
+            target.mkdir()
+
+    def send_model(
+        self,
+        blueprint: nn.Module,
+        tokenizer: Any,
+        read: Callable[[str], Tensor],
+        *,
+        write_adapter: Callable[[Path], str] | None = None,
+    ) -> str:
+        """Send the model's weights and settings, or an adapter in their place. Returns the weights' digest.
+
+        Args:
+            read: a weight of the blueprint by its name.
+            write_adapter: writes the adapter to a folder, and returns its digest.
+        """
+        family, target = family_of(self._job.model), self._target
+        relevance = blueprint._modules.pop("relevance", None)  # beside the base, which plain transformers loads
+        self._store.delete(NAME)  # no export exists until all files are overwritten
+        if write_adapter:
+            digest = write_adapter(target)
+        else:
+            written = write_weights(blueprint, read, target, max_shard_bytes=self._max_shard_bytes, finished=self._send)
+            digest = written.weights_sha256
+        with os_errors(f"writing {target}"):
+            family.save_settings(self._job.model, blueprint, tokenizer, target)
+            if isinstance(relevance, RelevanceModule):
+                save_relevance(relevance, read, target)
+        for file in sorted(path for path in target.rglob("*") if path.is_file()):
+            self._send(file)
+        for info in self._store.list(FOLDER):
+            if info.name.removeprefix(f"{FOLDER}/") not in self.files:
+                self._store.delete(info.name)  # of an earlier export: from_pretrained might load it
+        return digest
+
+    def _send(self, file: Path) -> None:
+        name = file.relative_to(self._target).as_posix()
+        with os_errors(f"reading {file}"):
+            self.files[name] = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+            self._store.upload(file, f"{FOLDER}/{name}", crc32c=self.files[name]["crc32c"])
+            file.unlink()
 
 
 class Merged:

@@ -280,11 +280,6 @@ class ModelConfig(Section):
             raise ValueError(f"relevance has no meaning for family {self.family}: use {' or '.join(GRID_FAMILIES)}")
         if self.exports_adapter:
             raise ValueError("relevance is exported beside a whole base: set lora.export to merged")
-        if not self.relevance.learns and set(PARTS) <= set(self.freeze) and not self.train_parameters:
-            raise ValueError(
-                "relevance could not learn: all parts of the base are frozen and relevance.estimator is none; set it "
-                "to rloo, or freeze less"
-            )
         return self
 
     @property

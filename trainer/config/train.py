@@ -87,7 +87,12 @@ class TrainConfig(Section):
         "(DeepSpeed-Ulysses). Must divide the language model's attention heads and data.sequence_length. For ddp, "
         "fsdp, hsdp and the zero strategies.",
     )
-    epochs: Positive = Field(1, le=MOST_EPOCHS, description="Passes over the training split.")
+    epochs: int = Field(
+        1,
+        ge=0,
+        le=MOST_EPOCHS,
+        description="Passes over the training split. 0, in variants of a sweep only, evaluates the model as it starts.",
+    )
     max_steps: int = Field(0, ge=0, description="Stop after N optimizer steps; 0 trains all epochs.")
     global_batch_size: Positive = Field(description="Packed sequences per optimizer step over all ranks.")
     micro_batch_size: Positive = Field(1, description="Packed sequences per forward pass on one rank.")

@@ -157,6 +157,11 @@ class PackedBatchSampler:
             epoch += 1
         return self.batch_at(sequences_before + step * self.global_batch_size)
 
+    def first_rows(self, count: int) -> list[list[int]]:
+        """Sample numbers of the first packed sequences, at most `count`."""
+        plan = self.plan(0)
+        return [plan.row(row).tolist() for row in range(min(count, self.num_sequences(0)))]
+
     def members(self, batch: GlobalBatch) -> Int64Array:
         """Sample numbers of a global batch."""
         plan = self.plan(batch.epoch)

@@ -40,8 +40,13 @@ from trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from trainer.evaluation.confusion_matrix import confusions
 from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
 from trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
-from trainer.evaluation.relevance import CONTROLS as SELECTIONS
-from trainer.evaluation.relevance import RELEVANCE_MAPS, relevance_records, selecting, summarised
+from trainer.evaluation.relevance import (
+    RELEVANCE_MAPS,
+    relevance_records,
+    selecting,
+    selection_controls,
+    summarised,
+)
 from trainer.models.base import Family
 from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
@@ -84,7 +89,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     subject = load_subject(job, worker)
     questions = held_out_questions(subject, job.evaluate.max_samples)
     mine = questions[worker.rank :: worker.world_size]
-    controls = [*job.evaluate.controls, *(SELECTIONS if job.model.relevance else ())]
+    controls = [*job.evaluate.controls, *selection_controls(job.model.relevance)]
     rounds = ["", *controls]
     answered: dict[str, list[Prediction]] = {}
     benchmarks = open_benchmarks(job)
@@ -302,10 +307,11 @@ def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
     return sample
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    """Evaluate on this rank."""
     parser = argparse.ArgumentParser(prog="trainer.evaluation.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     evaluate(JobConfig.load(options.config), start_worker())
 
 

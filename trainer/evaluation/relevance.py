@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trainer.config.arr_coc.channels import CHANNELS
+from trainer.config.arr_coc.relevance import RelevanceConfig
 from trainer.config.job import JobConfig
 from trainer.config.model import IMAGE_TOKEN
 from trainer.data.sample import Turn
@@ -29,6 +30,11 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "uniform_tokens": {"allocation": "uniform", "estimator": "none", "min_tokens": None},
 }
 Region = tuple[float, ...]
+
+
+def selection_controls(relevance: RelevanceConfig | None) -> tuple[str, ...]:
+    """The controls of a model's selection; none where it keeps all tokens, and so has no number to keep otherwise."""
+    return () if relevance is None or relevance.allocation == "full" else tuple(CONTROLS)
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,11 @@ def plan(
 ) -> None:
     """Say whether a run fits, how long it takes, what it costs. Starts nothing; exit 64 on red."""
     settings = load(config, overrides)
-    if suggest and settings.stages:
+    if suggest and (settings.stages or settings.sweep):
         raise ConfigError(
-            "--suggest with a run file of several stages, which may want different machines",
+            "--suggest with a run file of several trainings, which may want different machines",
             expected="a run file of one training",
-            fix="write one stage as a run file of its own; without --suggest all stages are planned",
+            fix="write one stage or variant as a run file of its own; without --suggest all of them are planned",
         )
     if suggest:
         if target == TargetOption.local:

@@ -96,6 +96,7 @@ def _name(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"`{{{', '.join(annotation.model_fields)}}}`"
     names = {str: "text", int: "whole number", float: "number", bool: "`true`, `false`", datetime: "date and time"}
+    names |= {Any: "any value"}
     return " ".join([names[annotation], ", ".join(_bounds(metadata))]).rstrip()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +22,7 @@ from trainer.config.model import ModelConfig
 from trainer.config.train import TrainConfig
 from vlmpipe.config.rules.secrets import secret_problems
 from vlmpipe.config.rules.sections import section_problems
+from vlmpipe.config.rules.sweep import sweep_problems
 from vlmpipe.config.rules.warnings import setting_warnings
 from vlmpipe.config.run_references import with_exports
 from vlmpipe.config.sections.cluster import ClusterConfig
@@ -34,11 +35,13 @@ from vlmpipe.config.sections.plan import PlanConfig
 from vlmpipe.config.sections.schedule import ScheduleConfig
 from vlmpipe.config.sections.stages import (
     StageConfig,
+    path_in,
     problems_of_stages,
     stage_contents,
     stage_problems,
     with_overrides,
 )
+from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.sections.tune import TuneConfig
 from vlmpipe.config.validation_errors import (
     Problem,
@@ -107,6 +110,9 @@ class RunConfig(Section):
     )
     schedule: ScheduleConfig | None = Field(None, description="Recurring runs on Vertex AI; null for none.")
     tune: TuneConfig | None = Field(None, description="A search over fields of train; null for none.")
+    sweep: SweepConfig | None = Field(
+        None, description="Variants of the run that are trained and compared; null for none. Nothing is registered."
+    )
     notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who is notified when a run ends.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs confirmation."
@@ -128,6 +134,8 @@ class RunConfig(Section):
         in_sections = _stages_problems(self) if self.stages else section_problems(self)
         if problems := [*secret_problems(self.to_dict()), *in_sections]:
             raise ProblemsError(problems)
+        if self.sweep and (of_sweep := list(_sweep_problems(self, self.sweep))):
+            raise ProblemsError(of_sweep)
         return self
 
     @cached_property
@@ -155,14 +163,21 @@ class RunConfig(Section):
             return {"": self}
         return {name: RunConfig.model_validate(content) for name, content in self._stage_contents().items()}
 
+    def _given(self, *without: str) -> dict[str, Any]:
+        """The run file without defaults, so that each stage's or variant's file knows which fields were given."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={*without})
+
     def _stage_contents(self) -> dict[str, dict[str, Any]]:
-        # Without defaults, so that each stage's file knows which fields were given.
-        given = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"stages"})
-        return stage_contents(given, self.stages)
+        return stage_contents(self._given("stages", "sweep"), self.stages)
+
+    def variant(self, variant: Variant) -> RunConfig:
+        """The run file of one variant of the sweep. Raises RunFileError that lists every problem."""
+        return _parsed(with_overrides(self._given("sweep"), variant.values), f"variant {variant.name}")
 
     def to_dict(self) -> dict[str, Any]:
         """The run file with all defaults, in JSON's types."""
-        return self.model_dump(mode="json", by_alias=True, exclude=None if self.stages else {"stages"})
+        absent = {name for name in ("stages", "sweep") if not getattr(self, name)}
+        return self.model_dump(mode="json", by_alias=True, exclude=absent)
 
     def to_run_json(self, run: RunPaths) -> dict[str, Any]:
         """The effective run file of one run, as `resolve_run` writes it and `JobConfig.load` reads it."""
@@ -183,6 +198,15 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
     """Check a run file's content. `source` names it in the error, a RunFileError that lists every problem."""
+    config = _parsed(data, source)
+    idle = [path_in(name, "train.epochs") for name, run in config.stage_runs().items() if not run.train.epochs]
+    if idle:
+        text = "found 0, which trains nothing and is for variants of a sweep; expected at least 1"
+        raise RunFileError(source, [Problem(field.removeprefix("stages.."), text) for field in idle])
+    return config
+
+
+def _parsed(data: Mapping[str, Any], source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(with_exports(data, source))
     except ValidationError as error:
@@ -191,17 +215,26 @@ def parse_run_config(data: Mapping[str, Any], source: str) -> RunConfig:
 
 def warnings(config: RunConfig) -> list[Problem]:
     """Settings that are allowed but have no effect or are probably not intended."""
-    if not config.stages:
-        return list(setting_warnings(config))
-    *earlier, last = config.stage_runs().items()
-    found = {name: [one for one in setting_warnings(run) if one.field != "gate"] for name, run in earlier}
-    return list(problems_of_stages(found | {last[0]: list(setting_warnings(last[1]))}))
+    found = {name: list(setting_warnings(run)) for name, run in config.stage_runs().items()}
+    for name in list(found) if config.sweep else list(found)[:-1]:  # their models are registered by nobody
+        found[name] = [one for one in found[name] if one.field != "gate"]
+    return problems_of_stages(found) if config.stages else found[""]
 
 
 def _stages_problems(config: RunConfig) -> list[Problem]:
     contents = config._stage_contents()
     own = list(stage_problems(config.name, config.stages, contents, is_search=config.tune is not None))
     return own or problems_of_stages({name: _problems_of(content) for name, content in contents.items()})
+
+
+def _sweep_problems(config: RunConfig, sweep: SweepConfig) -> Iterator[Problem]:
+    runs, problems = dict[str, RunConfig](), list[Problem]()
+    for variant in variants_of(sweep):
+        try:
+            runs[variant.name] = config.variant(variant)
+        except RunFileError as error:
+            problems += [Problem(f"sweep.variants.{variant.name}", f"{one.field} {one.text}") for one in error.problems]
+    yield from problems or sweep_problems(config, sweep, runs)
 
 
 def _problems_of(content: Mapping[str, Any]) -> list[Problem]:

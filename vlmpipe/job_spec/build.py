@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trainer.config.base import Section
@@ -154,6 +154,22 @@ def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
         **{name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling},
         **own,
     }
+
+
+def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """The spec of a training job whose nodes run `module`, which starts the trainer itself, with these arguments."""
+    spec = job_spec(config, "train", run_uri)
+    processes = ["--nproc-per-node", str(config.cluster.processes)]
+    for pool in spec["worker_pool_specs"][:2]:
+        task = {"command": ["python", "-m", module], "args": [*arguments, *processes]}
+        pool["container_spec"] = {**pool["container_spec"], **task}
+    return spec
+
+
+def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> dict[str, Any]:
+    """The spec of a sweep's job, whose trainings `<run_uri>/sweep.json` lists."""
+    arguments = ["--config", join_uri(run_uri, "sweep.json"), "--job", str(number)]
+    return trials_spec(config, run_uri, "trainer.trials.sweep", arguments)
 
 
 def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def architecture(config: RunConfig) -> Architecture:
         _raise(_trainable(model.model_dump_json(), pack=config.data.pack, cached=is_cached(config)))
     image_token_limit(model, config.data)
     shape = replace(_shape(model.model_dump_json()), shards_frozen=config.train.shard_frozen_weights)
-    require_something_trained(model, shape.trainable_parameters)
+    if config.train.epochs:
+        require_something_trained(model, shape.trainable_parameters)
     if is_cached(config):
         require_frozen_tower(model, shape.trained["tower"])
     return Architecture(model, shape, " and ".join(origins))

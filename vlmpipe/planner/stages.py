@@ -102,14 +102,6 @@ def plan_whole_run(config: RunConfig, *, priced: bool = True) -> Plan | StagesPl
     )
 
 
-def require_runnable(config: RunConfig) -> None:
-    """Raise UserError where planning finds a model that cannot be built or trained, for a run on this machine.
-
-    Weights that are not at hand here are left to the job, and the memory planned is that of other machines.
-    """
-    plan_whole_run(config, priced=False)
-
-
 def _train_hours_range(plan: Plan) -> tuple[float, float] | None:
     time = plan.time
     if time is None or time.train_hours is None or time.interval is None:

@@ -115,6 +115,42 @@ def line_chart(
     return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
 
 
+@dataclass(frozen=True)
+class Spot:
+    """A named point with the ends of its interval. `is_on_front`: no other is better at its cost."""
+
+    name: str
+    x: float
+    y: float
+    low: float
+    high: float
+    is_on_front: bool
+
+
+def scatter_chart(spots: Sequence[Spot], *, label: str, x_label: str) -> Markup:
+    """Named points with intervals, and the line through those on the front."""
+    y_ticks = nice_ticks(min(spot.low for spot in spots), max(spot.high for spot in spots))
+    xs = [spot.x for spot in spots]
+    room = 0.06 * (max(xs) - min(xs)) or 0.5 * abs(max(xs)) or 1.0
+    frame = _Frame(max(0.0, min(xs) - room), max(xs) + room, y_ticks[0], y_ticks[-1])
+    x_ticks = [tick for tick in nice_ticks(frame.x_low, frame.x_high) if frame.x_low <= tick <= frame.x_high]
+    front = sorted((spot.x, spot.y) for spot in spots if spot.is_on_front)
+    bar = Markup('<line class="whisker" x1="{0:.1f}" x2="{0:.1f}" y1="{1:.1f}" y2="{2:.1f}"/>')
+    dot = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}: {}, {} ({} to {})</title></circle>')
+    name = Markup('<text class="spot-name" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>')
+    drawn = [_axes(frame, x_ticks, y_ticks, x_label), _line(frame, front, "line")]
+    for spot in spots:
+        x, y = frame.across(spot.x), frame.down(spot.y)
+        numbers = [compact(value) for value in (spot.x, spot.y, spot.low, spot.high)]
+        drawn.append(bar.format(x, frame.down(spot.low), frame.down(spot.high)))
+        drawn.append(dot.format("spot front" if spot.is_on_front else "spot", x, y, 5, spot.name, *numbers))
+        if spot.is_on_front:  # the others have theirs as a title: many lie together
+            is_right = x > WIDTH * 0.7
+            drawn.append(name.format(x - 9 if is_right else x + 9, y - 8, "end" if is_right else "start", spot.name))
+    svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
+    return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
+
+
 def timeline(lines: Mapping[str, Sequence[tuple[float, float]]], *, label: str, seconds: float) -> Markup:
     """A line of bars for each name, from spans (start and end in seconds) within `seconds` (more than 0)."""
     left, width, height = 190, 2 * WIDTH, 30

@@ -28,11 +28,11 @@ from pipelines.tune.search import (
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
 from trainer import launch
-from trainer import tune_trial as trial_module
 from trainer.errors import ConfigError, UserError
 from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE
 from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.tune_trial import open_trial, parse_values
+from trainer.trials import tune as trial_module
+from trainer.trials.tune import open_trial, parse_values
 from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
@@ -77,7 +77,7 @@ def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: Fake
     }
     assert (job.max_trial_count, job.parallel_trial_count, job.display_name) == (6, 2, "digits-tune-1")
     container = job.trial_job_spec.worker_pool_specs[0].container_spec
-    assert list(container.command) == ["python", "-m", "trainer.tune_trial"]
+    assert list(container.command) == ["python", "-m", "trainer.trials.tune"]
     assert list(container.args)[:4] == ["--config", f"{search.uri}/run.json", "--metric", "exact_match"]
     assert job.trial_job_spec.base_output_directory.output_uri_prefix == search.uri
 

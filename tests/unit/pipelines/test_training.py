@@ -410,3 +410,24 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: TargetName, tmp_
         "args": ["--config", f"{RUN_URI}/run.json"],
     }
     check_job_spec(job_spec(config, "benchmark", RUN_URI))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_sweep_has_loops_over_preparations_and_jobs_and_one_comparison(
+    path: Path, target: TargetName, tmp_path: Path
+) -> None:
+    config = load_run_file(path)
+    assert config.sweep
+    spec = compiled(config, target, tmp_path)
+    read = json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
+    assert read == build(config, target).pipeline_spec
+    loops = [task for _, task, _ in all_tasks(spec) if "parameterIterator" in task]
+    assert len(loops) == 2
+    for task in loops:
+        assert task["iteratorPolicy"] == {"parallelismLimit": config.sweep.parallelism}
+    names = [name.rpartition("relevance-")[2] for name in steps(spec)]
+    of_sweep = ["open-sweep", "prepare-data", "cache-features", "list-jobs", "train-variants", "compare-variants"]
+    assert [name for name in of_sweep if name not in names] == []
+    assert "decide" not in [name for name in steps(spec) if not name.startswith("base")]
+    assert not any("register-model" in name for name in steps(spec))

@@ -17,11 +17,12 @@ class Kept:
     """Tokens that an image keeps, in raster order of their cells.
 
     cells: (cells, 4) first row, first column, rows and columns of each kept cell in the grid of tokens; a single token
-    is one of 1 x 1.
+    is one of 1 x 1. singles: (cells,) numbers of the tokens in raster order where all cells are single ones.
     """
 
     cells: Tensor
     grid: tuple[int, int]  # rows and columns of tokens
+    singles: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -29,11 +30,15 @@ class Kept:
     @property
     def places(self) -> Tensor:
         """(cells, 2) row and column of each cell's middle token, of an even number the earlier one: its position."""
+        if self.singles is not None:
+            return self.cells[:, :2]
         return self.cells[:, :2] + (self.cells[:, 2:] - 1) // 2
 
     @property
     def index(self) -> Tensor:
         """(cells,) numbers of these tokens in raster order."""
+        if self.singles is not None:
+            return self.singles
         return self.places[:, 0] * self.grid[1] + self.places[:, 1]
 
     def matrix(self) -> Tensor:
@@ -47,16 +52,22 @@ class Kept:
 
     def pool(self, tokens: Tensor) -> Tensor:
         """(tokens, width) -> (cells, width). Single tokens are taken as they are, bit for bit."""
-        if bool((self.cells[:, 2:] == 1).all()):
-            return tokens.index_select(0, self.index)
+        if self.singles is not None:
+            return tokens.index_select(0, self.singles)
         return (self.matrix() @ tokens.float()).to(tokens.dtype)
 
 
 def tokens_at(index: Tensor, grid: tuple[int, int]) -> Kept:
     """These tokens, by number in raster order. index: (tokens,), in any order."""
-    ordered = index.sort().values
+    return selections_at(index[None], grid)[0]
+
+
+def selections_at(index: Tensor, grid: tuple[int, int]) -> list[Kept]:
+    """Several selections of as many tokens each. index: (selections, tokens), see `tokens_at`."""
+    ordered = index.sort(dim=1).values
     ones = torch.ones_like(ordered)
-    return Kept(torch.stack([ordered // grid[1], ordered % grid[1], ones, ones], dim=1), grid)
+    cells = torch.stack([ordered // grid[1], ordered % grid[1], ones, ones], dim=2)
+    return [Kept(own, grid, singles) for own, singles in zip(cells.unbind(), ordered.unbind(), strict=True)]
 
 
 def budget(config: RelevanceConfig, compress: Tensor | float, tokens: int) -> int:
@@ -92,8 +103,8 @@ def allocate(config: RelevanceConfig, relevance: Tensor, balance: Balance, grid:
 
 
 def top(scores: Tensor, count: int) -> Tensor:
-    """(count,) numbers of the largest scores; of equal ones the first, on any device."""
-    return scores.sort(descending=True, stable=True).indices[:count]
+    """(..., count) numbers of the largest scores; of equal ones the first, on any device."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
 def quadtree(relevance: Tensor, grid: tuple[int, int], most: int) -> Kept:
@@ -127,4 +138,6 @@ def quadtree(relevance: Tensor, grid: tuple[int, int], most: int) -> Kept:
         cells += children(chosen)
     made = torch.tensor([cell[:4] for cell in cells], device=relevance.device)
     kept = Kept(made, grid)
-    return Kept(made[kept.index.argsort()], grid)
+    made = made[kept.index.argsort()]
+    is_single = bool((made[:, 2:] == 1).all())
+    return Kept(made, grid, made[:, 0] * columns + made[:, 1] if is_single else None)

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainer.config.arr_coc.relevance import RelevanceConfig
+from trainer.config.arr_coc.relevance import LEARNING_SCORER, RelevanceConfig
 from trainer.errors import ConfigError
-from trainer.models.arr_coc.allocation import Kept, allocate, budget, tokens_at, top
+from trainer.models.arr_coc.allocation import Kept, allocate, budget, selections_at, tokens_at, top
 from trainer.models.arr_coc.balancer import Balance, Balancer
 from trainer.models.arr_coc.scorers import Scorers
 
@@ -50,16 +50,23 @@ class RelevanceModule(nn.Module):
         self.config, self.question_width, self.special_ids = config, question_width, tuple(sorted(special_ids))
         self.scorers = Scorers(config, question_width)
         self.balancer = Balancer(config, question_width)
+        # What all questions share is most of each of them, and would hide what differs: see question_centre.py.
+        reads_question = LEARNING_SCORER in config.scorers or config.balancer == "adaptive"
+        self.question_centre = nn.Parameter(torch.zeros(question_width)) if reads_question else None
 
     def forward(self, textures: Tensor, question: Tensor) -> Relevance:
         """textures: (tokens, channels) of one image; question: (width,), see `pooled`. Computed in fp32."""
         with torch.autocast(textures.device.type, enabled=False):
-            textures, question = textures.float(), question.float()
+            textures, question = textures.float(), self.centred(question.float())
             scores = self.scorers(textures, question)
             balance = self.balancer(scores, question)
             if not len(scores):
                 return Relevance(scores, textures.new_full((len(textures),), 0.5), balance)
             return Relevance(scores, balance.weights @ scores, balance)
+
+    def centred(self, question: Tensor) -> Tensor:
+        """The question without what all questions share, at a root mean square of 1. question: (width,)."""
+        return question if self.question_centre is None else scaled(question - self.question_centre)
 
     def select(self, found: Relevance, grid: tuple[int, int], question_ids: Sequence[int]) -> Kept:
         """What the model gets outside of training. question_ids: decide what allocation random keeps."""
@@ -79,25 +86,24 @@ class RelevanceModule(nn.Module):
         uniform = torch.rand(config.samples, len(found.relevance), generator=generator).to(log_softmax.device)
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
         noise = torch.randn(config.samples, generator=generator).to(log_softmax.device) * BUDGET_NOISE
-        chooses = config.least_tokens < config.most_tokens and config.allocation != "mass"
+        noisy = log_softmax.detach() + gumbel
+        if config.least_tokens == config.most_tokens or config.allocation == "mass":
+            order = top(noisy, config.at_most(len(log_softmax)))
+            return Draws(selections_at(order, grid), log_softmax[order].sum(1))
         logit = torch.logit(balance.compress, 1e-6)
         kept, log_probs = [], []
         for number in range(config.samples):
-            drawn = logit.detach() + noise[number] * chooses
-            order = top(log_softmax.detach() + gumbel[number], self._budget(drawn, len(log_softmax), chooses=chooses))
-            log_prob = log_softmax.index_select(0, order).sum()
-            if chooses:
-                log_prob = log_prob - (drawn - logit) ** 2 / (2 * BUDGET_NOISE**2)
+            drawn = logit.detach() + noise[number]
+            order = top(noisy[number], budget(config, torch.sigmoid(drawn), len(log_softmax)))
+            density = (drawn - logit) ** 2 / (2 * BUDGET_NOISE**2)
             kept.append(tokens_at(order, grid))
-            log_probs.append(log_prob)
+            log_probs.append(log_softmax.index_select(0, order).sum() - density)
         return Draws(kept, torch.stack(log_probs))
-
-    def _budget(self, logit: Tensor, tokens: int, *, chooses: bool) -> int:
-        return budget(self.config, torch.sigmoid(logit), tokens) if chooses else self.config.at_most(tokens)
 
     def idle(self) -> Tensor:
         """0, with a gradient of 0 for each parameter: a rank without images has gradients too."""
-        return torch.stack([(parameter * 0).sum() for parameter in self.parameters()]).sum()
+        zeros = [(parameter * 0).sum() for parameter in self.parameters()]
+        return torch.stack(zeros).sum() if zeros else torch.zeros(())
 
 
 def pooled(embeddings: Tensor, owners: Tensor, count: int) -> Tensor:
@@ -106,8 +112,12 @@ def pooled(embeddings: Tensor, owners: Tensor, count: int) -> Tensor:
     embeddings: (tokens, width) of question tokens; owners: (tokens,) number of the question of each.
     """
     sums = embeddings.new_zeros(count, embeddings.shape[1], dtype=torch.float32)
-    sums = sums.index_add(0, owners, embeddings.detach().float())
-    return sums * torch.rsqrt(sums.square().mean(1, keepdim=True) + 1e-12)
+    return scaled(sums.index_add(0, owners, embeddings.detach().float()))
+
+
+def scaled(vectors: Tensor) -> Tensor:
+    """(..., width) vectors at a root mean square of 1."""
+    return vectors * torch.rsqrt(vectors.square().mean(-1, keepdim=True) + 1e-12)
 
 
 def policy_loss(log_probs: Tensor, rewards: Tensor) -> Tensor:

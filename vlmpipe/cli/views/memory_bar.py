@@ -13,6 +13,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from vlmpipe.cli.views.amounts import UNKNOWN
 from vlmpipe.cli.views.tables import ruled_table
 from vlmpipe.report.plan_section import merged_parts
 
@@ -75,3 +76,11 @@ def _legend(parts: Sequence[Mapping[str, Any]], total: int) -> Table:
 def _looks() -> Iterator[tuple[str, str]]:
     for number, letter in enumerate(LETTERS):
         yield letter, COLORS[number % len(COLORS)]
+
+
+def memory_text(memory: Mapping[str, Any] | None) -> Text:
+    """Planned and available memory of a GPU, in a table's cell."""
+    if memory is None:
+        return Text(UNKNOWN)
+    text = f"{memory['total_bytes'] / GIB:,.1f} of {memory['capacity_bytes'] / GIB:,.1f} GiB"
+    return Text(text) if memory["fits"] else Text(f"{text}, does not fit", style="bold red")

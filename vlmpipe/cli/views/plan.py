@@ -14,6 +14,7 @@ from rich.text import Text
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
 from vlmpipe.cli.views.stages import stages_headline, stages_table
+from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
 from vlmpipe.planner.cost.approval import dollars
 
@@ -24,11 +25,24 @@ ENCODED_ANEW = "Each stage is taken to encode all its images; features that an e
 
 
 def print_plan_tables(plan: Mapping[str, Any], screen: Console | None = None) -> None:
-    """Print `Plan.as_dict()` or `StagesPlan.as_dict()`. `screen`: where to; by default standard output."""
+    """Print the `as_dict()` of a Plan, StagesPlan or SweepPlan. `screen`: where to; by default standard output."""
     screen = screen or standard_output()
     width = min(screen.width, WIDEST)
-    for block in (stages_blocks if "stages" in plan else plan_blocks)(plan, width):
+    blocks = sweep_blocks if "variants" in plan else stages_blocks if "stages" in plan else plan_blocks
+    for block in blocks(plan, width):
         screen.print(block, width=width)
+
+
+def sweep_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
+    """The variants side by side with the sum, then the plan of what they share."""
+    yield _state_line(plan)
+    yield Text(sweep_headline(plan), style="bold")
+    yield from (Text(f"  {error}", style="red") for error in plan["errors"])
+    yield ""
+    yield sweep_table(plan)
+    yield ""
+    yield Rule(Text("the run file without its sweep", style="bold"), align="left", style="dim")
+    yield from (stages_blocks if "stages" in plan["shared"] else plan_blocks)(plan["shared"], width)
 
 
 def stages_blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
-from vlmpipe.cli.views.memory_bar import GIB
+from vlmpipe.cli.views.memory_bar import memory_text
 from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
 from vlmpipe.planner.cost.approval import dollars
 
@@ -29,7 +29,7 @@ def stages_table(plan: Mapping[str, Any]) -> Table:
             UNKNOWN if time.get("steps") is None else f"{time['steps']:,}",
             _hours(time.get("train_hours")),
             amount(cost["usd"]) if cost else "–",
-            _memory(stage["memory"]),
+            memory_text(stage["memory"]),
         )
     table.add_section()
     cost = amount(plan["usd"]) if _is_priced(plan) else "–"
@@ -55,10 +55,3 @@ def _is_priced(plan: Mapping[str, Any]) -> bool:
 
 def _hours(hours: float | None) -> str:
     return UNKNOWN if hours is None else hours_text(hours)
-
-
-def _memory(memory: Mapping[str, Any] | None) -> Text:
-    if memory is None:
-        return Text(UNKNOWN)
-    text = f"{memory['total_bytes'] / GIB:,.1f} of {memory['capacity_bytes'] / GIB:,.1f} GiB"
-    return Text(text) if memory["fits"] else Text(f"{text}, does not fit", style="bold red")

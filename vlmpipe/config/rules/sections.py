@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.data import NATIVE
-from trainer.config.model import GRID_FAMILIES, MOST_ASPECT
+from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, PARTS
 from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from trainer.models.video_file import MOST_FRAMES
 from trainer.sizing.image_grids import FRAMES_PER_PATCH
@@ -36,6 +36,8 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("features.cache", text)
     if model.relevance:
         yield from _relevance_problems(config)
+    if model.lora and not train.epochs:
+        yield Problem("train.epochs", "found 0 with model.lora, whose adapters would be those of no training")
     if model.family == "hf":
         yield from _generic_model_problems(config)
     if train.overlap_vision_encoder and (is_trained or is_cached):
@@ -102,7 +104,15 @@ def _video_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _relevance_problems(config: RunConfig) -> Iterator[Problem]:
     """What a model that selects visual tokens cannot do."""
-    train = config.train
+    model, train = config.model, config.train
+    assert model.relevance
+    is_frozen = set(PARTS) <= set(model.freeze) and not model.train_parameters
+    if is_frozen and train.epochs and not model.relevance.learns:
+        text = (
+            "could not learn: all parts of the base are frozen and relevance.estimator is none; set it to rloo, or "
+            "freeze less"
+        )
+        yield Problem("model.relevance", text)
     if train.strategy not in RELEVANCE_STRATEGIES:
         text = f"found {train.strategy} with model.relevance, expected one of {', '.join(RELEVANCE_STRATEGIES)}"
         yield Problem("train.strategy", text)

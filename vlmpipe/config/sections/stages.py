@@ -169,13 +169,13 @@ def _adapter_problems(contents: Mapping[str, Mapping[str, Any]]) -> Iterator[Pro
 
 
 @contextlib.contextmanager
-def naming_stage(stage: str) -> Iterator[None]:
-    """Errors for people inside the block name the stage; an empty name changes nothing."""
+def naming_stage(stage: str, *, kind: str = "stage") -> Iterator[None]:
+    """Errors for people inside the block name the stage or the variant; an empty name changes nothing."""
     try:
         yield
     except UserError as error:
         if stage:
-            error.found = f"stage {stage}: {error.found}"
+            error.found = f"{kind} {stage}: {error.found}"
             error.args = (error.text(),)
         raise
 

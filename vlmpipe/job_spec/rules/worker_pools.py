@@ -11,7 +11,9 @@ from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, EVALUATOR_POOL, POOLS, REDUCTION_SERVER_POOL, WORKER_POOL
 
 REDUCER_MACHINES = ("n1-highcpu-16", "n2-highcpu-16")
-_OUR_TRAINER = re.compile(r"\btrainer\.(launch|train|tune_trial|feature_cache\.encode|evaluation\.evaluate)\b")
+_OUR_TRAINER = re.compile(
+    r"\btrainer\.(launch|train|trials\.(tune|sweep)|feature_cache\.encode|evaluation\.evaluate)\b"
+)
 
 
 def check(job: Job) -> Iterator[Violation]:

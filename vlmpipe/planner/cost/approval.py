@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
+    from vlmpipe.planner.sweep import SweepPlan
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,18 @@ class Spending:
     unknown: str = ""
 
 
-def spending_of(config: RunConfig, plan: Plan | StagesPlan) -> Spending:
-    """What approval depends on, from a plan; of several stages the sums."""
+def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
+    """What approval depends on, from a plan; of several stages and of a sweep's trainings the sums."""
+    found = _of_stages(config, plan)
+    if not config.sweep:
+        return found
+    whole: SweepPlan = plan  # type: ignore[assignment]
+    name = f"{whole.name}: {whole.trainings} trainings"
+    unknown = found.unknown or "of some variant it is not known"
+    return dataclasses.replace(found, name=name, usd=whole.usd, hours=whole.hours, unknown=unknown)
+
+
+def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
     each = [_of_stage(run, plan.stages[stage], stage) for stage, run in config.stage_runs().items()]
     usd = [one.usd for one in each if one.usd is not None]
     hours = [one.hours for one in each if one.hours is not None]

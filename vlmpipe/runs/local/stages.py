@@ -29,6 +29,8 @@ STEPS = (
     "deploy-model",
     "notify",
 )
+OF_A_SWEEP = ("resolve-run", "prepare-data", "cache-features", "train-variants", "compare-variants")  # its last stage
+DECIDING = ("decide", "compare-variants")  # the last step of a stage
 OPTIONAL = ("benchmark", "deploy-model")  # a run without the section has no such step
 OF_THE_RUN = ("register-model", "deploy-model", "notify")  # once, after all stages
 
@@ -43,11 +45,21 @@ def stage_folders(folder: Path) -> dict[str, Path]:
     return {name: folder / STAGES_FOLDER / name for name in names[:-1]} | {names[-1]: folder}
 
 
-def steps_of(stages: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Stage and name of each step, in order."""
-    for stage in stages:
-        yield from ((stage, name) for name in STEPS if name not in OF_THE_RUN)
-    yield from (("", name) for name in OF_THE_RUN)
+def is_sweep(folder: Path) -> bool:
+    """Whether the run's last stage is a sweep."""
+    with contextlib.suppress(UserError):
+        return bool(read_record_file(folder / RUN_FILE_COPY).get("sweep"))
+    return False
+
+
+def steps_of(stages: Sequence[str], *, sweeps: bool = False) -> Iterator[tuple[str, str]]:
+    """Stage and name of each step, in order. `sweeps`: the last stage is a sweep."""
+    *earlier, last = stages
+    of_a_stage = [name for name in STEPS if name not in OF_THE_RUN]
+    for stage in earlier:
+        yield from ((stage, name) for name in of_a_stage)
+    yield from ((last, name) for name in (OF_A_SWEEP if sweeps else of_a_stage))
+    yield from (("", name) for name in (("notify",) if sweeps else OF_THE_RUN))
 
 
 def without_absent(steps: Iterable[Step]) -> list[Step]:
@@ -60,8 +72,8 @@ def with_reused_stages(steps: Sequence[Step]) -> tuple[Step, ...]:
 
     The last stage's steps all run.
     """
-    decided = [step.stage for step in steps if step.name == "decide" and step.state not in ("waiting", "skipped")]
-    last = [step.stage for step in steps if step.name == "decide"][-1:]
+    decided = [step.stage for step in steps if step.name in DECIDING and step.state not in ("waiting", "skipped")]
+    last = [step.stage for step in steps if step.name in DECIDING][-1:]
     return tuple(
         replace(step, state="reused", message="accepted in an earlier attempt")
         if step.state in ("waiting", "skipped") and step.stage in decided and step.stage not in last and step.stage

@@ -20,7 +20,16 @@ from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
 from trainer.progress import StepRecord
 from trainer.storage.records import read_record_file, unseal
 from trainer.storage.regular_files import NotRegularFileError, open_regular
-from vlmpipe.runs.local.stages import stage_folders, steps_of, with_reused_stages, without_absent
+from vlmpipe.runs.local.stages import (
+    DECIDING,
+    OF_A_SWEEP,
+    is_sweep,
+    stage_folders,
+    steps_of,
+    with_reused_stages,
+    without_absent,
+)
+from vlmpipe.runs.local.sweep import sweep_records
 
 EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 METRICS_TAIL_BYTES = 1 << 14
@@ -36,6 +45,8 @@ TRACEBACK = re.compile(r'  File ".*", line \d+')
 ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
 # Exit codes of a run that was stopped, and can be resumed.
 STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))
+
+_AGGREGATED = ("reused", "done", "failed", "stopped", "running")  # of several steps the last one in this order counts
 
 _RECORD = TypeAdapter(StepRecord)
 
@@ -95,12 +106,12 @@ class RunState:
     @property
     def stages(self) -> list[str]:
         """The stages in order; one with an empty name in a run without stages."""
-        return [step.stage for step in self.steps if step.name == "decide"]
+        return [step.stage for step in self.steps if step.name in DECIDING]
 
     @property
     def decided(self) -> list[str]:
         """The stages whose gate has decided."""
-        return [step.stage for step in self.steps if step.name == "decide" and step.state in ("done", "reused")]
+        return [step.stage for step in self.steps if step.name in DECIDING and step.state in ("done", "reused")]
 
     @property
     def stage(self) -> str:
@@ -138,12 +149,20 @@ class RunState:
 
 def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
     """The state of the run in `folder`. Steps that began before `since_s` belong to an earlier attempt: they wait."""
-    folders = stage_folders(folder)
+    folders, sweeps = stage_folders(folder), is_sweep(folder)
+    last = list(folders)[-1]
     steps = without_absent(
-        replace(_step(folders.get(stage, folder), name, now_s, since_s), stage=stage)
-        for stage, name in steps_of(list(folders))
+        replace(
+            _step_of_sweep(folder, name, now_s, since_s)
+            if sweeps and stage == last and name in OF_A_SWEEP
+            else _step(folders.get(stage, folder), name, now_s, since_s),
+            stage=stage,
+        )
+        for stage, name in steps_of(list(folders), sweeps=sweeps)
     )
     state = RunState(folder.name, with_reused_stages(steps))
+    if sweeps and state.stage == last:
+        return state
     train = state.step("train")
     # Until the first step is done, the file is an earlier attempt's.
     lines = _metrics_tail(folders[state.stage] / "metrics.jsonl") if train.done else []
@@ -156,6 +175,25 @@ def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:
         return _earlier(folder, name, now_s, since_s)
     elapsed_s = max(0.0, (record.ended_s or now_s) - record.started_s)
     return step_of_record(record, elapsed_s)
+
+
+def _step_of_sweep(folder: Path, name: str, now_s: float, since_s: float) -> Step:
+    """A step of a sweep, of which several run side by side: their sum."""
+    paths, outcomes, trainings = sweep_records(folder, name)
+    if not paths:
+        return _step(folder, name, now_s, since_s)
+    records = [record for path in paths if (record := _record(path.parents[1], path.stem, since_s))]
+    if not records:
+        return Step(name)
+    states = {record.state for record in records}
+    is_over = "running" not in states and (name != "train-variants" or outcomes >= trainings)
+    state = "running" if not is_over else "stopped" if "stopped" in states else max(states, key=_AGGREGATED.index)
+    began_s = min(record.started_s for record in records)
+    ended_s = max(record.ended_s for record in records) if is_over else now_s
+    found = Step(name, state, max(0.0, ended_s - began_s), started_s=began_s, message=records[-1].message)
+    if name == "train-variants":
+        return replace(found, done=outcomes, total=trainings, unit="trainings", message="")
+    return replace(found, done=sum(one.done for one in records), total=sum(one.total for one in records))
 
 
 def _record(folder: Path, name: str, since_s: float) -> StepRecord | None:

@@ -26,7 +26,7 @@ from vlmpipe.runs.local.run import (
     read_marker,
     run_argument,
 )
-from vlmpipe.runs.local.stages import RUN_FILE_COPY, stage_folders
+from vlmpipe.runs.local.stages import RUN_FILE_COPY, is_sweep, stage_folders
 from vlmpipe.runs.local.state import (
     STOPPED,
     RunState,
@@ -35,6 +35,7 @@ from vlmpipe.runs.local.state import (
     read_state,
     read_tail,
 )
+from vlmpipe.runs.local.sweep import comparison_lines
 
 LAST_LOG_LINES = 15
 LAST_LOG_BYTES = 1 << 14
@@ -49,6 +50,7 @@ TO_DO = {
     ExitCode.PREEMPTED: "run the same command: it continues this run",
     ExitCode.NO_PERMISSION: "correct the permissions, then run the same command: it continues this run",
 }
+COMPARISON = "comparison.json"  # of a sweep
 RESULTS = {"evaluate": "evaluation", "decision": "decision", "registered": "registered"}  # file: key in JSON
 
 
@@ -111,6 +113,11 @@ class RunReport:
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
             **{name: read_record_file(self.results_folder / f"{file}.json") or None for file, name in RESULTS.items()},
+            **(
+                {"comparison": read_record_file(self.folder / "comparison.json") or None}
+                if is_sweep(self.folder)
+                else {}
+            ),
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 
@@ -171,12 +178,16 @@ def success(report: RunReport) -> list[str]:
     lines = [f"Done in {clock(marker.ended_s - marker.started_s)}: run {folder.name}", ""]
     evaluation, decision, registered = (read_record_file(results / f"{name}.json") for name in RESULTS)
     lines += stage_lines(report.state, lambda stage: read_record_file(stage_folders(folder)[stage] / "decision.json"))
-    lines += result_lines(evaluation, decision, registered)
+    sweeps = is_sweep(folder)
+    if sweeps:
+        lines += comparison_lines(read_record_file(folder / COMPARISON))
+    else:
+        lines += result_lines(evaluation, decision, registered)
     for label, path in (("model", "export"), ("report", "report.html"), ("predictions", "predictions.jsonl")):
         place = folder if path == "report.html" else results
         if (place / path).exists():
             lines.append(f"{label:<12} {place / path}")
-    return [*lines, "", *next_commands(report, accepted=bool(decision.get("accepted")))]
+    return [*lines, "", *next_commands(report, accepted=sweeps or bool(decision.get("accepted")))]
 
 
 def stage_lines(state: RunState, decision_of: Callable[[str], Mapping[str, Any]]) -> list[str]:
@@ -268,6 +279,8 @@ def stopped(report: RunReport) -> list[str]:
     if checkpoint_step is not None:
         total = f" of {state.step('train').total:.0f}" if state.step("train").total else ""
         lines.append(f"  a checkpoint at step {checkpoint_step}{total} is saved")
+    elif under_way and under_way.name == "train-variants":
+        lines.append(f"  {under_way.done:.0f} of {under_way.total:.0f} trainings are done")
     elif under_way and under_way.name == "train":
         lines.append("  no checkpoint was saved yet: training starts from its beginning")
     return [*lines, f"  to continue:  {shlex.join(report.marker.command)}", "  to start over: add --fresh"]

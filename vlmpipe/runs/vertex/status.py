@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import join_uri
 from trainer.storage.records import unseal
+from trainer.trials.files import JOB_STEP
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
 from vlmpipe.config.sections.stages import STAGES_FOLDER
@@ -23,9 +24,10 @@ from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.local.fault_summary import restart_lines
-from vlmpipe.runs.local.stages import steps_of, with_reused_stages, without_absent
+from vlmpipe.runs.local.stages import DECIDING, steps_of, with_reused_stages, without_absent
 from vlmpipe.runs.local.state import EARLIER, RunState, Step, parse_record, step_of_record
 from vlmpipe.runs.local.summary import result_lines, stage_lines
+from vlmpipe.runs.local.sweep import comparison_lines
 from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.runs.vertex.names import Address, continue_with
 
@@ -44,7 +46,7 @@ STEP_STATES = {
 }  # fmt: skip
 INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and writes the record, in place of this one
 JOB_STEPS = tuple(step_of(job) for job in JOBS)
-RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json")
+RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json", "comparison.json")
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
 _EXIT = re.compile(r"non-?zero (?:exit )?(?:status|code)(?: of)?:? (\d+)")
 
@@ -105,7 +107,10 @@ class VertexStatus:
     @property
     def spent_usd(self) -> float | None:
         """At most what the jobs' machines have cost so far: the service's times, which include waiting for machines, at
-        the plan's prices. None where the run has no plan, or the plan no price."""
+        the plan's prices. None where the run has no plan, or the plan no price, and for the jobs of a sweep, which run
+        side by side in tasks of one name."""
+        if any(step.name == JOB_STEP and step.started_s for step in self.state.steps):
+            return None
         costs = {stage: files.content("plan.json").get("cost") or {} for stage, files in self.files_of.items()}
         prices = {
             (stage, step_of(step["job"])): step["usd_per_hour"]
@@ -140,7 +145,10 @@ class VertexStatus:
         lines += web_access_lines(self.web_access)
         if self.outcome == "done":
             lines += ["", *stage_lines(self.state, lambda stage: self.files_of[stage].content("decision.json"))]
-            lines += result_lines(*map(self.files.content, RESULTS[1:]))
+            if comparison := self.files.content("comparison.json"):
+                lines += comparison_lines(comparison)
+            else:
+                lines += result_lines(*map(self.files.content, RESULTS[1:4]))
         notes = self.state.notes + restart_lines(self.state)
         if self.web_access_unknown:
             notes.append(f"addresses of shells are missing, because {self.web_access_unknown}")
@@ -150,7 +158,7 @@ class VertexStatus:
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of a local run have the same names."""
-        evaluation, decision, registered = map(self.files.content, RESULTS[1:])
+        evaluation, decision, registered, comparison = map(self.files.content, RESULTS[1:])
         return {
             "run_id": self.state.run_id,
             "run_uri": self.run_uri,
@@ -168,6 +176,7 @@ class VertexStatus:
             "evaluation": evaluation or None,
             "decision": decision or None,
             "registered": registered or None,
+            **({"comparison": comparison} if comparison else {}),
             "capacity_fallback": [option.as_json() for option in self.files.options] or None,
             "web_access_uris": dict(self.web_access),
             "unreadable": self.files.unreadable or None,
@@ -208,9 +217,11 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
         own = uri if stage == stages[-1] else join_uri(uri, STAGES_FOLDER, stage)
         since_s = created_s - CLOCKS_APART_S
         files_of[stage] = read_files(own, since_s=since_s) if uri else RunFiles(unreadable="it is not of vlmpipe")
-    tasks = {task.task_name: task for task in job.job_detail.task_details}
+    tasks = _by_name(job.job_detail.task_details)
     is_over = state_of(job) in OVER
-    named = {f"{stage}-{name}" if stage else name: (stage, name) for stage, name in steps_of(stages)}
+    last = f"{stages[-1]}-" if stages[-1] else ""
+    sweeps = f"{last}open-sweep" in tasks
+    named = {f"{stage}-{name}" if stage else name: (stage, name) for stage, name in steps_of(stages, sweeps=sweeps)}
     named |= {
         title: ("", title)
         for title, task in tasks.items()
@@ -222,7 +233,7 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     )
     run_id = uri.rpartition("/")[2] or address.job_id
     state = RunState(run_id, with_reused_stages(steps))
-    train = state.step("train")
+    train = state.step("train") if not sweeps or state.stage != stages[-1] else Step("train")
     record = files_of[state.stage].records.get("train")
     shown = ("loss", "tokens_per_s")
     metrics: dict[str, Any] = {key: train.detail[key] for key in shown if key in train.detail}
@@ -261,10 +272,32 @@ def read_files(run_uri: str, *, since_s: float) -> RunFiles:
     records = {step: record for step, name in names.items() if (record := parse_record(step, contents[name]))}
     fresh = {step: record for step, record in records.items() if record.started_s >= since_s}
     results = {name: contents[name] for name in RESULTS if name in contents}
-    if "notify" not in fresh and "decide" not in fresh:  # results of an earlier attempt of the same run
+    if not fresh.keys() & {"notify", *DECIDING}:  # results of an earlier attempt of the same run
         results = {name: value for name, value in results.items() if name == "plan.json"}
     options = parse_attempts(contents.get(FALLBACK) or {}, run_file.version if run_file else "")
     return RunFiles(fresh, results, options)
+
+
+def _by_name(details: Iterable[PipelineTaskDetail]) -> dict[str, PipelineTaskDetail]:
+    """Tasks by name. Of those of a loop, which have one name, the one that says most of all: running before failed
+    before waiting before done."""
+    order = ("running", "failed", "stopped", "waiting")
+    found = dict[str, PipelineTaskDetail]()
+    for task in details:
+        before = found.get(task.task_name)
+        ranks = [order.index(state) if (state := _state(one)) in order else len(order) for one in (task, before) if one]
+        if before is None or ranks[0] < ranks[1]:
+            found[task.task_name] = task
+    return found
+
+
+def _of_jobs(records: Mapping[str, StepRecord]) -> StepRecord | None:
+    """The sum of the records of a sweep's jobs; None where none has begun."""
+    jobs = [record for step, record in records.items() if step.startswith(f"{JOB_STEP}-")]
+    if not jobs:
+        return None
+    done, total = sum(one.done for one in jobs), sum(one.total for one in jobs)
+    return replace(jobs[-1], step=JOB_STEP, done=done, total=total, message="", detail={})
 
 
 def _step(
@@ -292,7 +325,7 @@ def _step(
     state = _state(task)
     if is_over and state in ("waiting", "running"):
         state = "skipped" if state == "waiting" else "stopped"
-    record = files.records.get(name)
+    record = _of_jobs(files.records) if name == JOB_STEP else files.records.get(name)
     if task is None or state in ("waiting", "skipped"):
         return Step(name, state, stage=stage)
     started_s = seconds_of(task.start_time) or seconds_of(task.create_time)

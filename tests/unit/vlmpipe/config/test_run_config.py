@@ -65,14 +65,15 @@ def test_an_unknown_key_far_from_all_others_is_answered_with_the_section_keys() 
 
 
 def test_all_problems_are_listed_at_once() -> None:
-    problems = problems_of(train__epochs=0, train__strategy="dpp", data__sequence_length="x", gate__max_loss=-1)
+    problems = problems_of(train__epochs=-1, train__strategy="dpp", data__sequence_length="x", gate__max_loss=-1)
     assert set(problems) == {"train.epochs", "train.strategy", "data.sequence_length", "gate.max_loss"}
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("train.epochs", 0, "found 0, expected a number greater than 0"),
+        ("train.epochs", -1, "found -1, expected a number of at least 0"),
+        ("train.epochs", 0, "found 0, which trains nothing and is for variants of a sweep; expected at least 1"),
         ("train.epochs", 1.5, "found 1.5, expected a whole number"),
         ("train.strategy", "ddpp", 'found "ddpp", expected one of ddp, '),
         ("train.strategy", "ddpp", "; did you mean ddp?"),

@@ -1,6 +1,6 @@
 """One trial of a search: trains with the trial's values, evaluates, and reports the metric.
 
-    python -m trainer.tune_trial --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
+    python -m trainer.trials.tune --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
 
 CLOUD_ML_TRIAL_ID names the trial, which is a run of its own in `<search>/trial-<id>/` and resumes from its own
 checkpoints.
@@ -30,7 +30,7 @@ CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the trial on this node. Returns its exit code."""
-    parser = argparse.ArgumentParser(prog="trainer.tune_trial", description=__doc__)
+    parser = argparse.ArgumentParser(prog="trainer.trials.tune", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the search's run.json")
     parser.add_argument("--metric", required=True, help="number in evaluate.json, or validation_loss")
     parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")

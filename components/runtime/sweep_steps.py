@@ -1,0 +1,212 @@
+"""Logic of a sweep's steps: its trainings and their folders, its jobs, and how a job runs on each target."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.runtime.step_logic import point_to_features, prepare_run
+from trainer.config.job import JobConfig, RunPaths
+from trainer.errors import ExitCode, UserError, print_error
+from trainer.progress import step_progress
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
+from trainer.storage.records import read_record, write_record
+from trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
+from vlmpipe.job_spec.build import job_settings, job_spec, sweep_job_spec
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
+
+VARIANTS_FOLDER = "variants"  # in the run's folder
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+
+
+def training_paths(run: RunPaths, variant: str, start: int) -> RunPaths:
+    """Where a training reads and writes: it is a run of its own inside the sweep's."""
+    return RunPaths(run_id=f"{run.run_id}/{VARIANTS_FOLDER}/{variant}/{start}", root_uri=run.root_uri)
+
+
+def started_at(config: RunConfig, start: int) -> RunConfig:
+    """The run file with the random start of that number: other first weights, order of samples and draws."""
+    model = config.model.model_copy(update={"seed": config.model.seed + start})
+    train = config.train.model_copy(update={"seed": config.train.seed + start})
+    return config.model_copy(update={"model": model, "train": train})
+
+
+def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Variant, RunConfig]]) -> None:
+    """Write sweep.json into the run's folder and run.json into that of every training.
+
+    Trainings of the same data name the one that prepares it (`data_from`), those of the same tower besides the one that
+    encodes its images (`features_from`).
+
+    Args:
+        variants: each with the run file of its training.
+    """
+    from trainer.data.prepare.pipeline import fingerprint
+    from trainer.feature_cache.store import features_uri
+
+    trainings = list[dict[str, Any]]()
+    first = dict[tuple[str, ...], str]()
+    clusters = dict[str, list[int]]()
+    for variant, config in variants:
+        for start in range(sweep.starts):
+            paths, own = training_paths(run, variant.name, start), started_at(config, start)
+            content = own.to_run_json(paths)
+            write_record(open_storage(paths.run_uri), "run.json", content, indent=1)
+            data = fingerprint(JobConfig.model_validate(content))
+            tower = features_uri(paths.features_root, own.model, own.train.precision)
+            clusters.setdefault(json.dumps(content["cluster"], sort_keys=True), []).append(len(trainings))
+            trainings.append(
+                {
+                    "variant": variant.name,
+                    "start": start,
+                    "run_uri": paths.run_uri,
+                    "data_from": first.setdefault((data,), paths.run_uri),
+                    "features_from": first.setdefault((data, tower, own.features.cache), paths.run_uri),
+                }
+            )
+    jobs = [job for numbers in clusters.values() for job in _jobs(numbers, sweep.trainings_per_job)]
+    content = {
+        "metric": sweep.metric,
+        "baseline": baseline_of(sweep),
+        "starts": sweep.starts,
+        "parallelism": sweep.parallelism,
+        "hypotheses": [one.model_dump() for one in sweep.hypotheses],
+        "variants": [{"name": variant.name, "values": variant.values} for variant, _ in variants],
+        "trainings": trainings,
+        "jobs": jobs,
+    }
+    write_record(open_storage(run.run_uri), SWEEP_FILE, content, indent=1)
+
+
+def _jobs(numbers: Sequence[int], most: int) -> list[list[int]]:
+    """Trainings dealt out to as few jobs as there can be, so that all take about as long."""
+    count = -(-len(numbers) // most)
+    return [list(numbers[job::count]) for job in range(count)]
+
+
+def preparations(run_uri: str) -> list[str]:
+    """The folders of trainings that prepare data."""
+    return list(dict.fromkeys(one["data_from"] for one in _sweep(run_uri)["trainings"]))
+
+
+def _sweep(run_uri: str) -> dict[str, Any]:
+    return read_record(open_storage(run_uri), SWEEP_FILE)
+
+
+def prepare_variant_data(run_uri: str) -> None:
+    """Prepare the data of a training. An error is recorded and printed, but for a request to stop."""
+    try:
+        with step_progress(run_uri, "prepare-data") as progress:
+            prepare_run(JobConfig.load(f"{run_uri}/run.json"), progress)
+    except UserError as error:
+        if error.code in STOPPED:
+            raise
+        print_error(error)
+
+
+def open_jobs(run_uri: str) -> list[str]:
+    """Number and folder of each job that has something to do, in one text (see `shares_of`).
+
+    Raises UserError where no data could be prepared.
+    """
+    sweep = _sweep(run_uri)
+    leaders = [open_storage(uri) for uri in preparations(run_uri)]
+    if not any(leader.stat("prepared.json") for leader in leaders):
+        record = read_record(leaders[0], "steps/prepare-data.json")
+        raise UserError(f"no variant's data could be prepared: {record['message']}", code=ExitCode.DATA)
+    outcomes = [_state(open_storage(one["run_uri"])) for one in sweep["trainings"]]
+    return [
+        f"{number} {run_uri}"
+        for number, job in enumerate(sweep["jobs"])
+        if any(outcomes[training] != "done" for training in job)
+    ]
+
+
+def _state(store: Storage) -> str:
+    return str(read_record(store, OUTCOME)["state"]) if store.stat(OUTCOME) else ""
+
+
+def encode_features(run_uri: str, target: str) -> str:
+    """Encode the images of a training's prepared data that have no features, in a job for each tower. Returns how they
+    ended."""
+    data = open_storage(run_uri)
+    if data.stat("prepared.json") is None:
+        return f"no data in {run_uri}"
+    prepared_uri = read_record(data, "prepared.json")["prepared_uri"]
+    trainings = _sweep(run_uri.rpartition(f"/{VARIANTS_FOLDER}/")[0])["trainings"]
+    towers = dict.fromkeys(one["features_from"] for one in trainings if one["data_from"] == run_uri)
+    return "; ".join(_encode(uri, prepared_uri, target) for uri in towers)
+
+
+def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
+    store = open_storage(run_uri)
+    pointers = point_to_features(JobConfig.load(store.uri("run.json")), prepared_uri)
+    write_record(store, "prepared.json", pointers.model_dump(), indent=1)
+    if pointers.features != "encode":
+        with step_progress(run_uri, "cache-features") as progress:
+            progress.finish("reused" if pointers.features == "reuse" else "done", f"features: {pointers.features}")
+        return f"cache-features: {pointers.features}"
+    config = _config(store)
+    return _run(config, job_spec(config, "cache_features", run_uri), "cache-features", target, run_uri)
+
+
+def train_variants(job: str, target: str) -> str:
+    """Run a job of trainings. Returns how it ended."""
+    number, _, run_uri = job.partition(" ")
+    store = open_storage(run_uri)
+    sweep = read_record(store, SWEEP_FILE)
+    config = _config(open_storage(sweep["trainings"][sweep["jobs"][int(number)][0]]["run_uri"]))
+    spec = sweep_job_spec(config, run_uri, int(number))
+    if target == "local":  # jobs beside each other share the cores
+        share = max(1, (os.cpu_count() or 1) // min(len(sweep["jobs"]), sweep["parallelism"]))
+        for pool in spec["worker_pool_specs"]:
+            environment = pool["container_spec"].setdefault("env", [])
+            if not any(one["name"] == THREADS_VARIABLE for one in environment):
+                environment.append({"name": THREADS_VARIABLE, "value": str(share)})
+    return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)
+
+
+def _config(store: Storage) -> RunConfig:
+    content = read_record(store, "run.json")
+    return RunConfig.model_validate({name: value for name, value in content.items() if name != "run"})
+
+
+def _run(config: RunConfig, spec: Mapping[str, Any], step: str, target: str, run_uri: str) -> str:
+    """Run the job on the target. Its failure is an answer, and no error, but for a request to stop."""
+    settings = job_settings(config, "train")
+    labels = {**settings["labels"], STEP_LABEL: step}
+    name = f"{config.name}-{step}"
+    try:
+        if target == "local":
+            from vlmpipe.backends.local.job import run_job
+
+            run_job(name, spec, labels=labels)
+        elif target == "kubeflow":
+            from vlmpipe.backends.kubeflow.job import run_on_kubeflow
+
+            run_on_kubeflow(name, spec, labels=labels)
+        else:
+            from vlmpipe.backends.vertex.capacity_fallback import run_with_fallback
+
+            scheduling = dict(spec["scheduling"])
+            wanted = {
+                "display_name": name,
+                "project": config.gcp.project,
+                "location": config.gcp.location,
+                "labels": labels,
+                "encryption_spec_key_name": config.gcp.encryption_spec_key_name,
+                "strategy": scheduling.pop("strategy", "STANDARD"),
+                "max_wait_duration": scheduling.pop("max_wait_duration", "86400s"),
+            }
+            run_with_fallback(wanted, {**spec, "scheduling": scheduling})
+    except UserError as error:
+        if error.code in STOPPED:
+            raise
+        print_error(error)
+        return f"{step} in {run_uri}: {error.found.splitlines()[0]}"
+    return f"{step}: done"

@@ -1,0 +1,1 @@
+"""Steps that only a sweep has."""

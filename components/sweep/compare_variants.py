@@ -1,0 +1,29 @@
+"""Step: compares the variants of a sweep."""
+
+from kfp.dsl import HTML, Metrics, Output
+
+
+def compare_variants(run_uri: str, jobs: list[str], metrics: Output[Metrics], report: Output[HTML]) -> str:
+    """Write the comparison, as comparison.json and as the run's report.
+
+    Args:
+        run_uri: The run's folder.
+        jobs: How each job ended; taking them makes this step wait for all of them.
+
+    Returns:
+        The best variant.
+    """
+    from components.runtime.step_context import step_context
+    from vlmpipe.compare.sweep.comparison import compare_sweep
+    from vlmpipe.compare.sweep.page import write_page
+
+    with step_context(run_uri, "compare-variants") as progress:
+        found = compare_sweep(run_uri)
+        page = write_page(run_uri, found)
+        progress.finish(message=found.sentence)
+        for variant in found.variants:
+            if variant.score:
+                metrics.log_metric(variant.name, variant.score.value)
+        with open(report.path, "w", encoding="utf-8") as file:
+            file.write(page)
+    return found.best

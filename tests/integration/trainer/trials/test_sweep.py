@@ -1,0 +1,141 @@
+"""A job of a sweep: its trainings equal those of a run of their own, one that fails leaves the others, and what is done
+is not done again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
+from trainer.config.job import JobConfig
+from trainer.storage import open_storage
+from trainer.storage.export_manifest import require_whole_export
+from trainer.storage.records import read_record, write_record
+from trainer.trials.files import OUTCOME, SWEEP_FILE
+
+pytestmark = pytest.mark.timeout(300)
+STEPS = 6
+
+
+def add(root: Path, variant: str, train: dict[str, Any]) -> JobConfig:
+    changes = {"train": {"max_steps": STEPS, **train}, "evaluate": {"max_samples": 8}}
+    return make_run(root, f"sweep/variants/{variant}/0", changes)
+
+
+def write_sweep(root: Path, jobs: list[JobConfig], *, without_data: str = "") -> str:
+    """Write a sweep of one job with these trainings, which share the first one's data. Returns its folder."""
+    first = jobs[0].run.run_uri
+    trainings = [
+        {
+            "variant": job.run.run_id.split("/")[2],
+            "start": 0,
+            "run_uri": job.run.run_uri,
+            "data_from": job.run.run_uri if job.run.run_uri == without_data else first,
+            "features_from": job.run.run_uri if job.run.run_uri == without_data else first,
+        }
+        for job in jobs
+    ]
+    store = open_storage(str(root / "runs/sweep"))
+    write_record(store, SWEEP_FILE, {"trainings": trainings, "jobs": [list(range(len(jobs)))]})
+    write_record(store, "run.json", {"secrets": {}})
+    return store.root_uri
+
+
+def start(sweep: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "0"]
+    return subprocess.Popen(
+        [*command, "--nproc-per-node", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(sweep: str) -> tuple[int, str]:
+    process = start(sweep)
+    said, _ = process.communicate(timeout=240)
+    return process.returncode, said
+
+
+def outcome(job: JobConfig) -> dict[str, Any]:
+    return read_record(open_storage(job.run.run_uri), OUTCOME)
+
+
+def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
+    alone = make_run(tmp_path, "alone", {"train": {"max_steps": STEPS}, "evaluate": {"max_samples": 8}})
+    encode_features(alone)
+    train_runs([alone], processes=1)
+    plain = add(tmp_path, "plain", {})
+    other = add(tmp_path, "other", {"seed": 5})
+    wrong = add(tmp_path, "wrong", {"strategy": "ddp", "deepspeed": {"x": 1}})
+    untrained = add(tmp_path, "untrained", {"epochs": 0})
+    dataless = add(tmp_path, "dataless", {})
+    store = open_storage(dataless.run.run_uri)
+    store.delete("prepared.json")
+    write_record(store, "steps/prepare-data.json", {"detail": {"error": "no image could be read"}})
+    sweep = write_sweep(tmp_path, [plain, wrong, untrained, dataless, other], without_data=dataless.run.run_uri)
+
+    code, said = finish(sweep)
+    assert code == 0, said
+    states = {job.run.run_id.split("/")[2]: outcome(job) for job in (plain, wrong, untrained, dataless, other)}
+    assert {name: one["state"] for name, one in states.items()} == {
+        "plain": "done", "wrong": "failed", "untrained": "done", "dataless": "failed", "other": "done"
+    }, said  # fmt: skip
+    assert states["dataless"]["error"] == "its data could not be prepared: no image could be read"
+    assert "deepspeed" in states["wrong"]["error"]
+    # One process after the other changes nothing: losses are those of a run of its own, to the bit.
+    assert losses(plain) == losses(alone)
+    assert losses(other) != losses(alone)
+    # What trained nothing has the first weights, and its evaluation like the others.
+    first, trained = (require_whole_export(open_storage(job.run.run_uri)) for job in (untrained, plain))
+    assert (first["step"], trained["step"]) == (0, STEPS)
+    assert first["weights_sha256"] != trained["weights_sha256"]
+    assert read_record(open_storage(untrained.run.run_uri), "evaluate.json")["questions"] > 0
+    record = read_record(open_storage(sweep), "steps/train-variants-0.json")
+    assert (record["state"], record["done"], record["message"]) == ("done", 5, "5 trainings, 2 failed")
+    assert {"train_s", "export_s", "evaluate_s"} <= states["plain"].keys()
+
+    # Started again, it goes on with what is not done.
+    with_data = add(tmp_path, "dataless", {})
+    code, said = finish(sweep)
+    assert code == 0, said
+    assert outcome(plain) == states["plain"]
+    assert outcome(with_data)["state"] == "done"
+    assert outcome(wrong)["state"] == "failed"
+
+
+def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    long = {"max_steps": 60, "epochs": 20, "checkpoint_every_steps": 10}
+    uninterrupted = make_run(tmp_path, "alone", {"train": {"max_steps": 60, **long}, "evaluate": {"max_samples": 8}})
+    encode_features(uninterrupted)
+    train_runs([uninterrupted], processes=1)
+    stopped = add(tmp_path, "stopped", long)
+    sweep = write_sweep(tmp_path, [stopped])
+    process = start(sweep)
+    log, ends_s = Path(stopped.run.run_uri, "metrics.jsonl"), time.monotonic() + 120
+    while not (log.exists() and log.read_text().count("\n") > 5):
+        assert process.poll() is None and time.monotonic() < ends_s
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, said
+    assert not Path(stopped.run.run_uri, OUTCOME).exists()
+    code, said = finish(sweep)
+    assert code == 0 and "continu" in said, said
+    assert losses(stopped)[-1] == losses(uninterrupted)[-1]
+
+
+def test_a_job_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    job = add(tmp_path, "plain", {})
+    sweep = write_sweep(tmp_path, [job])
+    command = [sys.executable, "-m", "trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 64 and "--job is 3" in done.stderr

@@ -1,0 +1,133 @@
+"""The trainings of a sweep: their run files, what they share, and the jobs that they are dealt out to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.runtime.resolve import compiled_settings, resolve
+from components.runtime.sweep_steps import (
+    encode_features,
+    open_jobs,
+    preparations,
+    prepare_variant_data,
+    train_variants,
+)
+from tests.support.paths import ROOT
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage import open_storage
+from trainer.storage.records import read_record, write_record
+from trainer.trials.files import OUTCOME, SWEEP_FILE
+from vlmpipe.backends.local import job as local_job
+from vlmpipe.config.run_config import load_run_file
+
+DIGITS = ROOT / "configs/digits.yaml"
+
+
+def opened(root: Path, sweep: dict[str, Any], *overrides: str) -> tuple[str, dict[str, Any]]:
+    """Resolve a run of this sweep. Returns its folder and the content of sweep.json."""
+    settings = ["cluster.replica_count=1", f"output.root_uri={root}", f"sweep={json.dumps(sweep)}", *overrides]
+    config = load_run_file(DIGITS, settings)
+    run_file = json.dumps(config.to_dict())
+    found = resolve(run_file, compiled_settings(config, "local", str(root)), job_name="sweep-1")
+    return found.run_uri, read_record(open_storage(found.run_uri), SWEEP_FILE)
+
+
+def test_every_start_has_a_run_file_of_its_own(tmp_path: Path) -> None:
+    _, sweep = opened(tmp_path, {"grid": {"train.global_batch_size": [8, 16]}, "starts": 2}, "train.seed=5")
+    runs = [read_record(open_storage(one["run_uri"]), "run.json") for one in sweep["trainings"]]
+    assert [(run["train"]["global_batch_size"], run["train"]["seed"], run["model"]["seed"]) for run in runs] == [
+        (8, 5, 0), (8, 6, 1), (16, 5, 0), (16, 6, 1)
+    ]  # fmt: skip
+    assert [run["run"]["run_id"] for run in runs][-1] == "sweep-1/variants/global_batch_size-16/1"
+    assert all("sweep" not in run for run in runs)
+    assert sweep["baseline"] == "global_batch_size-8"
+
+
+def test_data_is_prepared_once_and_features_once_for_each_tower(tmp_path: Path) -> None:
+    grid = {"train.global_batch_size": [8, 16], "data.sequence_length": [256, 512]}
+    uri, sweep = opened(tmp_path, {"grid": grid, "starts": 2})
+    of_length = {256: set[str](), 512: set[str]()}
+    towers: dict[tuple[int, int], set[str]] = {}
+    for one in sweep["trainings"]:
+        length = read_record(open_storage(one["run_uri"]), "run.json")["data"]["sequence_length"]
+        of_length[length].add(one["data_from"])
+        towers.setdefault((length, one["start"]), set()).add(one["features_from"])
+    # The tower is drawn from model.seed, so that each start has features of its own.
+    assert {len(found) for found in towers.values()} == {1}
+    assert len(set.union(*towers.values())) == 4
+    assert preparations(uri) == list(dict.fromkeys(one["data_from"] for one in sweep["trainings"]))
+    # Packed or not, the same samples are prepared: the length of sequences is no part of them unless it cuts them.
+    assert len(preparations(uri)) <= 2
+
+
+def test_jobs_are_dealt_evenly_and_hold_one_kind_of_machine(tmp_path: Path) -> None:
+    variants = {"a": {}, "b": {"train.seed": 9}, "big": {"cluster.machine_type": "n1-standard-16"}}
+    _, sweep = opened(tmp_path, {"variants": variants, "starts": 3, "trainings_per_job": 4})
+    assert sorted(number for job in sweep["jobs"] for number in job) == list(range(9))
+    assert sorted(map(len, sweep["jobs"])) == [3, 3, 3]
+    for job in sweep["jobs"]:
+        names = {sweep["trainings"][number]["variant"] for number in job}
+        assert names == {"big"} or "big" not in names
+
+
+def test_a_variant_that_cannot_run_is_named_before_anything_starts(tmp_path: Path) -> None:
+    variants = {"a": {}, "b": {"model.tower": {"weights": str(tmp_path / "none")}}}
+    with pytest.raises(UserError, match="variant b: "):
+        opened(tmp_path, {"variants": variants})
+
+
+def test_jobs_that_are_done_are_not_listed_again(tmp_path: Path) -> None:
+    uri, sweep = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1})
+    for one in sweep["trainings"]:
+        open_storage(one["run_uri"]).write("prepared.json", b"{}")
+    assert open_jobs(uri) == [f"0 {uri}", f"1 {uri}"]
+    write_record(open_storage(sweep["trainings"][0]["run_uri"]), OUTCOME, {"state": "done"})
+    write_record(open_storage(sweep["trainings"][1]["run_uri"]), OUTCOME, {"state": "failed"})
+    assert open_jobs(uri) == [f"1 {uri}"]
+
+
+def test_data_that_no_variant_has_ends_the_sweep_with_its_error(tmp_path: Path) -> None:
+    wrong = tmp_path / "data.json"
+    wrong.write_text("[]")
+    uri, _ = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1}, f"data.source={wrong}")
+    (only,) = preparations(uri)
+    prepare_variant_data(only)  # prints the error, and goes on
+    assert encode_features(only, "local").startswith("no data")
+    with pytest.raises(UserError, match="no variant's data could be prepared") as caught:
+        open_jobs(uri)
+    assert caught.value.code == ExitCode.DATA
+
+
+@pytest.mark.parametrize("target", ["local", "vertex", "kubeflow"])
+def test_a_job_that_fails_is_an_answer_and_a_stop_is_none(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vlmpipe.backends.kubeflow import job as kubeflow_job
+    from vlmpipe.backends.vertex import capacity_fallback
+
+    uri, _ = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1})
+    sent: list[Any] = []
+    error = ConfigError("no such machine")
+
+    def job(*given: Any, **settings: Any) -> str:
+        sent.append((given, settings))
+        raise error
+
+    monkeypatch.setattr(local_job, "run_job", job)
+    monkeypatch.setattr(capacity_fallback, "run_with_fallback", job)
+    monkeypatch.setattr(kubeflow_job, "run_on_kubeflow", job)
+    assert train_variants(f"1 {uri}", target) == f"train-variants-1 in {uri}: no such machine"
+    (first, spec), settings = sent[0]
+    labels = first["labels"] if target == "vertex" else settings["labels"]
+    assert labels["vlmpipe-step"] == "train-variants-1"
+    (pool,) = spec["worker_pool_specs"]
+    assert pool["container_spec"]["args"][:4] == ["--config", f"{uri}/sweep.json", "--job", "1"]
+    if target == "vertex":
+        assert "strategy" not in spec["scheduling"] and first["strategy"]
+    error = UserError("stopped", code=ExitCode.PREEMPTED)  # type: ignore[assignment]
+    with pytest.raises(UserError, match="stopped"):
+        train_variants(f"1 {uri}", target)

@@ -1,0 +1,114 @@
+"""What the comparison of a sweep says of trainings that are done, failed or missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.errors import DataError
+from vlmpipe.compare.sweep.comparison import SweepComparison, compared
+from vlmpipe.compare.sweep.page import build_page
+from vlmpipe.compare.sweep.results import Key, SweepResults, Training
+from vlmpipe.runs.local.sweep import comparison_lines
+
+QUESTIONS: list[Key] = [(f"s{number}", 0, "digit?", "7") for number in range(50)]
+
+
+def training(variant: str, start: int, right: int, *, tokens: float | None = None, train_s: float = 10.0) -> Training:
+    return Training(
+        variant,
+        start,
+        f"runs/{variant}/{start}",
+        scores={key: float(place < right) for place, key in enumerate(QUESTIONS)},
+        evaluation={"relevance": {"mean_image_tokens": tokens}} if tokens else {},
+        train_s=train_s,
+        evaluate_s=2.0,
+    )
+
+
+def results(trainings: list[Training], *, hypotheses: list[dict[str, Any]] | None = None) -> SweepResults:
+    names = list(dict.fromkeys(one.variant for one in trainings))
+    content = {
+        "metric": "exact_match",
+        "baseline": names[0],
+        "variants": [{"name": name, "values": {"train.seed": number}} for number, name in enumerate(names)],
+        "hypotheses": hypotheses or [],
+    }
+    return SweepResults(content, trainings, job_s=100.0)
+
+
+def of(found: SweepComparison, name: str) -> Any:
+    return next(one for one in found.variants if one.name == name)
+
+
+def claim(variant: str, *against: str, margin: float = 0.0) -> dict[str, Any]:
+    return {"claim": f"{variant} wins", "variant": variant, "against": list(against), "margin": margin}
+
+
+def test_variants_are_compared_with_the_baseline_and_hypotheses_answered() -> None:
+    trainings = [training("base", start, 20, tokens=9, train_s=5) for start in range(3)]
+    trainings += [training("good", start, 45 + start % 2, tokens=4) for start in range(3)]
+    trainings += [training("same", start, 20, tokens=16) for start in range(3)]
+    claims = [
+        claim("good", "base", "same"),
+        claim("same", "good"),
+        claim("base", "good", margin=0.1),
+        claim("x", "base"),
+    ]
+    claims.append(claim("same", "base"))
+    found = compared(results(trainings, hypotheses=claims))
+    assert (found.best, found.questions, found.failed) == ("good", 50, 0)
+    assert (of(found, "good").verdict, of(found, "same").verdict, of(found, "base").verdict) == (
+        "better",
+        "no difference shown",
+        "",
+    )
+    assert of(found, "good").score.value == pytest.approx((45 + 46 + 45) / 150)
+    assert [one.answer for one in found.hypotheses] == [
+        "supported",
+        "contradicted",
+        "contradicted",
+        "not measured",
+        "not shown",
+    ]
+    # Fewer tokens and a better score; the baseline took less time.
+    assert of(found, "good").on_front == ("image_tokens", "device_hours")
+    assert of(found, "base").on_front == ("device_hours",)
+    assert found.share_outside == pytest.approx(1 - (found.train_s + found.evaluate_s) / 100)
+
+
+def test_a_failed_training_leaves_the_others() -> None:
+    trainings = [training("base", 0, 20), Training("base", 1, "runs/base/1", error="out of memory")]
+    trainings += [Training("bad", 0, "runs/bad/0", error="no such channel"), training("good", 0, 40)]
+    found = compared(results(trainings, hypotheses=[claim("bad", "base")]))
+    assert (of(found, "base").starts, of(found, "base").errors) == (1, ("out of memory",))
+    assert (of(found, "bad").score, of(found, "bad").verdict) == (None, "failed")
+    assert found.hypotheses[0].answer == "not measured"
+    assert "2 trainings failed" in found.sentence
+    page, lines = build_page(found, "sweep-1"), comparison_lines(found.as_json())
+    for text in ("no such channel", "out of memory"):
+        assert text in page
+        assert any(text in line for line in lines)
+
+
+def test_without_the_baseline_scores_stay_and_differences_do_not() -> None:
+    trainings = [Training("base", 0, "runs/base/0", error="stopped"), training("good", 0, 40)]
+    found = compared(results(trainings))
+    assert of(found, "good").score.value == pytest.approx(0.8)
+    assert of(found, "good").difference is None
+
+
+def test_nothing_done_and_nothing_shared_are_errors() -> None:
+    with pytest.raises(DataError, match="all 1 trainings of the sweep failed: out of memory"):
+        compared(results([Training("a", 0, "runs/a/0", error="out of memory")]))
+    other = Training("b", 0, "runs/b/0", scores={("z", 0, "q", "a"): 1.0})
+    with pytest.raises(DataError, match="share no question"):
+        compared(results([training("a", 0, 3), other]))
+
+
+def test_names_and_values_are_escaped_in_the_page() -> None:
+    trainings = [training("base", 0, 20), training("good", 0, 40)]
+    case = results(trainings, hypotheses=[{**claim("good", "base"), "claim": "<script>x</script>"}])
+    assert "<script>x" not in build_page(compared(case), "<b>run</b>")
+    assert "<b>run" not in build_page(compared(case), "<b>run</b>")

@@ -1,0 +1,93 @@
+"""The laws of a sweep's intervals and tests."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmpipe.compare.sweep.intervals import holm, pareto, resample
+
+SAMPLES = [f"sample-{number}" for number in range(40)]
+
+
+def noisy(share: float, starts: int, seed: int) -> list[list[float]]:
+    chance = np.random.default_rng(seed)
+    return (chance.random((starts, len(SAMPLES))) < share).astype(float).tolist()
+
+
+def test_a_variant_does_not_differ_from_itself_and_a_better_one_does() -> None:
+    one = noisy(0.5, 3, 0)
+    found = resample({"a": one, "same": one, "better": [[1.0] * len(SAMPLES)] * 3}, SAMPLES)
+    same = found.difference("same", "a")
+    assert same.value == 0
+    assert same.interval[0] < 0 < same.interval[1]  # other starts could have been drawn
+    assert found.p_two_sided("same", "a") > 0.9
+    better = found.difference("better", "a")
+    assert better.interval[0] > 0.2
+    assert found.p_two_sided("better", "a") < 0.001
+    assert found.p_better("better", "a") < 0.001 < 0.9 < found.p_better("a", "better")
+
+
+def test_a_margin_turns_no_worse_into_a_claim_that_can_be_shown() -> None:
+    starts = [[1.0] * 39 + [0.0]] * 3
+    found = resample({"all": [[1.0] * 40] * 3, "few": starts}, SAMPLES)
+    assert found.p_better("few", "all") > 0.5
+    assert found.p_better("few", "all", margin=0.2) < 0.001
+
+
+def test_equal_starts_have_the_chance_of_questions_only() -> None:
+    one = noisy(0.5, 1, 0)[0]
+    alone, thrice = (resample({"a": [one] * starts}, SAMPLES).score("a") for starts in (1, 3))
+    assert alone.interval == pytest.approx(thrice.interval, abs=0.01)
+    low, high = alone.interval
+    p = alone.value
+    assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(p * (1 - p) / len(SAMPLES)), rel=0.15)
+
+
+def test_starts_vary_as_much_as_their_deviation_says() -> None:
+    # All questions alike, so that nothing but the starts varies: the interval is that of a mean of three.
+    values = (0.2, 0.5, 0.8)
+    found = resample({"a": [[value] * len(SAMPLES) for value in values]}, SAMPLES)
+    error = np.std(values, ddof=1) / math.sqrt(3)
+    assert np.std(found.draws["a"]) == pytest.approx(error, rel=0.03)
+
+
+def test_questions_about_one_sample_are_drawn_together() -> None:
+    scores = [[1.0] * 20 + [0.0] * 20]
+    apart = resample({"a": scores}, SAMPLES).score("a").interval
+    together = resample({"a": scores}, [f"{number // 10}" for number in range(40)]).score("a").interval
+    assert together[1] - together[0] > 2 * (apart[1] - apart[0])
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_lies_between_no_correction_and_bonferroni(p_values: dict[str, float]) -> None:
+    corrected = holm(p_values)
+    for name, value in p_values.items():
+        assert value <= corrected[name] <= min(1.0, value * len(p_values)) + 1e-12
+    ordered = sorted(p_values, key=p_values.__getitem__)
+    assert [corrected[name] for name in ordered] == sorted(corrected.values())
+
+
+def test_holm_is_that_of_a_worked_example() -> None:
+    # Smallest times 4, next times 3, and so on, never below the one before.
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
+    )
+
+
+points = st.dictionaries(
+    st.text(min_size=1, max_size=3), st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=9
+)
+
+
+@given(points)
+def test_the_front_is_what_no_other_beats_at_its_cost(found: dict[str, tuple[int, int]]) -> None:
+    front = pareto({name: (float(cost), float(score)) for name, (cost, score) in found.items()})
+    assert front
+    for name, (cost, score) in found.items():
+        beaten = any(c <= cost and s >= score and (c < cost or s > score) for c, s in found.values())
+        assert (name in front) != beaten

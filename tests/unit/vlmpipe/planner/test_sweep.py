@@ -1,0 +1,72 @@
+"""The plan of a sweep: what is shared, every variant, and what is asked before all of it is spent."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.paths import ROOT
+from trainer.errors import UserError
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
+from vlmpipe.planner.plan import plan_run
+from vlmpipe.planner.sweep import SweepPlan, plan_config, require_runnable
+
+SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
+
+
+def swept(variants: str, *overrides: str, starts: int = 2) -> RunConfig:
+    return load_run_file(SEVEN_B, [f"sweep={{variants: {variants}, starts: {starts}}}", *overrides])
+
+
+def planned(config: RunConfig) -> SweepPlan:
+    plan = plan_config(config)
+    assert isinstance(plan, SweepPlan)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return swept("{short: {train.max_steps: 200}, long: {train.max_steps: 400}, untrained: {train.epochs: 0}}")
+
+
+@pytest.fixture(scope="module")
+def plan(config: RunConfig) -> SweepPlan:
+    return planned(config)
+
+
+def test_trainings_are_summed_and_what_is_shared_counts_once(config: RunConfig, plan: SweepPlan) -> None:
+    short = plan_run(load_run_file(SEVEN_B, ["train.max_steps=200"]))
+    whole = plan_run(load_run_file(SEVEN_B))
+    assert short.cost and whole.cost
+    steps = {step.job: step for step in short.cost.steps}
+    one = plan.variants["short"]
+    assert one.train_hours == steps["train"].hours and one.evaluate_hours == steps["evaluate"].hours
+    assert plan.variants["untrained"].train_hours == 0
+    shared = [step for step in whole.cost.steps if step.job not in ("train", "evaluate")]
+    usd = 2 * sum(each.usd or 0 for each in plan.variants.values()) + sum(step.usd or 0 for step in shared)
+    assert plan.usd == pytest.approx(usd)
+    assert plan.trainings == 6
+    assert plan.hours and plan.elapsed_hours and plan.elapsed_hours < plan.hours
+    content = plan.as_dict()
+    assert content["variants"]["long"]["steps"] == 400
+    assert content["shared_usd"] == pytest.approx(sum(step.usd or 0 for step in shared))
+
+
+def test_the_sum_is_what_is_confirmed(config: RunConfig, plan: SweepPlan) -> None:
+    assert plan.usd
+    spending = spending_of(config, plan)
+    assert (spending.usd, spending.hours) == (plan.usd, plan.hours)
+    assert f"{config.name}: 6 trainings is planned to cost" in reasons_to_confirm(spending, plan.usd / 2)
+
+
+def test_a_variant_that_does_not_fit_makes_the_plan_red_and_is_named() -> None:
+    plan = planned(swept("{fits: {}, large: {train.strategy: ddp}}"))
+    assert plan.state == "red"
+    assert any(error.startswith("variant large: ") and "does not fit" in error for error in plan.errors)
+    assert not any("variant fits" in error for error in plan.errors)
+
+
+def test_a_variant_that_cannot_be_built_is_named() -> None:
+    with pytest.raises(UserError, match="variant wrong: ") as caught:
+        require_runnable(swept("{right: {}, wrong: {model.train_parameters: ['no_such.*']}}"))
+    assert "no_such" in caught.value.text()

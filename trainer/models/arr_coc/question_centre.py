@@ -1,0 +1,72 @@
+"""The mean of training's questions, from which the relevance module sees each one.
+
+A question is the mean of its tokens' embeddings, and most of its tokens are those of every question: of one about a
+colour, nine tenths. Seen from their mean, what is left is what distinguishes it, and the module learns several times
+faster (docs/decisions/0081-relevance-sees-questions-from-their-mean.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainer.models.arr_coc.module import PREFIX, pooled
+from trainer.models.base import Weights
+
+if TYPE_CHECKING:
+    from trainer.data.loader import PackedSequence
+
+NAME = f"{PREFIX}question_centre"
+
+
+class WithCentre:
+    """Weights with a question centre. A `trainer.models.base.Weights`."""
+
+    def __init__(self, base: Weights, centre: Tensor) -> None:
+        self._base, self._centre = base, centre
+
+    def read(self, name: str) -> Tensor:
+        return self._centre if name == NAME else self._base.read(name)
+
+
+def lacks_centre(model: nn.Module, deferred: Weights | None) -> bool:
+    """Whether the model's relevance learns from questions and has not seen any. deferred: values of its parameters."""
+    centre = dict(model.named_parameters()).get(NAME)
+    if centre is None or not centre.requires_grad:
+        return False
+    return not (deferred.read(NAME) if deferred else centre.detach()).any()
+
+
+@torch.no_grad()
+def centre_questions(model: nn.Module, deferred: Weights | None, sequences: Sequence[PackedSequence]) -> Weights | None:
+    """Set the centre to the mean question of these packed sequences. Returns `deferred` with the centre, if given."""
+    table = model.get_input_embeddings().weight
+    if deferred:
+        name = next(name for name, one in model.named_parameters() if one is table)
+        table = deferred.read(name)
+    centre = mean_question(table, sequences)
+    if deferred:
+        return WithCentre(deferred, centre)
+    model.get_parameter(NAME).copy_(centre)
+    return None
+
+
+def mean_question(table: Tensor, sequences: Sequence[PackedSequence]) -> Tensor:
+    """(width,) in fp32, on the table's device. table: (tokens, width) the embeddings."""
+    ids, owners, first = list[int](), list[int](), 0
+    for sequence in sequences:
+        if sequence.selectable is None:
+            continue
+        places = np.flatnonzero(sequence.selectable.is_question)
+        ids += np.asarray(sequence.input_ids)[places].tolist()
+        owners += (first + np.searchsorted(np.cumsum(sequence.sample_tokens), places, side="right")).tolist()
+        first += len(sequence.sample_tokens)
+    numbers = torch.tensor(sorted(set(owners)), device=table.device)  # a sample may have no question
+    if not len(numbers):
+        return torch.zeros(table.shape[1], device=table.device)
+    questions = pooled(table[torch.tensor(ids, device=table.device)], torch.tensor(owners, device=table.device), first)
+    return questions[numbers].mean(0)

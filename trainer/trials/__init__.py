@@ -1,0 +1,1 @@
+"""Trainings of one job after the other: trials of a search, and variants of a sweep."""

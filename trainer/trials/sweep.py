@@ -1,0 +1,189 @@
+"""A job of a sweep: its trainings one after the other, each with its evaluation.
+
+    python -m trainer.trials.sweep --config <run>/sweep.json --job 3 --nproc-per-node 1
+
+Each training is a run of its own, with prepared data that it shares with others. What became of it is in its
+`outcome.json`; one that failed leaves the others. Started again, a job goes on with what is not done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainer import launch
+from trainer.config.job import JobConfig
+from trainer.distributed.cluster_env import read_cluster
+from trainer.errors import ConfigError, ExitCode, UserError, run_main
+from trainer.progress import Progress
+from trainer.secret_manager import use_secrets
+from trainer.storage import open_storage
+from trainer.storage.records import read_record, write_record
+from trainer.trials.files import JOB_STEP, OUTCOME
+from trainer.trials.forked import Ended, ForkedChildren
+
+CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
+
+# Trains, exports and evaluates; adds the seconds of each part.
+Run = Callable[[JobConfig, dict[str, float]], Ended]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the job on this node. Returns its exit code: 0 also where trainings failed, which their outcomes say."""
+    parser = argparse.ArgumentParser(prog="trainer.trials.sweep", description=__doc__)
+    parser.add_argument("--config", required=True, help="URI of the sweep's sweep.json")
+    parser.add_argument("--job", required=True, type=int, help="number of the job, from 0")
+    parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")
+    options = parser.parse_args(arguments)
+    folder, _, name = options.config.rpartition("/")
+    sweep = read_record(open_storage(folder), name)
+    if not 0 <= options.job < len(sweep["jobs"]):
+        raise ConfigError(f"--job is {options.job}", expected=f"0 to {len(sweep['jobs']) - 1}")
+    trainings = [sweep["trainings"][number] for number in sweep["jobs"][options.job]]
+    cluster = read_cluster(os.environ)
+    is_chief = cluster is None or cluster.node_rank == 0
+    is_alone = launch.processes_on_node(options.nproc_per_node) == 1 and (cluster is None or cluster.num_nodes == 1)
+    use_secrets(read_record(open_storage(folder), "run.json").get("secrets") or {})
+    progress = Progress(folder, f"{JOB_STEP}-{options.job}", quiet=True) if is_chief else None
+    run = (
+        _forked([one["run_uri"] for one in trainings])
+        if is_alone
+        else _launched(options.nproc_per_node, is_chief=is_chief)
+    )
+    failed = 0
+    for done, training in enumerate(trainings):
+        if progress:
+            # Not in the background: a child must not be forked while a thread holds a lock.
+            progress.record.done, progress.record.total = done, len(trainings)
+            progress.record.unit, progress.record.message = "trainings", _title(training)
+            progress.flush()
+        state = _train(training, run, is_chief=is_chief)
+        if state == "stopped":
+            return int(ExitCode.PREEMPTED)
+        failed += state == "failed"
+    if progress:
+        progress.record.done = len(trainings)
+        progress.finish(message=f"{len(trainings)} trainings, {failed} failed" if failed else f"{len(trainings)} done")
+    return 0
+
+
+def _title(training: Mapping[str, Any]) -> str:
+    return f"{training['variant']}, start {training['start']}"
+
+
+def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
+    """Train, export and evaluate; record what became of it. Returns done, failed or stopped."""
+    store, started_s = open_storage(training["run_uri"]), time.time()
+    title = _title(training)
+    if store.stat(OUTCOME) and read_record(store, OUTCOME)["state"] == "done":
+        print(f"sweep: {title}: done before", flush=True)
+        return "done"
+    print(f"sweep: {title}", flush=True)
+    took = dict[str, float]()
+    try:
+        store.write("prepared.json", _prepared(training))
+        ended = run(JobConfig.load(store.uri("run.json")), took)
+    except UserError as error:
+        ended = Ended(int(error.code), error.found)
+    if ended.code == ExitCode.PREEMPTED:
+        return "stopped"
+    state = "failed" if ended.code else "done"
+    print(f"sweep: {title}: {state} in {time.time() - started_s:.1f} s {ended.error}".rstrip(), flush=True)
+    if is_chief:
+        outcome = {
+            "state": state,
+            "exit_code": ended.code,
+            "error": ended.error,
+            "started_s": started_s,
+            "ended_s": time.time(),
+            **took,
+        }
+        write_record(store, OUTCOME, outcome, indent=1)
+    return state
+
+
+def _prepared(training: Mapping[str, Any]) -> bytes:
+    """The prepared.json that the training shares. Raises UserError with what kept its data from being prepared."""
+    store = open_storage(training["features_from"])
+    if store.stat("prepared.json") is None:
+        data, step = open_storage(training["data_from"]), "steps/prepare-data.json"
+        why = read_record(data, step)["detail"].get("error", "") if data.stat(step) else ""
+        raise UserError(f"its data could not be prepared: {why or 'the step did not run'}", code=ExitCode.DATA)
+    return store.read("prepared.json")
+
+
+def _forked(run_uris: Sequence[str]) -> Run:
+    """In children of this process, which imports everything once."""
+    import trainer.evaluation.evaluate as evaluation
+    import trainer.train as training
+    from trainer.models.registry import family_of
+
+    for run_uri in run_uris:
+        with contextlib.suppress(UserError):  # the training says it
+            family_of(JobConfig.load(f"{run_uri}/run.json").model)
+    with contextlib.suppress(ImportError):  # a table of patterns, which take the library half a second to compile
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("qwen2")
+    children = ForkedChildren()
+
+    def run(job: JobConfig, took: dict[str, float]) -> Ended:
+        config = ["--config", f"{job.run.run_uri}/run.json"]
+        parts = {"train_s": lambda: training.main(config)} if job.train.epochs else {}
+        ended = Ended(0)
+        for name, work in {
+            **parts, "export_s": lambda: _export(job), "evaluate_s": lambda: evaluation.main(config),
+        }.items():  # fmt: skip
+            started_s = time.perf_counter()
+            ended = children.run(work)
+            took[name] = time.perf_counter() - started_s
+            if ended.code or children.stopped:
+                break
+        return Ended(int(ExitCode.PREEMPTED)) if children.stopped else ended
+
+    return run
+
+
+def _launched(processes: str, *, is_chief: bool) -> Run:
+    """By `trainer.launch`, for a training with several processes."""
+
+    def run(job: JobConfig, took: dict[str, float]) -> Ended:
+        def launched(module: str, what: str) -> Ended:
+            started_s, config = time.perf_counter(), f"{job.run.run_uri}/run.json"
+            code = launch.main(["--nproc-per-node", processes, "--", module, "--config", config])
+            took[f"{what}_s"] = time.perf_counter() - started_s
+            return Ended(code, f"{what} ended with exit code {code}" if code else "")
+
+        ended = launched("trainer.train", "train") if job.train.epochs else Ended(0)
+        if ended.code or not is_chief:
+            return ended
+        started_s = time.perf_counter()
+        _export(job)
+        took["export_s"] = time.perf_counter() - started_s
+        before = {name: os.environ.pop(name) for name in CLUSTER_VARIABLES if name in os.environ}
+        try:
+            return launched("trainer.evaluation.evaluate", "evaluate")
+        finally:
+            os.environ.update(before)
+
+    return run
+
+
+def _export(job: JobConfig) -> None:
+    if job.train.epochs:
+        from trainer.checkpoint.sync import sync_run
+
+        sync_run(job)
+    else:
+        from trainer.checkpoint.hf_export import export_initial
+
+        export_initial(job)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

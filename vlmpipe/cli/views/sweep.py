@@ -1,0 +1,58 @@
+"""Tables of a sweep's plan for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from vlmpipe.cli.views.amounts import UNKNOWN, amount, hours_text
+from vlmpipe.cli.views.memory_bar import memory_text
+from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
+
+
+def sweep_table(plan: Mapping[str, Any]) -> Table:
+    """What is shared, one training of each variant, and the sum, from `SweepPlan.as_dict()`."""
+    right = ("steps", "training", "evaluation", "cost")
+    table = ruled_table("variant", "steps", "training", "evaluation", "cost", "memory", right=right)
+    shared = _cost(plan, plan["shared_usd"])
+    table.add_row(
+        Text("shared: stages before, features", style="dim"), "", _hours(plan["shared_hours"]), "", shared, ""
+    )
+    for name, one in plan["variants"].items():
+        sign, style = PLAN_LOOKS[one["state"]]
+        table.add_row(
+            Text(f"{sign} {name}", style=style),
+            f"{one['steps']:,}" if one["trains"] and one["steps"] is not None else "–",
+            _hours(one["train_hours"]) if one["trains"] else "–",
+            _hours(one["evaluate_hours"]),
+            _cost(plan, one["usd"]),
+            memory_text(one["memory"]) if one["trains"] else Text("–"),
+        )
+    table.add_section()
+    whole = f"{plan['trainings']} trainings: {len(plan['variants'])} variants x {plan['starts']} starts"
+    table.add_row(whole, "", _hours(plan["hours"]), "", _cost(plan, plan["usd"]), "", style="bold")
+    return table
+
+
+def sweep_headline(plan: Mapping[str, Any]) -> str:
+    """Hours and dollars of the whole sweep in one sentence; one on this machine has no dollars."""
+    text = f"{plan['trainings']} trainings: {_hours(plan['hours'])} of jobs"
+    if plan["elapsed_hours"] is not None:
+        text += f", {hours_text(plan['elapsed_hours'])} with {plan['parallelism']} at a time"
+    return f"{text}; cost {amount(plan['usd'])}." if _is_priced(plan) else f"{text}."
+
+
+def _is_priced(plan: Mapping[str, Any]) -> bool:
+    stages = plan["shared"].get("stages") or {"": plan["shared"]}
+    return any(stage["cost"] for stage in stages.values())
+
+
+def _cost(plan: Mapping[str, Any], usd: float | None) -> str:
+    return amount(usd) if _is_priced(plan) else "–"
+
+
+def _hours(hours: float | None) -> str:
+    return UNKNOWN if hours is None else hours_text(hours)

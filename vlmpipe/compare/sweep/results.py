@@ -1,0 +1,103 @@
+"""What the trainings of a sweep left: their scores, selections and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.errors import UserError
+from trainer.evaluation.metrics import anls, vqa_accuracy
+from trainer.storage import open_storage
+from trainer.storage.base import Storage
+from trainer.storage.records import read_lines, read_record
+from trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
+from vlmpipe.registry.paired_bootstrap import PREDICTIONS
+from vlmpipe.report.load import mapping, number
+
+Key = tuple[str, int, str, str]  # id of the sample, turn, question, expected answer
+HOUR_S = 3600
+SIMILARITIES: dict[str, Callable[[str, str], float]] = {"vqa_accuracy": vqa_accuracy, "anls": anls}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of a variant. `error` is empty for one that is done; `scores` are then those of its answers."""
+
+    variant: str
+    start: int
+    run_uri: str
+    error: str = ""
+    scores: dict[Key, float] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    train_s: float = 0.0
+    evaluate_s: float = 0.0
+    processes: int = 1  # GPUs, or processes on the CPU
+
+    @property
+    def is_done(self) -> bool:
+        return not self.error
+
+    def selection(self, name: str) -> float | None:
+        """A number of evaluate.json's section relevance; None for a model without selection."""
+        return number(mapping(self.evaluation.get("relevance")).get(name))
+
+    @property
+    def device_hours(self) -> float:
+        """Of training and evaluation."""
+        return (self.train_s + self.evaluate_s) * self.processes / HOUR_S
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """The content of sweep.json, its trainings, and the seconds that its jobs took together."""
+
+    content: dict[str, Any]
+    trainings: list[Training]
+    job_s: float
+
+
+def read_results(run_uri: str) -> SweepResults:
+    """Read what the sweep in that run's folder has left so far. A training that has not ended counts as failed."""
+    store = open_storage(run_uri)
+    content = read_record(store, SWEEP_FILE)
+    trainings = [_training(one, content["metric"]) for one in content["trainings"]]
+    return SweepResults(content, trainings, sum(_job_s(store, number) for number in range(len(content["jobs"]))))
+
+
+def _job_s(store: Storage, job: int) -> float:
+    name = f"steps/{JOB_STEP}-{job}.json"
+    record = read_record(store, name) if store.stat(name) else {}
+    return max(0.0, (number(record.get("ended_s")) or 0.0) - (number(record.get("started_s")) or 0.0))
+
+
+def _training(one: dict[str, Any], metric: str) -> Training:
+    store, known = open_storage(one["run_uri"]), (one["variant"], one["start"], one["run_uri"])
+    if store.stat(OUTCOME) is None:
+        return Training(*known, error="it has not ended")
+    outcome = read_record(store, OUTCOME)
+    if outcome["state"] != "done":
+        return Training(*known, error=outcome["error"] or "it failed")
+    try:
+        evaluation, lines = read_record(store, "evaluate.json"), read_lines(store, PREDICTIONS)
+        summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
+    except UserError as error:
+        return Training(*known, error=error.found)
+    return Training(
+        *known,
+        scores={_key(line): _score(line, metric) for line in lines},
+        evaluation=evaluation,
+        train_s=number(outcome.get("train_s")) or 0.0,
+        evaluate_s=number(outcome.get("evaluate_s")) or 0.0,
+        processes=int(number(summary.get("world_size")) or 1),
+    )
+
+
+def _key(line: dict[str, Any]) -> Key:
+    return str(line["id"]), int(line["turn"]), str(line["question"]), str(line["answer"])
+
+
+def _score(line: dict[str, Any], metric: str) -> float:
+    if metric in SIMILARITIES:
+        return SIMILARITIES[metric](str(line["answer"]), str(line["prediction"]))
+    return float(line["correct"])

@@ -1,0 +1,102 @@
+"""The run file's `sweep`: variants of the run that are trained beside each other and compared."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from trainer.config.base import Positive, Section
+
+Metric = Literal["exact_match", "vqa_accuracy", "anls"]
+VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._+-]{0,61}[a-z0-9])?$")]
+MOST_TRAININGS = 1000
+LONGEST_NAME = 63
+# Sections, and fields of cluster, that decide nothing about a variant's model or how long it takes.
+WITHOUT_EFFECT = (
+    "version", "name", "output", "secrets", "gate", "register", "deploy", "schedule", "tune", "notify", "plan", "gcp",
+    "kubeflow", "stages",
+)  # fmt: skip
+
+
+class HypothesisConfig(Section):
+    """A claim that the comparison answers: one variant is better than others, or at least not worse."""
+
+    claim: str = Field(min_length=1, description="The claim in a sentence, for the report.")
+    variant: str = Field(description="The variant that it is about.")
+    against: tuple[str, ...] = Field(min_length=1, description="The variants that it must beat, every one of them.")
+    margin: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="0 claims that the variant is better. More claims that it is worse by less than this much of the "
+        "metric.",
+    )
+
+
+class SweepConfig(Section):
+    """Variants of the run file, each trained from several random starts."""
+
+    grid: dict[str, tuple[Any, ...]] = Field(
+        default_factory=dict,
+        description="Dotted fields of the run file, each with its values: every combination is a variant.",
+    )
+    variants: dict[VariantName, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Named variants: dotted fields and their values. With grid too, each is combined with every point.",
+    )
+    baseline: str = Field("", description="The variant that all are compared with; empty takes the first.")
+    starts: Positive = Field(
+        3, description="Trainings of each variant, with train.seed and model.seed raised by 0, 1, 2 and so on."
+    )
+    metric: Metric = Field("exact_match", description="Score of each answer by which variants are compared.")
+    parallelism: Positive = Field(2, description="Most jobs at a time.")
+    trainings_per_job: Positive = Field(
+        1,
+        description="Trainings that one job does after the other. Short ones are cheaper in one job, which starts its "
+        "machine and imports torch once.",
+    )
+    hypotheses: tuple[HypothesisConfig, ...] = Field((), description="Claims that the comparison answers.")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant's name, and the dotted fields of the run file that it replaces."""
+
+    name: str
+    values: dict[str, Any]
+
+
+def variants_of(sweep: SweepConfig) -> list[Variant]:
+    """All variants, in the run file's order. Names of grid points are made of fields and values."""
+    named = [Variant(name, dict(values)) for name, values in sweep.variants.items()] or [Variant("", {})]
+    fields = list(sweep.grid)
+    numbers = [range(len(sweep.grid[field])) for field in fields]
+    found = []
+    for one, places in itertools.product(named, itertools.product(*numbers)):
+        point = {field: sweep.grid[field][place] for field, place in zip(fields, places, strict=True)}
+        parts = [one.name] if one.name else []
+        parts += [_point_name(sweep, field, place) for field, place in zip(fields, places, strict=True)]
+        found.append(Variant("--".join(parts), {**one.values, **point}))
+    return found
+
+
+def baseline_of(sweep: SweepConfig) -> str:
+    """The name of the variant that all are compared with."""
+    return sweep.baseline or variants_of(sweep)[0].name
+
+
+def _point_name(sweep: SweepConfig, field: str, place: int) -> str:
+    value = sweep.grid[field][place]
+    if isinstance(value, Mapping | list | tuple):
+        text = str(place + 1)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value)
+    last = field.rpartition(".")[2]
+    name = re.sub(r"[^a-z0-9._+-]+", "-", f"{last}-{text}".lower()).strip("-._+")
+    return name[:LONGEST_NAME]

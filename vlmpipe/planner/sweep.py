@@ -1,0 +1,198 @@
+"""The plan of a sweep: what all variants share, each variant, and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.stages import naming_stage
+from vlmpipe.config.sections.sweep import variants_of
+from vlmpipe.planner.cost.estimate import StepCost
+from vlmpipe.planner.plan import STATES, Plan, State, plan_run
+from vlmpipe.planner.stages import StagesPlan, plan_whole_run
+
+OF_A_TRAINING = ("train", "evaluate")  # jobs of a run that a training of the sweep does; others are shared
+
+
+@dataclass(frozen=True)
+class VariantPlan:
+    """One training of a variant. `plan` is None for one that trains nothing. None: not known."""
+
+    name: str
+    plan: Plan | None
+    train_hours: float | None
+    evaluate_hours: float | None
+    usd: float | None
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """`shared` is the plan of the run file without its sweep: of its last stage the feature cache is shared, and of the
+    stages before all."""
+
+    name: str
+    shared: Plan | StagesPlan
+    variants: dict[str, VariantPlan]
+    starts: int
+    parallelism: int
+    is_priced: bool
+
+    @property
+    def stages(self) -> dict[str, Plan]:
+        return self.shared.stages
+
+    @property
+    def trainings(self) -> int:
+        return self.starts * len(self.variants)
+
+    @property
+    def state(self) -> State:
+        """That of the worst variant or stage."""
+        states = [one.plan.state for one in self.variants.values() if one.plan]
+        return max([self.shared.state, *states], key=STATES.index)
+
+    @property
+    def errors(self) -> list[str]:
+        """Why the sweep would fail, a line each; one that all variants have once."""
+        found = {name: one.plan.errors for name, one in self.variants.items() if one.plan}
+        return [*self.shared.errors, *_named(found, self.shared.errors)]
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why a plan without errors is amber, a phrase each."""
+        found = {name: one.plan.doubts for name, one in self.variants.items() if one.plan}
+        return [*self.shared.doubts, *_named(found, self.shared.doubts)]
+
+    @property
+    def shared_steps(self) -> list[StepCost] | None:
+        """Jobs that run once; None where the cost is not known."""
+        *earlier, last = self.stages.values()
+        if any(plan.cost is None for plan in self.stages.values()):
+            return None
+        steps = [step for plan in earlier if plan.cost for step in plan.cost.steps]
+        return steps + [step for step in (last.cost.steps if last.cost else ()) if step.job not in OF_A_TRAINING]
+
+    @property
+    def train_hours(self) -> float | None:
+        """Hours of training, of the stages before and of all trainings, one after the other."""
+        earlier = [plan.time.train_hours if plan.time else None for plan in list(self.stages.values())[:-1]]
+        return _sum([*earlier, *self._each(lambda one: one.train_hours)])
+
+    @property
+    def hours(self) -> float | None:
+        """Hours of all jobs, one after the other."""
+        of_trainings = self._each(lambda one: _sum([one.train_hours, one.evaluate_hours]))
+        return _sum([self._shared(lambda step: step.hours), *of_trainings])
+
+    @property
+    def elapsed_hours(self) -> float | None:
+        """Hours from start to end, with `parallelism` jobs at a time that all take as long."""
+        shared, whole = self._shared(lambda step: step.hours), self.hours
+        if shared is None or whole is None:
+            return None
+        return shared + (whole - shared) / min(self.parallelism, self.trainings)
+
+    @property
+    def usd(self) -> float | None:
+        """Cost of the whole sweep."""
+        if not self.is_priced:
+            return None
+        return _sum([self._shared(lambda step: step.usd), *self._each(lambda one: one.usd)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "errors": self.errors,
+            "doubts": self.doubts,
+            "train_hours": self.train_hours,
+            "hours": self.hours,
+            "elapsed_hours": self.elapsed_hours,
+            "usd": self.usd,
+            "starts": self.starts,
+            "parallelism": self.parallelism,
+            "trainings": self.trainings,
+            "shared_hours": self._shared(lambda step: step.hours),
+            "shared_usd": self._shared(lambda step: step.usd) if self.is_priced else None,
+            "shared": self.shared.as_dict(),
+            "variants": {
+                name: {
+                    "state": one.plan.state if one.plan else "green",
+                    "trains": one.plan is not None,
+                    "train_hours": one.train_hours,
+                    "evaluate_hours": one.evaluate_hours,
+                    "usd": one.usd,
+                    "memory": one.plan.as_dict()["memory"] if one.plan else None,
+                    "steps": one.plan.time.steps if one.plan and one.plan.time else 0,
+                }
+                for name, one in self.variants.items()
+            },
+        }
+
+    def _shared(self, value: Callable[[StepCost], float | None]) -> float | None:
+        steps = self.shared_steps
+        return None if steps is None else _sum([value(step) for step in steps])
+
+    def _each(self, value: Callable[[VariantPlan], float | None]) -> list[float | None]:
+        return [value(one) for one in self.variants.values()] * self.starts
+
+
+def plan_config(config: RunConfig, *, priced: bool = True) -> Plan | StagesPlan | SweepPlan:
+    """Plan a run file: one training, its stages, or a sweep. Raises UserError that names the stage or the variant."""
+    return plan_sweep(config, priced=priced) if config.sweep else plan_whole_run(config, priced=priced)
+
+
+def require_runnable(config: RunConfig) -> None:
+    """Raise UserError where planning finds a model that cannot be built or trained, for a run on this machine.
+
+    Weights that are not at hand here are left to the job, and the memory planned is that of other machines.
+    """
+    plan_config(config, priced=False)
+
+
+def plan_sweep(config: RunConfig, *, priced: bool = True) -> SweepPlan:
+    """Plan every variant of the sweep. Raises UserError that names the variant or the stage."""
+    assert config.sweep
+    shared = plan_whole_run(config.model_copy(update={"sweep": None}), priced=priced)
+    last = list(shared.stages.values())[-1]
+    variants = {}
+    for variant in variants_of(config.sweep):
+        *_, run = config.variant(variant).stage_runs().values()
+        with naming_stage(variant.name, kind="variant"):
+            variants[variant.name] = _variant(variant.name, run, last, priced=priced)
+    return SweepPlan(config.name, shared, variants, config.sweep.starts, config.sweep.parallelism, priced)
+
+
+def _variant(name: str, run: RunConfig, last: Plan, *, priced: bool) -> VariantPlan:
+    plan = plan_run(run, priced=priced) if run.train.epochs else None
+    cost = (plan or last).cost
+    steps = {step.job: step for step in cost.steps} if cost else {}
+    evaluation = steps.get("evaluate")
+    evaluate_hours = evaluation.hours if evaluation else None
+    if plan is None:
+        return VariantPlan(name, None, 0.0, evaluate_hours, evaluation.usd if evaluation else None)
+    training = steps.get("train")
+    train_hours = training.hours if training else plan.time.train_hours if plan.time else None
+    usd = _sum([training.usd, evaluation.usd]) if training and evaluation else None
+    return VariantPlan(name, plan, train_hours, evaluate_hours, usd)
+
+
+def _named(found: dict[str, list[str]], shared: Sequence[str]) -> list[str]:
+    """Texts of variants that are not the run file's own, each once, with the first variants that have it."""
+    variants = dict[str, list[str]]()
+    for name, texts in found.items():
+        for text in texts:
+            if text not in shared:
+                variants.setdefault(text, []).append(name)
+    return [
+        f"variant {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
+        for text, names in variants.items()
+    ]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
