@@ -1,5 +1,5 @@
 """Finds a run or a search by its name: on this machine, then among those submitted from this folder, then on Vertex
-AI."""
+AI or, by a link to its page, on Kubeflow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from vlmpipe.runs.local.run import MARKER
 from vlmpipe.runs.local.summary import RunReport, find_run, report_of
 
 if TYPE_CHECKING:
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
+    from vlmpipe.runs.kubeflow.status import KubeflowStatus
     from vlmpipe.runs.vertex.custom_job import JobStatus
     from vlmpipe.runs.vertex.names import Address
     from vlmpipe.runs.vertex.status import VertexStatus
 
 
-def find(name: str, *, root: str, project: str, location: str) -> RunReport | Address:
+def find(name: str, *, root: str, project: str, location: str) -> RunReport | Address | KubeflowRun:
     """The run called `name`. Raises ConfigError where there is none, or where it is a search."""
     if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
         return find_run(root, name)
     from pipelines.tune.status import find_search
+    from vlmpipe.runs.kubeflow.names import kubeflow_run
     from vlmpipe.runs.vertex.names import address_of
 
     if find_search(name, root):
@@ -31,11 +34,12 @@ def find(name: str, *, root: str, project: str, location: str) -> RunReport | Ad
             expected="a run; each trial of a search has a folder of its own",
             fix=f"vlmpipe status {name}",
         )
-    return address_of(name, project=project, location=location) or find_run(root, name)
+    elsewhere = kubeflow_run(name) or address_of(name, project=project, location=location)
+    return elsewhere or find_run(root, name)
 
 
 def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
-    """A function that reads the status of a run or a search, and whether it is on Vertex AI."""
+    """A function that reads the status of a run or a search, and whether a service in the cloud is asked."""
     from pipelines.tune.status import LocalSearch, find_search
 
     if search := find_search(name, root):
@@ -44,7 +48,20 @@ def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Cal
     if isinstance(found, RunReport):
         folder = found.folder
         return lambda: report_of(folder), False
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
+
+    if isinstance(found, KubeflowRun):
+        return kubeflow_reader(found), True
     return (job_reader(found) if found.is_custom_job else vertex_reader(found)), True
+
+
+def kubeflow_reader(run: KubeflowRun) -> Callable[[], KubeflowStatus]:
+    """A function that asks Kubeflow Pipelines for the run's status."""
+    from vlmpipe.runs.kubeflow.client import KubeflowRuns
+    from vlmpipe.runs.kubeflow.status import status_of
+
+    runs = KubeflowRuns(run.endpoint, run.namespace)
+    return lambda: status_of(run, runs.get(run))
 
 
 def vertex_reader(address: Address) -> Callable[[], VertexStatus]:

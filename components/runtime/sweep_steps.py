@@ -16,6 +16,7 @@ from trainer.storage.base import Storage
 from trainer.storage.records import read_record, write_record
 from trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
 from vlmpipe.job_spec.build import job_settings, job_spec, sweep_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
@@ -57,8 +58,9 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
             paths, own = training_paths(run, variant.name, start), started_at(config, start)
             content = own.to_run_json(paths)
             write_record(open_storage(paths.run_uri), "run.json", content, indent=1)
-            data = fingerprint(JobConfig.model_validate(content))
-            tower = features_uri(paths.features_root, own.model, own.train.precision)
+            with naming_stage(variant.name, kind="variant"):
+                data = fingerprint(JobConfig.model_validate(content))
+                tower = features_uri(paths.features_root, own.model, own.train.precision)
             clusters.setdefault(json.dumps(content["cluster"], sort_keys=True), []).append(len(trainings))
             trainings.append(
                 {

@@ -1,6 +1,7 @@
-"""`vlmpipe status`, `cancel`, `logs`, `diagnose` and `compare`, for runs on this machine and on Vertex AI.
+"""`vlmpipe status`, `cancel`, `logs`, `diagnose` and `compare`, for runs on this machine, on Vertex AI and on Kubeflow.
 
-RUN is looked for on this machine, then among runs submitted from this folder, then on Vertex AI.
+RUN is looked for on this machine, then among runs submitted from this folder, then on Vertex AI or, by a link, on
+Kubeflow.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 
 if TYPE_CHECKING:
     from pipelines.tune.status import SearchStatus
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
+    from vlmpipe.runs.kubeflow.status import KubeflowStatus
     from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.custom_job import JobStatus
     from vlmpipe.runs.vertex.names import Address
     from vlmpipe.runs.vertex.status import VertexStatus
 
-RUN_HELP = "Run id or folder, pipeline job or custom job, its resource name or its link to the console; or a search."
+    AnyStatus = RunReport | SearchStatus | JobStatus | VertexStatus | KubeflowStatus
+
+RUN_HELP = (
+    "Run id or folder, pipeline job or custom job, its resource name or its link to the console or to Kubeflow's page; "
+    "or a search."
+)
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=completion.run_ids)]
 Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
 Project = Annotated[
@@ -71,7 +79,7 @@ def status(
         leave(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json), fail_on_reject)
     if fail_on_reject:
         raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
-    with doing(f"asking {'Vertex AI' if on_vertex else 'its records'} for the status of run {run}"):
+    with doing(f"asking {'its service' if on_vertex else 'its records'} for the status of run {run}"):
         found = read()
     show(found, as_json)
 
@@ -102,6 +110,7 @@ def cancel(
     """Ask a run to stop. Saved checkpoints stay; the same command or --run-id continues it."""
     from pipelines.find import find
     from pipelines.tune.status import find_search
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.local import control as local_control
     from vlmpipe.runs.vertex.names import Address
 
@@ -116,6 +125,11 @@ def cancel(
         with doing(f"asking Vertex AI to cancel run {run}"):
             jobs: CustomJobs | Runs = CustomJobs(found.place) if found.is_custom_job else Runs(found.place)
             name, asked = found.argument, jobs.cancel(found)
+    elif isinstance(found, KubeflowRun):
+        from vlmpipe.runs.kubeflow.client import KubeflowRuns
+
+        with doing(f"asking Kubeflow to cancel run {run}"):
+            name, asked = found.argument, KubeflowRuns(found.endpoint, found.namespace).cancel(found)
     else:
         assert found
         name, asked = found.folder.name, local_control.cancel(found)
@@ -142,11 +156,14 @@ def logs(
 ) -> None:
     """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
     from pipelines.find import find
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.vertex.names import Address
 
     found = find(run, root=root, project=project, location=location)
     if isinstance(found, Address):
         lines = _vertex_logs(found, step, last, follow)
+    elif isinstance(found, KubeflowRun):
+        lines = _kubeflow_logs(found, step, last, follow)
     else:
         lines = _local_logs(found.folder, step, last, follow)
     try:
@@ -161,6 +178,7 @@ def diagnose(
 ) -> None:
     """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
     from pipelines.find import find
+    from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.local import diagnose as local
     from vlmpipe.runs.vertex.names import Address
 
@@ -176,6 +194,10 @@ def diagnose(
             from vlmpipe.runs.vertex.diagnose import diagnose_vertex
 
             found = diagnose_vertex(run_at)
+        elif isinstance(run_at, KubeflowRun):
+            from vlmpipe.runs.kubeflow.diagnose import diagnose_kubeflow
+
+            found = diagnose_kubeflow(run_at)
         else:
             found = local.diagnose_folder(run_at.folder if run_at else Path(run))
     print_json(found.as_json()) if as_json else print_lines(found.lines())
@@ -236,12 +258,12 @@ def compare(
 
 def watch_and_show(
     run: str,
-    read: Callable[[], RunReport | SearchStatus | JobStatus | VertexStatus],
+    read: Callable[[], AnyStatus],
     *,
     on_vertex: bool,
     plain: bool,
     as_json: bool,
-) -> RunReport | SearchStatus | JobStatus | VertexStatus:
+) -> AnyStatus:
     """Follow a run to its end and show how it ended."""
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.watch import LOCAL_POLL_S, VERTEX_POLL_S, watch
@@ -252,7 +274,7 @@ def watch_and_show(
     return found
 
 
-def leave(found: RunReport | SearchStatus | JobStatus | VertexStatus, fail_on_reject: bool) -> NoReturn:
+def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:
     """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
     decision = found.as_json().get("decision") or {}
     if fail_on_reject and not found.exit_code and decision.get("accepted") is False:
@@ -265,7 +287,7 @@ def leave(found: RunReport | SearchStatus | JobStatus | VertexStatus, fail_on_re
     raise typer.Exit(found.exit_code or 0)
 
 
-def show(found: RunReport | SearchStatus | JobStatus | VertexStatus, as_json: bool) -> None:
+def show(found: AnyStatus, as_json: bool) -> None:
     """Print the status of a run."""
     if as_json:
         print_json(found.as_json())
@@ -311,6 +333,23 @@ def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterat
             return
         time.sleep(VERTEX_POLL_S)
         numbers, is_over = source()
+
+
+def _kubeflow_logs(run: KubeflowRun, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
+    from vlmpipe.runs.kubeflow.client import OVER, KubeflowRuns
+    from vlmpipe.runs.kubeflow.logs import PodLogs
+    from vlmpipe.runs.watch import VERTEX_POLL_S
+
+    with doing(f"asking Kubernetes for the logs of run {run.argument}"):
+        runs, pods = KubeflowRuns(run.endpoint, run.namespace), PodLogs(run)
+    while True:
+        found = runs.get(run)
+        for line in pods.read(found, step=step, last=last):
+            yield line.line(), _log_fields(line.time, line.step, line.pod, line.text)
+        if not follow or found.state in OVER:
+            return
+        last = 0
+        time.sleep(VERTEX_POLL_S)
 
 
 def _list_runs(root: str, as_json: bool) -> None:

@@ -1,10 +1,10 @@
-"""`vlmpipe run` and `submit`: start a run, here or on Vertex AI."""
+"""`vlmpipe run` and `submit`: start a run, here, on Vertex AI or on Kubeflow."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,14 +27,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pipelines.submit_job import SubmittedJob
-    from vlmpipe.config.run_config import RunConfig
 
-WITH_VERTEX = "With --target vertex: "
+ELSEWHERE = "With --target vertex or kubeflow: "
 FORCE = ("--force", "Submit although memory is planned not to fit, and without checking buckets.")
 YES = ("--yes", "Do not ask, whatever it costs.")
 DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
 
 DETACH = ("--detach", "Leave once it is started, and do not watch it.")
+
+
+class SubmitTarget(StrEnum):
+    """Where `submit` starts a run."""
+
+    vertex = "vertex"
+    kubeflow = "kubeflow"
 
 
 class OnlyOption(StrEnum):
@@ -80,23 +86,20 @@ def run(
     plain: run_commands.Plain = False,
     as_json: AsJson = False,
     fail_on_reject: FailOnReject = False,
-    force: Annotated[bool, _flag(*FORCE, WITH_VERTEX)] = False,
-    yes: Annotated[bool, _flag(*YES, WITH_VERTEX)] = False,
-    dry_run: Annotated[bool, _flag(*DRY_RUN, WITH_VERTEX)] = False,
-    detach: Annotated[bool, _flag(*DETACH, WITH_VERTEX)] = False,
+    force: Annotated[bool, _flag(*FORCE, ELSEWHERE)] = False,
+    yes: Annotated[bool, _flag(*YES, ELSEWHERE)] = False,
+    dry_run: Annotated[bool, _flag(*DRY_RUN, ELSEWHERE)] = False,
+    detach: Annotated[bool, _flag(*DETACH, ELSEWHERE)] = False,
 ) -> None:
     """Run the whole pipeline on this machine. A last run of the same run file that did not finish is continued."""
     here = {"--fresh": fresh, "--retries": retries is not None, "--inject-fault": bool(faults)}
     there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
-    if target == TargetOption.kubeflow:
-        _refuse_kubeflow(load(config, overrides), [str(config), *(overrides or [])])
-    if target == TargetOption.vertex:
-        _refuse_options(
-            here, "on this machine", "leave it out; on Vertex AI every run is new unless --run-id names one"
-        )
-        submit(str(config), overrides, force, yes, dry_run, run_id, detach, plain, as_json, fail_on_reject)
+    if target != TargetOption.local:
+        _refuse_options(here, "on this machine", "leave it out; elsewhere every run is new unless --run-id names one")
+        where = SubmitTarget(target.value)
+        submit(str(config), overrides, where, force, yes, dry_run, run_id, detach, plain, as_json, fail_on_reject)
         return
-    _refuse_options(there, "on Vertex AI", "leave it out, or add --target vertex")
+    _refuse_options(there, "elsewhere", "leave it out, or add --target vertex or kubeflow")
     from vlmpipe.runs.live_view import view_for
 
     say = to_stderr if as_json else print
@@ -120,6 +123,7 @@ def run(
 def submit(
     config: OptionalSource = "",
     overrides: Overrides = None,
+    target: Annotated[SubmitTarget, typer.Option(help="Where to start it.")] = SubmitTarget.vertex,
     force: Annotated[bool, _flag(*FORCE)] = False,
     yes: Annotated[bool, _flag(*YES)] = False,
     dry_run: Annotated[bool, _flag(*DRY_RUN)] = False,
@@ -141,13 +145,16 @@ def submit(
     project: run_commands.Project = "",
     location: run_commands.Location = "",
 ) -> None:
-    """Start a run on Vertex AI and watch it. Plans and compiles it, asks before much is spent, and sends it."""
+    """Start a run on Vertex AI or Kubeflow and watch it. Plans, compiles, asks before much is spent, and sends it."""
     if bool(config) == bool(job_spec) or (job_spec and only):
         given = f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}"
         raise ConfigError(
             f"found {given}{', --only' if only else ''}",
             expected="vlmpipe submit CONFIG [--only train], or vlmpipe submit --job-spec FILE",
         )
+    if target == SubmitTarget.kubeflow and (job_spec or only):
+        given = "--job-spec" if job_spec else "--only"
+        raise ConfigError(f"{given} is given with --target kubeflow", expected="a run of the whole pipeline there")
     if job_spec or only:
         if fail_on_reject:
             raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")
@@ -165,6 +172,12 @@ def submit(
             expected="a run that is watched to its end",
             fix="leave one out; vlmpipe status RUN --watch --fail-on-reject watches a run that was started",
         )
+    if target == SubmitTarget.kubeflow:
+        _submit_to_kubeflow(
+            config, overrides or [], run_id, force=force, dry_run=dry_run, detach=detach, plain=plain, as_json=as_json,
+            fail_on_reject=fail_on_reject,
+        )  # fmt: skip
+        return
     with doing(f"planning, compiling and submitting {config}"):
         from pipelines.find import vertex_reader
         from pipelines.submit import submit_run
@@ -232,14 +245,37 @@ def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: boo
         run_commands.leave(found, fail_on_reject=False)
 
 
-def _refuse_kubeflow(config: RunConfig, source: list[str]) -> NoReturn:
-    file = f"build/pipelines/{config.name}.kubeflow.yaml"
-    raise ConfigError(
-        "vlmpipe starts no runs on Kubeflow",
-        expected="a compiled file, and Kubeflow Pipelines' own command or its web page to start it",
-        fix=f"vlmpipe compile {' '.join(source)} --target kubeflow\n"
-        f"kfp --endpoint ADDRESS run create --experiment-name vlmpipe --package-file {file}",
-    )
+def _submit_to_kubeflow(
+    config: str,
+    overrides: Sequence[str],
+    run_id: str,
+    *,
+    force: bool,
+    dry_run: bool,
+    detach: bool,
+    plain: bool,
+    as_json: bool,
+    fail_on_reject: bool,
+) -> None:
+    with doing(f"planning, compiling and submitting {config} to Kubeflow"):
+        from pipelines.find import kubeflow_reader
+        from pipelines.submit_kubeflow import submit_to_kubeflow
+
+        source = [config, *overrides, "--target", "kubeflow"]
+        submitted = submit_to_kubeflow(
+            load(Path(config), overrides), source=source, run_id=run_id, force=force, dry_run=dry_run
+        )
+    watching = submitted.run is not None and not detach
+    if not as_json:
+        print_lines(submitted.lines())
+    elif not watching:
+        print_json(submitted.as_json())
+    if submitted.run and watching:
+        name = submitted.run.argument
+        found = run_commands.watch_and_show(
+            name, kubeflow_reader(submitted.run), on_vertex=True, plain=plain, as_json=as_json
+        )
+        run_commands.leave(found, fail_on_reject)
 
 
 def _refuse_options(given: dict[str, bool], place: str, fix: str) -> None:

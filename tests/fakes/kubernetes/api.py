@@ -35,6 +35,7 @@ SERVICES = re.compile(
     rf"/apis/{kserve.GROUP}/{kserve.VERSION}/namespaces/(?P<namespace>[^/]+)/{kserve.PLURAL}(/(?P<name>[^/]+))?"
 )
 PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods(/(?P<name>[^/]+)(?P<log>/log)?)?")
+RUN_SELECTOR = re.compile(r"pipeline/runid=([0-9a-f-]{36})")
 SELECTOR = re.compile(r"jobset\.sigs\.k8s\.io/jobset-name=([^,]+),jobset\.sigs\.k8s\.io/replicatedjob-name=node")
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists",
            422: "Invalid", 500: "InternalError", 501: "NotImplemented", 503: "ServiceUnavailable"}  # fmt: skip
@@ -62,6 +63,8 @@ class FakeKubernetes:
         self.runs: list[Life] = []
         self.inference_services = kserve.InferenceServices()
         self.step_pods: dict[str, dict[str, Any]] = {}  # pods of pipeline steps, with their owner
+        # Of runs of Kubeflow Pipelines: their pods, and the lines of each with their times; None before it has started.
+        self.run_pods: dict[str, dict[str, list[tuple[str, str]] | None]] = {}
         self.faults: list[tuple[str, int]] = []  # code of a method's next answer; 0: cut off after the work is done
         self.deletions_take = 0  # GETs for which a deleted TrainJob is still there
         self.requests: list[str] = []
@@ -224,6 +227,9 @@ class FakeKubernetes:
 
     def _pods(self, query: dict[str, str]) -> dict[str, Any]:
         _only(query, {"labelSelector"})
+        if match := RUN_SELECTOR.fullmatch(query.get("labelSelector", "")):
+            items = [{"metadata": {"name": name}} for name in self.run_pods.get(match[1], {})]
+            return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}
         match = SELECTOR.fullmatch(query.get("labelSelector", ""))
         if not match:
             raise Refused(501, f"labelSelector {query.get('labelSelector')!r} is not known here")
@@ -232,6 +238,14 @@ class FakeKubernetes:
 
     def _log(self, name: str, query: dict[str, str]) -> str:
         _only(query, {"container", "timestamps", "sinceTime", "previous"})
+        of_steps = {pod: lines for pods in self.run_pods.values() for pod, lines in pods.items()}
+        if name in of_steps:
+            if query.get("container") != "main":
+                raise Refused(400, f"container {query.get('container')} is not valid for pod {name}")
+            lines = of_steps[name]
+            if lines is None:
+                raise Refused(400, f'container "main" in pod "{name}" is waiting to start: ContainerCreating')
+            return "".join(f"{time} {line}\n" for time, line in lines)
         if query.get("container") != "node" or query.get("timestamps") != "true":
             raise Refused(400, f"container {query.get('container')} is not valid for pod {name}")
         previous = query.get("previous") == "true"

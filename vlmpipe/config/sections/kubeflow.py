@@ -26,6 +26,13 @@ class TolerationConfig(Section):
 class KubeflowConfig(Section):
     """Where and how the jobs run on a Kubernetes cluster with Kubeflow. Used by --target kubeflow only."""
 
+    endpoint: str = Field(
+        "", description="Address of Kubeflow Pipelines, for vlmpipe submit; empty takes KF_PIPELINES_ENDPOINT."
+    )
+    namespace: Name = Field(
+        "", description="Namespace of the runs on a Kubeflow for several users; empty for one user."
+    )
+    experiment: str = Field("vlmpipe", min_length=1, description="Experiment that the runs belong to.")
     runtime: Annotated[Name, Field(min_length=1)] = Field(
         "torch-distributed", description="ClusterTrainingRuntime of the jobs; one whose policy is torch."
     )

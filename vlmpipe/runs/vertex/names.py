@@ -27,7 +27,10 @@ _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}|[0-9]+")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Content of build/submitted/<job id>.json, written by `vlmpipe submit`. `usd` is None if the plan has no cost."""
+    """Content of build/submitted/<job id>.json, written by `vlmpipe submit`.
+
+    resource_name: on Kubeflow a link to the run's page. usd: None if the plan has no cost. namespace: on Kubeflow.
+    """
 
     resource_name: str
     run_uri: str
@@ -35,6 +38,7 @@ class RunRecord:
     usd: float | None = None
     source: tuple[str, ...] = ()  # arguments of the command: run file or template, and overrides
     version: int = 1
+    namespace: str = ""
 
     def write(self, job_id: str) -> None:
         write_record(LocalStorage(SUBMITTED), f"{job_id}.json", asdict(self), indent=1)

@@ -291,6 +291,11 @@ def _by_name(details: Iterable[PipelineTaskDetail]) -> dict[str, PipelineTaskDet
     return found
 
 
+def record_of(records: Mapping[str, StepRecord], name: str) -> StepRecord | None:
+    """The record of a step; of a sweep's jobs their sum."""
+    return _of_jobs(records) if name == JOB_STEP else records.get(name)
+
+
 def _of_jobs(records: Mapping[str, StepRecord]) -> StepRecord | None:
     """The sum of the records of a sweep's jobs; None where none has begun."""
     jobs = [record for step, record in records.items() if step.startswith(f"{JOB_STEP}-")]
@@ -325,7 +330,7 @@ def _step(
     state = _state(task)
     if is_over and state in ("waiting", "running"):
         state = "skipped" if state == "waiting" else "stopped"
-    record = _of_jobs(files.records) if name == JOB_STEP else files.records.get(name)
+    record = record_of(files.records, name)
     if task is None or state in ("waiting", "skipped"):
         return Step(name, state, stage=stage)
     started_s = seconds_of(task.start_time) or seconds_of(task.create_time)

@@ -92,7 +92,8 @@ def test_jobs_that_are_done_are_not_listed_again(tmp_path: Path) -> None:
 
 def test_data_that_no_variant_has_ends_the_sweep_with_its_error(tmp_path: Path) -> None:
     wrong = tmp_path / "data.json"
-    wrong.write_text("[]")
+    turns = [{"from": "human", "value": "<image>\\nWhat is this?"}, {"from": "gpt", "value": "A cat."}]
+    wrong.write_text(json.dumps([{"id": str(one), "image": "none.png", "conversations": turns} for one in range(9)]))
     uri, _ = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1}, f"data.source={wrong}")
     (only,) = preparations(uri)
     prepare_variant_data(only)  # prints the error, and goes on

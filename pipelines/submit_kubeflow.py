@@ -1,0 +1,108 @@
+"""`vlmpipe submit --target kubeflow`: compile a run file and start it on Kubeflow Pipelines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pipelines.compile import FOLDER, Compiled, compile_pipeline
+from trainer.errors import ConfigError
+from trainer.storage.base import join_uri
+from vlmpipe.backends.vertex.pipeline_job import job_id_at
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow
+from vlmpipe.planner.cost.approval import Spending, fail_on_error, spending_of
+from vlmpipe.planner.sweep import plan_config
+from vlmpipe.runs.kubeflow.names import KubeflowRun
+from vlmpipe.runs.vertex.names import RunRecord
+
+ENDPOINT_VARIABLE = "KF_PIPELINES_ENDPOINT"  # kfp's own
+
+
+@dataclass(frozen=True)
+class SubmittedToKubeflow:
+    """The run that was started, or with --dry-run would be; `run` is then None."""
+
+    name: str
+    endpoint: str
+    compiled: Compiled
+    spending: Spending
+    parameters: dict[str, Any]
+    run_uri: str
+    run: KubeflowRun | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "sent": self.run is not None,
+            "resource_name": self.run.link if self.run else None,
+            "run_uri": self.run_uri,
+            "pipeline": str(self.compiled.path),
+            "endpoint": self.endpoint,
+            "request": {"display_name": self.name, "parameters": self.parameters},
+            "plan": {"state": self.spending.state, "hours": self.spending.hours, "machines": self.spending.machines},
+        }
+
+    def lines(self) -> list[str]:
+        table = {
+            "plan": f"{self.spending.state}, on {self.spending.machines}",
+            "pipeline": f"{self.compiled.path} ({self.compiled.steps} steps, {self.compiled.jobs} jobs)",
+            "results": self.run_uri,
+        }
+        if self.run:
+            first = f"{self.name} is started on Kubeflow"
+            table |= {"page": self.run.link, "to follow": f"vlmpipe status {self.name} --watch"}
+        else:
+            first = f"Nothing was sent. Without --dry-run, to {self.endpoint} with {self.parameters}"
+        return [first, *(f"  {name:<9} {value}" for name, value in table.items())]
+
+
+def endpoint_of(config: RunConfig) -> str:
+    """Address of Kubeflow Pipelines. Raises ConfigError without one."""
+    found = config.kubeflow.endpoint or os.environ.get(ENDPOINT_VARIABLE, "")
+    if not found:
+        raise ConfigError(
+            f"kubeflow.endpoint and {ENDPOINT_VARIABLE} are empty",
+            expected="the address of Kubeflow Pipelines, such as https://kubeflow.example.org/pipeline",
+            fix="add kubeflow.endpoint=ADDRESS; kubectl port-forward svc/ml-pipeline 8888 gives http://localhost:8888",
+        )
+    return found if "://" in found else f"https://{found}"
+
+
+def submit_to_kubeflow(
+    config: RunConfig, *, source: Sequence[str], run_id: str, force: bool, dry_run: bool
+) -> SubmittedToKubeflow:
+    """Start a run of `config` on Kubeflow Pipelines. The pipeline is written to build/pipelines/<name>.kubeflow.yaml.
+
+    Nobody is asked: what machines of one's own cost is not known here.
+
+    Args:
+        source: the run file and overrides on the command line, recorded to show how to continue.
+        run_id: an earlier run to continue; empty for a new one.
+        force: start although the plan is red.
+
+    Raises UserError where the run was not started, or where that is not known, which the message says.
+    """
+    require_kubeflow(config)
+    require_data_in_cloud(config, "Kubeflow")
+    endpoint = endpoint_of(config)
+    spending = spending_of(config, plan_config(config))
+    fail_on_error(spending, force=force)
+    compiled = compile_pipeline(config, "kubeflow", FOLDER / f"{config.name}.kubeflow.yaml")
+    name = job_id_at(config, datetime.now())
+    parameters = {"run_id": run_id or name}  # named here, so that its folder is known
+    run_uri = join_uri(config.root_uri("kubeflow"), "runs", parameters["run_id"])
+    found = SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri)
+    if dry_run:
+        return found
+    from vlmpipe.runs.kubeflow.client import KubeflowRuns
+
+    section = config.kubeflow
+    runs = KubeflowRuns(endpoint, section.namespace)
+    run = runs.start(compiled.path, name=name, experiment=section.experiment, parameters=parameters)
+    record = RunRecord(run.link, run_uri, datetime.now().timestamp(), None, tuple(source), namespace=section.namespace)
+    record.write(name)
+    run = KubeflowRun(run.endpoint, run.run_id, name, section.namespace, run_uri)
+    return SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri, run)

@@ -1,0 +1,165 @@
+"""A small, strict stand-in for the API of Kubeflow Pipelines 2: experiments and runs, over HTTP.
+
+A request's body must have the fields of kfp's own API types and no others, a run's pipeline must be one that kfp's own
+types read, and its parameters must be the pipeline's. What the fake does not know is answered 501, never guessed.
+
+    with FakePipelines() as pipelines:
+        Client(host=pipelines.endpoint)
+        pipelines.move(run_id, "FAILED", tasks=[...])
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import kfp_server_api
+from google.protobuf import json_format
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from vlmpipe.rehearsal.http_server import Handler, LocalServer
+
+RUNS = re.compile(r"/apis/v2beta1/runs(?:/(?P<id>[^/:]+)(?P<verb>:terminate)?)?")
+EXPERIMENTS = "/apis/v2beta1/experiments"
+NEVER = "1970-01-01T00:00:00Z"  # when a run ends that is not over, as the service says
+GIVEN_BY_THE_SERVICE = {"run_id", "state", "created_at", "finished_at", "run_details", "error", "state_history"}
+
+
+class Refused(Exception):
+    """An answer that is not 200."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class FakePipelines(LocalServer):
+    """State in memory. token: what requests must carry; multi_user: whether runs need a namespace."""
+
+    def __init__(self, *, token: str = "", multi_user: bool = False) -> None:
+        super().__init__(_Handler)
+        self.token, self.multi_user = token, multi_user
+        self.experiments: dict[str, dict[str, Any]] = {}
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.faults: list[int] = []  # codes of the next answers
+
+    def move(self, run_id: str, state: str, *, error: str = "", tasks: list[dict[str, Any]] | None = None) -> None:
+        """Bring a run to a state, as the service's controller does."""
+        run = self.runs[run_id]
+        run["state"] = state
+        run["run_details"] = {"task_details": tasks or []}
+        if error:
+            run["error"] = {"code": 2, "message": error}
+        if state in ("SUCCEEDED", "FAILED", "CANCELED"):
+            run["finished_at"] = _now()
+
+
+class _Handler(Handler):
+    fake: FakePipelines
+
+    def respond(self, body: bytes) -> None:
+        try:
+            with self.fake.lock:
+                answer = self._answer(body)
+        except Refused as refused:
+            self._send(refused.code, {"error": refused.message, "code": 3, "message": refused.message})
+        else:
+            self._send(200, answer)
+
+    def _send(self, code: int, content: Any) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _answer(self, body: bytes) -> Any:
+        fake = self.fake
+        if fake.faults:
+            raise Refused(fake.faults.pop(0), "the service is not well")
+        if fake.token and self.headers.get("Authorization") != f"Bearer {fake.token}":
+            raise Refused(401, "Request header error: there is no user identity header.")
+        path, query = self.path_and_query()
+        if (self.command, path) == ("GET", "/apis/v2beta1/healthz"):
+            return {"multi_user": fake.multi_user}
+        if path == EXPERIMENTS:
+            return self._experiments(body, query)
+        if match := RUNS.fullmatch(path):
+            return self._runs(match, body)
+        raise Refused(501, f"this stand-in does not know {self.command} {path}")
+
+    def _experiments(self, body: bytes, query: dict[str, str]) -> Any:
+        fake = self.fake
+        if self.command == "GET":
+            if fake.multi_user and not query.get("namespace"):
+                raise Refused(400, "Invalid input error: a namespace is missing")
+            wanted = json.loads(query["filter"])["predicates"][0]
+            if (wanted["operation"], wanted["key"]) != (1, "name") and wanted["key"] != "display_name":
+                raise Refused(501, f"this stand-in does not know the filter {wanted}")
+            name = wanted.get("stringValue") or wanted.get("string_value")
+            return {"experiments": [one for one in fake.experiments.values() if one["display_name"] == name]}
+        content = checked(body, kfp_server_api.V2beta1Experiment, {"experiment_id", "created_at", "storage_state"})
+        if fake.multi_user and not content.get("namespace"):
+            raise Refused(400, "Invalid input error: experiment's namespace is missing")
+        if not content.get("display_name"):
+            raise Refused(400, "Invalid input error: experiment has empty name")
+        made = {"experiment_id": str(uuid.uuid4()), **content, "created_at": _now()}
+        fake.experiments[made["experiment_id"]] = made
+        return made
+
+    def _runs(self, match: re.Match[str], body: bytes) -> Any:
+        fake, run_id = self.fake, match["id"]
+        if run_id is None:
+            if self.command != "POST":
+                raise Refused(501, "this stand-in lists no runs")
+            return self._create(checked(body, kfp_server_api.V2beta1Run, GIVEN_BY_THE_SERVICE))
+        if run_id not in fake.runs:
+            raise Refused(404, f"Run {run_id} not found")
+        run = fake.runs[run_id]
+        if match["verb"] and self.command == "POST":
+            if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
+                raise Refused(400, f"Failed to terminate run {run_id}: it is {run['state']}")
+            run["state"] = "CANCELING"
+            return {}
+        if self.command != "GET" or match["verb"]:
+            raise Refused(501, f"this stand-in does not know {self.command} of a run")
+        return run
+
+    def _create(self, content: dict[str, Any]) -> dict[str, Any]:
+        if content.get("experiment_id") not in self.fake.experiments:
+            raise Refused(404, f"Experiment {content.get('experiment_id')} not found")
+        if not content.get("display_name"):
+            raise Refused(400, "Invalid input error: The run name is empty")
+        spec = content.get("pipeline_spec") or {}
+        try:
+            pipeline = json_format.ParseDict(spec.get("pipeline_spec") or spec, pipeline_spec_pb2.PipelineSpec())
+        except json_format.ParseError as error:
+            raise Refused(400, f"Invalid input error: pipeline spec is invalid: {error}") from error
+        given = (content.get("runtime_config") or {}).get("parameters") or {}
+        if unknown := set(given) - set(pipeline.root.input_definitions.parameters):
+            raise Refused(400, f"Invalid input error: parameter {min(unknown)} is not part of the pipeline")
+        run_id = str(uuid.uuid4())
+        run = {"run_id": run_id, "state": "PENDING", "created_at": _now(), "finished_at": NEVER, **content}
+        self.fake.runs[run_id] = run
+        return run
+
+
+def checked(body: bytes, kind: Any, not_given: set[str]) -> dict[str, Any]:
+    """The body, if it has fields of this type only. not_given: those that the service itself sets."""
+    content = json.loads(body)
+    if unknown := set(content) - set(kind.attribute_map.values()):
+        raise Refused(400, f"unknown field {min(unknown)!r} in {kind.__name__}")
+    if given := {name for name in content if name in not_given and content[name]}:
+        raise Refused(400, f"field {min(given)!r} is not for clients to set")
+    return dict(content)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

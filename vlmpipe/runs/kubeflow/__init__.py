@@ -1,0 +1,1 @@
+"""Runs on Kubeflow Pipelines: started, read and cancelled through its API."""
