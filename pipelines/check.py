@@ -174,6 +174,9 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
 
     The machines are those of Vertex AI, so of a run file that can only be run here their memory is a warning.
     """
+    if not config.train.epochs:
+        yield Finding("parameters", "ok", "none are trained: train.epochs is 0")
+        return
     from vlmpipe.planner.plan import plan_run
 
     on_vertex = not list(_missing_for_vertex(config))

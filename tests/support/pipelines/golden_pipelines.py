@@ -32,7 +32,9 @@ from vlmpipe.job_spec.worker_pools import STEP_LABEL
 FOLDER = ROOT / "tests/fixtures/pipelines"
 # Those that are shipped, and one on several nodes with a Reduction Server.
 RUN_FILES = [
-    path for folder in ("configs", "tests/fixtures/run_files") for path in sorted((ROOT / folder).glob("*.yaml"))
+    path
+    for folder in ("configs", "configs/sweeps", "tests/fixtures/run_files")
+    for path in sorted((ROOT / folder).glob("*.yaml"))
 ]
 RUN_URI = "gs://example-bucket/vlmpipe/runs/RUN"
 LEFT_OUT = ("run_file", "compiled")  # the run file in one form or another

@@ -25,8 +25,12 @@ STEPS = 6
 
 
 def add(root: Path, variant: str, train: dict[str, Any]) -> JobConfig:
-    changes = {"train": {"max_steps": STEPS, **train}, "evaluate": {"max_samples": 8}}
-    return make_run(root, f"sweep/variants/{variant}/0", changes)
+    return make_run(root, f"sweep/variants/{variant}/0", changed(**train))
+
+
+def changed(**train: Any) -> dict[str, Any]:
+    fields = {f"train.{name}": value for name, value in {"max_steps": STEPS, **train}.items()}
+    return {**fields, "evaluate.max_samples": 8}
 
 
 def write_sweep(root: Path, jobs: list[JobConfig], *, without_data: str = "") -> str:
@@ -70,12 +74,13 @@ def outcome(job: JobConfig) -> dict[str, Any]:
 
 
 def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
-    alone = make_run(tmp_path, "alone", {"train": {"max_steps": STEPS}, "evaluate": {"max_samples": 8}})
+    alone = make_run(tmp_path, "alone", changed())
     encode_features(alone)
     train_runs([alone], processes=1)
     plain = add(tmp_path, "plain", {})
     other = add(tmp_path, "other", {"seed": 5})
-    wrong = add(tmp_path, "wrong", {"strategy": "ddp", "deepspeed": {"x": 1}})
+    frozen = {"model.freeze": ["tower", "projector", "language_model"]}
+    wrong = make_run(tmp_path, "sweep/variants/wrong/0", changed() | frozen)
     untrained = add(tmp_path, "untrained", {"epochs": 0})
     dataless = add(tmp_path, "dataless", {})
     store = open_storage(dataless.run.run_uri)
@@ -90,7 +95,7 @@ def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
         "plain": "done", "wrong": "failed", "untrained": "done", "dataless": "failed", "other": "done"
     }, said  # fmt: skip
     assert states["dataless"]["error"] == "its data could not be prepared: no image could be read"
-    assert "deepspeed" in states["wrong"]["error"]
+    assert "leaves nothing to train" in states["wrong"]["error"]
     # One process after the other changes nothing: losses are those of a run of its own, to the bit.
     assert losses(plain) == losses(alone)
     assert losses(other) != losses(alone)
@@ -113,8 +118,8 @@ def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    long = {"max_steps": 60, "epochs": 20, "checkpoint_every_steps": 10}
-    uninterrupted = make_run(tmp_path, "alone", {"train": {"max_steps": 60, **long}, "evaluate": {"max_samples": 8}})
+    long = {"max_steps": 40, "epochs": 20, "checkpoint_every_steps": 10}
+    uninterrupted = make_run(tmp_path, "alone", changed(**long))
     encode_features(uninterrupted)
     train_runs([uninterrupted], processes=1)
     stopped = add(tmp_path, "stopped", long)
