@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 14, 14, 52  # room for tick labels, also at the larger type of narrow screens
 MOST_POINTS = 400  # a line has no more corners than a screen has columns
 MOST_HOVERS = 120
+NAME_WIDTH = 90  # of a spot's name, about
 SMOOTH_FROM = 40  # with fewer points the raw line reads well by itself
 
 Point = tuple[float, float]
@@ -139,14 +140,17 @@ def scatter_chart(spots: Sequence[Spot], *, label: str, x_label: str) -> Markup:
     dot = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}"><title>{}: {}, {} ({} to {})</title></circle>')
     name = Markup('<text class="spot-name" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>')
     drawn = [_axes(frame, x_ticks, y_ticks, x_label), _line(frame, front, "line")]
-    for spot in spots:
+    named_at = -math.inf  # where the last name above its spot is
+    for spot in sorted(spots, key=lambda one: (one.is_on_front, one.x)):  # the front is drawn over the others
         x, y = frame.across(spot.x), frame.down(spot.y)
         numbers = [compact(value) for value in (spot.x, spot.y, spot.low, spot.high)]
         drawn.append(bar.format(x, frame.down(spot.low), frame.down(spot.high)))
         drawn.append(dot.format("spot front" if spot.is_on_front else "spot", x, y, 5, spot.name, *numbers))
         if spot.is_on_front:  # the others have theirs as a title: many lie together
-            is_right = x > WIDTH * 0.7
-            drawn.append(name.format(x - 9 if is_right else x + 9, y - 8, "end" if is_right else "start", spot.name))
+            is_right, is_above = x > WIDTH * 0.7, x - named_at > NAME_WIDTH
+            named_at = x if is_above else named_at
+            place = (x - 7 if is_right else x + 7, y - 8 if is_above else y + 18)
+            drawn.append(name.format(*place, "end" if is_right else "start", spot.name))
     svg = Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
     return svg.format(WIDTH, HEIGHT, label, Markup("").join(drawn))
 
