@@ -182,6 +182,10 @@ test: $(INSTALLED_DEV)  ## run the tests, three files at a time
 test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS) $(SERVING)  ## run the tests with every case of the laws that `make test` checks in a short form
 	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)):$(abspath $(WEIGHTS)):$(abspath $(SERVING)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(args)
 
+.PHONY: incidents
+incidents: $(INSTALLED_DEV)  ## real faults on this machine, and whether vlmpipe diagnose names them: make incidents args='--only hangs'
+	@$(BIN)/python -m tests.incidents.table $(args)
+
 .PHONY: crash-matrix
 crash-matrix: $(INSTALLED_DEV)  ## every fault of a checkpoint's life, as a table of point and outcome (under 3 minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash.matrix

@@ -99,7 +99,7 @@ def run(
         where = SubmitTarget(target.value)
         submit(str(config), overrides, where, force, yes, dry_run, run_id, detach, plain, as_json, fail_on_reject)
         return
-    _refuse_options(there, "elsewhere", "leave it out, or add --target vertex or kubeflow")
+    _refuse_options(there, "on Vertex AI or Kubeflow", "leave it out, or add --target vertex or kubeflow")
     from vlmpipe.runs.live_view import view_for
 
     say = to_stderr if as_json else print

@@ -32,7 +32,7 @@ from trainer.progress import Progress
 from vlmpipe import api
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.planner.plan import plan_run
-from vlmpipe.planner.stages import require_runnable
+from vlmpipe.planner.sweep import require_runnable
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
 EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 25 if WHOLE else 12))

@@ -49,7 +49,7 @@ def vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
     """Any command in an empty folder, with a plan that costs little."""
     for planning in (submit, schedule_plan):
-        monkeypatch.setattr(planning, "plan_whole_run", lambda config: None)
+        monkeypatch.setattr(planning, "plan_config", lambda config: None)
         monkeypatch.setattr(planning, "spending_of", lambda config, answer: CHEAP)
     return commander(tmp_path, monkeypatch, capfd)
 

@@ -85,7 +85,7 @@ def _command(
     def running(*arguments: str, plan: Spending | None = CHEAP, project: str = MINE) -> Answer:
         with monkeypatch.context() as planner:
             if plan:
-                planner.setattr(planning, "plan_whole_run", lambda config: None)
+                planner.setattr(planning, "plan_config", lambda config: None)
                 planner.setattr(planning, "spending_of", lambda config, answer: plan)
             return run(project, *arguments)
 

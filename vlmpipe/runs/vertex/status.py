@@ -282,11 +282,15 @@ def _by_name(details: Iterable[PipelineTaskDetail]) -> dict[str, PipelineTaskDet
     """Tasks by name. Of those of a loop, which have one name, the one that says most of all: running before failed
     before waiting before done."""
     order = ("running", "failed", "stopped", "waiting")
-    found = dict[str, PipelineTaskDetail]()
+
+    def rank(task: PipelineTaskDetail) -> int:
+        state = _state(task)
+        return order.index(state) if state in order else len(order)
+
+    found: dict[str, PipelineTaskDetail] = {}
     for task in details:
         before = found.get(task.task_name)
-        ranks = [order.index(state) if (state := _state(one)) in order else len(order) for one in (task, before) if one]
-        if before is None or ranks[0] < ranks[1]:
+        if before is None or rank(task) < rank(before):
             found[task.task_name] = task
     return found
 

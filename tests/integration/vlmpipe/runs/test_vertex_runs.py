@@ -212,7 +212,7 @@ def test_run_on_vertex_submits_and_watches(
 @pytest.mark.parametrize("option", ["--force", "--yes", "--dry-run", "--detach"])
 def test_vertex_options_are_refused_for_local_runs(vlmpipe: Submit, option: str) -> None:
     answer = vlmpipe("run", CONFIG, option)
-    assert (answer.code, f"{option} is only for runs on Vertex AI" in answer.err) == (64, True)
+    assert (answer.code, f"{option} is only for runs on Vertex AI or Kubeflow" in answer.err) == (64, True)
 
 
 def test_a_cancelled_run_is_over_as_stopped(started: FakeVertex, vlmpipe: Submit) -> None:

@@ -10,7 +10,8 @@ from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.plan import Plan, plan_run
-from vlmpipe.planner.stages import StagesPlan, plan_whole_run, require_runnable
+from vlmpipe.planner.stages import StagesPlan, plan_whole_run
+from vlmpipe.planner.sweep import require_runnable
 
 SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 ALIGN = "freeze: [tower, language_model], data: {source: gs://example-bucket/pairs.json}, plan: {samples: 558128}"

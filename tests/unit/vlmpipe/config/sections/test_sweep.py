@@ -78,7 +78,7 @@ def test_values_that_are_no_scalars_are_named_by_their_place() -> None:
             "found max_steps-5 against itself",
         ),
         ({"grid": {"train.max_steps": [5, 6]}, "starts": 600}, [], "found 1,200 trainings, expected at most 1,000"),
-        ({"grid": {"train.max_steps": [5, 6]}, "trainings_per_job": 2}, ["cluster.replica_count=3"], "nodes meet once"),
+        ({"grid": {"train.max_steps": [5, 6]}, "trainings_per_job": 2}, ["cluster.replica_count=2"], "nodes meet once"),
         ({"grid": {"train.max_steps": [5, 6]}}, ["data.tasks=2"], "data.tasks: found 2 with sweep"),
         (
             {"grid": {"train.max_steps": [5, 6]}},
