@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -263,38 +262,36 @@ def _hub(scene: Scene) -> None:
     scene.go({**SHORT, "model.tower": {"weights": "no-such-organisation/no-such-tower"}}, HF_HUB_OFFLINE="0")
 
 
-@incident("the port is in use", "port-in-use")
-def _port(scene: Scene) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        scene.write({**LONG, "cluster": {"local_port": port}})
-        content = json.loads((scene.folder / "run.yaml").read_text())
-        scene.run.mkdir(parents=True)
-        (scene.run / "said.txt").write_text(json.dumps(content))
-        scene.finish(scene.start())
+@incident("records are not those of any known format", "bad-data", "too-many-rejects")
+def _records(scene: Scene) -> None:
+    (scene.folder / "data.json").write_text(json.dumps([{"question": "which digit?", "answer": "7"}] * 20))
+    scene.go({**SHORT, "data.source": str(scene.folder / "data.json")})
 
 
-@incident("there is no compiler for train.compile", "compiler-missing")
-def _compiler(scene: Scene) -> None:
-    tools = scene.folder / "bin"
-    tools.mkdir()
-    scene.go(
-        {**SHORT, "train.compile": "on"}, PATH=f"{tools}:{Path(sys.executable).parent}", CC="", CXX="no-such-compiler",
-        TORCHINDUCTOR_CACHE_DIR=str(scene.folder / "inductor"),
-    )  # fmt: skip
+@incident("the checkpoints are those of another model", "checkpoint-of-another")
+def _another_model(scene: Scene) -> None:
+    with scene.training({"train.checkpoint_every_steps": 5}) as process:
+        scene.when(lambda: list(scene.run.glob("checkpoints/*/COMMIT")), process)
+        process.send_signal(signal.SIGINT)
+    kept = scene.folder / "kept"
+    shutil.move(scene.run / "checkpoints", kept)
+    shutil.rmtree(scene.run)
+    with scene.training({"model.seed": 7}) as process:
+        process.send_signal(signal.SIGINT)
+    shutil.rmtree(scene.run / "checkpoints", ignore_errors=True)
+    shutil.move(kept, scene.run / "checkpoints")
+    scene.finish(scene.start())
 
 
 @incident("a trainer of one's own fails", "replica-exit", "bad-result")
 def _own_trainer(scene: Scene) -> None:
     (scene.folder / "train.py").write_text("import sys\nprint('my own mistake', file=sys.stderr)\nsys.exit(3)\n")
-    trainer = {"name": "own", "command": [sys.executable, str(scene.folder / "train.py")], "launch": "none"}
+    trainer = {"name": "own", "command": [sys.executable, str(scene.folder / "train.py")], "launch": "self"}
     scene.go({**SHORT, "train.trainer": trainer, "features.cache": "off"})
 
 
 @incident("a trainer of one's own leaves no model", "bad-result")
 def _no_model(scene: Scene) -> None:
     (scene.folder / "train.py").write_text("print('trained')\n")
-    trainer = {"name": "own", "command": [sys.executable, str(scene.folder / "train.py")], "launch": "none"}
+    trainer = {"name": "own", "command": [sys.executable, str(scene.folder / "train.py")], "launch": "self"}
     scene.go({**SHORT, "train.trainer": trainer, "features.cache": "off"})

@@ -29,8 +29,8 @@ def staged(one: Incident) -> tuple[bool, str, float]:
             found = {"id": None, "cause": f"not staged: {error}"}
         finally:
             subprocess.run(["umount", f"{folder}/runs"], capture_output=True)
-    named = found["id"] if found["id"] else next((name for name in one.causes if is_beside(name, found)), None)
-    return named in one.causes, f"{named or '–'}: {found['cause']}", time.monotonic() - started_s
+    named = found.get("id") or next((name for name in one.causes if is_beside(name, found)), None)
+    return named in one.causes, f"{named or '–'}: {found.get('cause') or found}", time.monotonic() - started_s
 
 
 def is_beside(name: str, found: dict[str, object]) -> bool:
