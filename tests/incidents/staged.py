@@ -157,7 +157,8 @@ def _reclaimed(scene: Scene) -> None:
 @incident("training dies again and again at the same step", "no-progress")
 def _no_progress(scene: Scene) -> None:
     faults = [word for _ in range(4) for word in ("--inject-fault", "kill:rank=0,after_step=3")]
-    scene.go({**LONG, "train.checkpoint_every_steps": 1000}, *faults, "--retries", "4")
+    patience = {"train.checkpoint_every_steps": 1000, "checkpoint.max_starts_without_progress": 3}
+    scene.go({**LONG, **patience}, *faults, "--retries", "4")
 
 
 @incident("a node is slower than the others", "straggler")
