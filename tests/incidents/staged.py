@@ -216,15 +216,6 @@ def _checkpoint(scene: Scene) -> None:
     scene.finish(scene.start())
 
 
-@incident("prepared data is damaged", "corrupt-object", "bad-data")
-def _prepared(scene: Scene) -> None:
-    scene.go(SHORT)
-    for path in (scene.folder / "runs/prepared").rglob("*.tar"):
-        damage(path)
-    shutil.rmtree(scene.run)
-    scene.go({**SHORT, "train.seed": 3})
-
-
 @incident("cached features are damaged", "damaged-features", "corrupt-object")
 def _features(scene: Scene) -> None:
     cached = {**SHORT, "features.cache": "on"}
