@@ -275,7 +275,7 @@ def _another_model(scene: Scene) -> None:
     scene.finish(scene.start())
 
 
-@incident("a trainer of one's own fails", "replica-exit", "bad-result")
+@incident("a trainer of one's own fails", "program-failed")
 def _own_trainer(scene: Scene) -> None:
     (scene.folder / "train.py").write_text("import sys\nprint('my own mistake', file=sys.stderr)\nsys.exit(3)\n")
     trainer = {"name": "own", "command": [sys.executable, str(scene.folder / "train.py")], "launch": "self"}
