@@ -18,7 +18,9 @@ from trainer.errors import os_errors
 from trainer.storage.base import join_uri
 from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
-from vlmpipe.job_spec.build import check_jobs
+from vlmpipe.config.sections.stages import naming_stage
+from vlmpipe.config.sections.sweep import SweepConfig, variants_of
+from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -51,11 +53,22 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     pipeline = build(config, target)
     for run in config.stage_runs().values():
         check_jobs(run, join_uri(run.root_uri(target), "runs", run.name))
+    if config.sweep:
+        check_sweep_jobs(config, config.sweep, join_uri(config.root_uri(target), "runs", config.name))
     data = check_file(yaml_of(pipeline))
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
     return replace(described(path, pipeline.pipeline_spec), unused=tuple(TARGETS[target].unused(config)))
+
+
+def check_sweep_jobs(config: RunConfig, sweep: SweepConfig, run_uri: str) -> None:
+    """Check the job of every variant. Raises ConfigError that names the variant."""
+    for variant in variants_of(sweep):
+        *_, run = config.variant(variant).stage_runs().values()
+        with naming_stage(variant.name, kind="variant"):
+            region = run.gcp.location if run.gcp.project else ""
+            check_job_spec(sweep_job_spec(run, run_uri, 0), region=region)
 
 
 def yaml_of(pipeline: BaseComponent) -> bytes:

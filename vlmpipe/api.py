@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
     from vlmpipe.planner.sweep import SweepPlan
+    from vlmpipe.runs.kubeflow.status import KubeflowStatus
     from vlmpipe.runs.live_view import View
     from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.status import VertexStatus
@@ -183,11 +184,12 @@ def submit(
 @missing_packages()
 def status(
     name: str, *, root: str = "runs", project: str = "", location: str = ""
-) -> RunReport | VertexStatus | SearchStatus:
+) -> RunReport | VertexStatus | KubeflowStatus | SearchStatus:
     """The status of a run or a search.
 
     Args:
-        name: Run id or folder, pipeline job, its resource name or its link to the console; or a search.
+        name: Run id or folder, pipeline job, its resource name or its link to the console or to Kubeflow's page; or a
+            search.
         root: output.root_uri of the runs on this machine.
         project: Google Cloud project of a run on Vertex AI that was not submitted from this folder.
         location: Its region.

@@ -431,3 +431,11 @@ def test_a_sweep_has_loops_over_preparations_and_jobs_and_one_comparison(
     assert [name for name in of_sweep if name not in names] == []
     assert "decide" not in [name for name in steps(spec) if not name.startswith("base")]
     assert not any("register-model" in name for name in steps(spec))
+
+
+def test_a_sweep_whose_variant_has_an_impossible_machine_is_not_compiled(tmp_path: Path) -> None:
+    wrong = "sweep={variants: {a: {}, b: {cluster.machine_type: no-such-machine}}}"
+    config = load_run_file(DIGITS, ["cluster.replica_count=1", wrong])
+    with pytest.raises(ConfigError, match="variant b: ") as caught:
+        compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml")
+    assert "no-such-machine" in str(caught.value) and not (tmp_path / "pipeline.yaml").exists()
