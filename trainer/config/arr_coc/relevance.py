@@ -67,6 +67,11 @@ class RelevanceConfig(Section):
         description="What each kept token subtracts from a selection's reward, in nats. For a choice between "
         "min_tokens and max_tokens.",
     )
+    centre_questions: bool = Field(
+        False,
+        description="Begin with questions seen from their mean over the first training samples. Where questions share "
+        "most of their words it learns faster from most starts, and from some it settles on tokens of no question.",
+    )
     width: Positive = Field(64, description="Width in which texture and question are compared.")
 
     @property
