@@ -117,8 +117,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     data = open_data(job)
     built = build_model(job, family, data, replica)
     readers, loader = build_loader(job, data, built, replica, worker)
-    relevance = job.model.relevance
-    if relevance and relevance.centre_questions and lacks_centre(built.model, built.deferred):
+    if lacks_centre(built.model, built.deferred):
         rows = [loader.pack_sequence(row) for row in data.sampler.first_rows(CENTRE_SEQUENCES)]
         built = dataclasses.replace(built, deferred=centre_questions(built.model, built.deferred, rows))
     shape = family.shape(job.model)

@@ -1,6 +1,7 @@
 """Stages every incident and says what `vlmpipe diagnose` named: python -m tests.incidents.table (make incidents)
 
-With --only TEXT: those whose name contains it. Exit code 1 where fewer than nine tenths are named right.
+With --only TEXT: those whose name contains it. The full disk needs the right to mount one. Exit code 1 where fewer
+than nine tenths are named right.
 """
 
 from __future__ import annotations

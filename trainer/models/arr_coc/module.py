@@ -50,9 +50,10 @@ class RelevanceModule(nn.Module):
         self.config, self.question_width, self.special_ids = config, question_width, tuple(sorted(special_ids))
         self.scorers = Scorers(config, question_width)
         self.balancer = Balancer(config, question_width)
-        # What all questions share is most of each of them, and would hide what differs: see question_centre.py.
+        # What all questions share is most of each of them, and can hide what differs: see question_centre.py.
         reads_question = LEARNING_SCORER in config.scorers or config.balancer == "adaptive"
-        self.question_centre = nn.Parameter(torch.zeros(question_width)) if reads_question else None
+        is_centred = config.centre_questions and reads_question
+        self.question_centre = nn.Parameter(torch.zeros(question_width)) if is_centred else None
 
     def forward(self, textures: Tensor, question: Tensor) -> Relevance:
         """textures: (tokens, channels) of one image; question: (width,), see `pooled`. Computed in fp32."""

@@ -1,8 +1,8 @@
 """The mean of training's questions, from which the relevance module sees each one.
 
 A question is the mean of its tokens' embeddings, and most of its tokens are those of every question: of one about a
-colour, nine tenths. Seen from their mean, what is left is what distinguishes it, and the module learns several times
-faster (docs/decisions/0081-relevance-sees-questions-from-their-mean.md).
+colour, nine tenths. Seen from their mean, what is left is what distinguishes it. Only with
+model.relevance.centre_questions (docs/decisions/0081-relevance-sees-questions-from-their-mean.md).
 """
 
 from __future__ import annotations

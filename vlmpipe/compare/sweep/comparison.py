@@ -81,8 +81,10 @@ class SweepComparison:
 
     @property
     def share_outside(self) -> float | None:
-        """Share of the jobs' time that neither trained nor evaluated; None where it was not measured."""
-        return 1 - (self.train_s + self.evaluate_s) / self.job_s if self.job_s else None
+        """Share of the jobs' time that neither trained nor evaluated; None where it was not measured, and in a sweep
+        that was continued, whose jobs have the time of their last attempt alone."""
+        share = 1 - (self.train_s + self.evaluate_s) / self.job_s if self.job_s else -1.0
+        return share if share >= 0 else None
 
     @property
     def sentence(self) -> str:

@@ -50,15 +50,11 @@ class KubeflowRuns:
             # Its default, kubeflow, stands for none; without one it asks the API whether there are several users.
             self._client = _Client(host=endpoint, namespace=namespace or "kubeflow", credentials=credentials)
 
-    def start(
-        self, package: Path, *, name: str, experiment: str, parameters: dict[str, Any], service_account: str = ""
-    ) -> KubeflowRun:
+    def start(self, package: Path, *, name: str, experiment: str, parameters: dict[str, Any]) -> KubeflowRun:
         """Start a run of a compiled pipeline. Raises UserError where it was not started, or that is not known."""
         with self._translated("start a run on"):
             found = self._client.create_experiment(experiment, namespace=self._namespace or None)
-            answer = self._client.run_pipeline(
-                found.experiment_id, name, str(package), params=parameters, service_account=service_account or None
-            )
+            answer = self._client.run_pipeline(found.experiment_id, name, str(package), params=parameters)
         return KubeflowRun(self._endpoint.rstrip("/"), str(answer.run_id), name, self._namespace)
 
     def get(self, run: KubeflowRun) -> kfp_server_api.V2beta1Run:

@@ -113,11 +113,7 @@ class RunReport:
             **self.as_dict(),
             "steps": [asdict(step) for step in self.state.steps],
             **{name: read_record_file(self.results_folder / f"{file}.json") or None for file, name in RESULTS.items()},
-            **(
-                {"comparison": read_record_file(self.folder / "comparison.json") or None}
-                if is_sweep(self.folder)
-                else {}
-            ),
+            **({"comparison": read_record_file(self.folder / COMPARISON) or None} if is_sweep(self.folder) else {}),
             "faults": read_faults(self.folder, since_s=self.marker.started_s) or None,
         }
 

@@ -92,6 +92,11 @@ def test_a_failed_training_leaves_the_others() -> None:
         assert any(text in line for line in lines)
 
 
+def test_a_continued_sweep_has_no_share_of_time_that_was_neither() -> None:
+    trainings = [training("base", start, 20, train_s=60.0) for start in range(3)] + [training("good", 0, 40)]
+    assert compared(results(trainings)).share_outside is None  # of jobs that took 100 s in their last attempt
+
+
 def test_without_the_baseline_scores_stay_and_differences_do_not() -> None:
     trainings = [Training("base", 0, "runs/base/0", error="stopped"), training("good", 0, 40)]
     found = compared(results(trainings))
