@@ -64,7 +64,7 @@ def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Fi
     variants = variants_of(config.sweep)
     known = {(one.subject.rpartition(": ")[2], one.text) for one in of_run}
     for variant in variants:
-        *_, run = config.variant(variant).stage_runs().values()
+        run = config.training_of(variant)
         settings = [str(one) for one in warnings(run) if one.field != "gate"]
         found = [*_check_training(run), *(Finding("settings", "warning", text) for text in settings)]
         for one in found:

@@ -65,7 +65,7 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
 def check_sweep_jobs(config: RunConfig, sweep: SweepConfig, run_uri: str) -> None:
     """Check the job of every variant. Raises ConfigError that names the variant."""
     for variant in variants_of(sweep):
-        *_, run = config.variant(variant).stage_runs().values()
+        run = config.training_of(variant)
         with naming_stage(variant.name, kind="variant"):
             region = run.gcp.location if run.gcp.project else ""
             check_job_spec(sweep_job_spec(run, run_uri, 0), region=region)

@@ -174,6 +174,10 @@ class RunConfig(Section):
         """The run file of one variant of the sweep. Raises RunFileError that lists every problem."""
         return _parsed(with_overrides(self._given("sweep"), variant.values), f"variant {variant.name}")
 
+    def training_of(self, variant: Variant) -> RunConfig:
+        """The run file of the variant's trainings: that of its last stage. Raises as `variant`."""
+        return list(self.variant(variant).stage_runs().values())[-1]
+
     def to_dict(self) -> dict[str, Any]:
         """The run file with all defaults, in JSON's types."""
         absent = {name for name in ("stages", "sweep") if not getattr(self, name)}

@@ -160,7 +160,7 @@ def plan_sweep(config: RunConfig, *, priced: bool = True) -> SweepPlan:
     last = list(shared.stages.values())[-1]
     variants = {}
     for variant in variants_of(config.sweep):
-        *_, run = config.variant(variant).stage_runs().values()
+        run = config.training_of(variant)
         with naming_stage(variant.name, kind="variant"):
             variants[variant.name] = _variant(variant.name, run, last, priced=priced)
     return SweepPlan(config.name, shared, variants, config.sweep.starts, config.sweep.parallelism, priced)

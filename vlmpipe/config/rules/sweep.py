@@ -53,8 +53,7 @@ def _not_possible(config: RunConfig) -> Iterator[Problem]:
     for field in ("deploy", "tune"):
         if getattr(config, field):
             yield Problem(field, "found with sweep, which registers no model; expected null")
-    for run in config.stage_runs().values():
-        last = run
+    *_, last = config.stage_runs().values()
     if last.train.trainer:
         yield Problem("train.trainer", "found with sweep, whose jobs run vlmpipe's trainer; expected null")
     if last.evaluate.lmms_eval:
@@ -96,10 +95,10 @@ def _changes(config: RunConfig, variant: Variant, field: str, whole: Mapping[str
     """Whether the variant differs from itself without that field."""
     values = {name: value for name, value in variant.values.items() if name != field}
     try:
-        *_, last = config.variant(Variant(variant.name, values)).stage_runs().values()
+        without = config.training_of(Variant(variant.name, values))
     except ConfigError:  # without the field it is not even valid
         return True
-    return effective(last) != whole
+    return effective(without) != whole
 
 
 def effective(run: RunConfig) -> dict[str, Any]:

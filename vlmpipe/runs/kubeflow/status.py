@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import kfp_server_api
 
@@ -19,7 +19,7 @@ from vlmpipe.runs.local.stages import steps_of, with_reused_stages, without_abse
 from vlmpipe.runs.local.state import RunState, Step, step_of_record
 from vlmpipe.runs.local.summary import result_lines, stage_lines
 from vlmpipe.runs.local.sweep import comparison_lines
-from vlmpipe.runs.vertex.status import CLOCKS_APART_S, RESULTS, RunFiles, read_files, record_of
+from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
 
 OUTCOMES = {
     "PENDING": "waiting", "RUNNING": "running", "CANCELING": "stopping", "PAUSED": "paused", "SUCCEEDED": "done",
@@ -28,8 +28,11 @@ OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class KubeflowStatus:
+class KubeflowStatus(ServiceRun):
     """State of a run on Kubeflow. error: the service's own, of the run or of its first task that failed."""
+
+    OUTCOMES: ClassVar = OUTCOMES
+    OVER: ClassVar = OVER
 
     run: KubeflowRun
     service_state: str
@@ -38,30 +41,6 @@ class KubeflowStatus:
     error: str
     started_s: float
     ended_s: float
-
-    @property
-    def outcome(self) -> str:
-        """waiting, running, stopping, paused, done, stopped or failed."""
-        return OUTCOMES.get(self.service_state, "running")
-
-    @property
-    def is_over(self) -> bool:
-        return self.service_state in OVER
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code that `vlmpipe run` would have; None while the run is not over."""
-        if not self.is_over:
-            return None
-        if self.outcome != "failed":
-            return int(ExitCode.OK if self.outcome == "done" else ExitCode.PREEMPTED)
-        return self.state.failed.exit_code if self.state.failed else int(ExitCode.UNEXPECTED)
-
-    @property
-    def files(self) -> RunFiles:
-        """Those of the current stage; of a run that an earlier stage's gate ended, that stage's."""
-        is_ended = self.is_over and self.outcome == "done" and self.state.decided
-        return self.files_of[self.state.decided[-1] if is_ended else self.state.stage]
 
     def lines(self) -> list[str]:
         """For people, below the table of steps."""

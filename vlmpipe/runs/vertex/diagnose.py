@@ -20,12 +20,13 @@ from vlmpipe.backends.vertex.retries import send_request
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
 from vlmpipe.runs.local.fault_summary import restart_lines
+from vlmpipe.runs.service_run import json_object
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
 from vlmpipe.runs.stack_dumps import Stall, read_stall
 from vlmpipe.runs.vertex.client import VIEWER, Runs
 from vlmpipe.runs.vertex.logs import job_numbers, read
 from vlmpipe.runs.vertex.names import Address
-from vlmpipe.runs.vertex.status import JOB_STEPS, VertexStatus, json_object, named_code, status_of
+from vlmpipe.runs.vertex.status import JOB_STEPS, VertexStatus, named_code, status_of
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import CustomJob, PipelineJob

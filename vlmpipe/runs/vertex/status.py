@@ -10,31 +10,28 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
+from trainer.errors import ExitCode
 from trainer.storage.base import join_uri
-from trainer.storage.records import unseal
 from trainer.trials.files import JOB_STEP
-from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
-from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts, waiting_message
+from vlmpipe.backends.vertex.capacity_attempts import waiting_message
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.local.fault_summary import restart_lines
-from vlmpipe.runs.local.stages import DECIDING, steps_of, with_reused_stages, without_absent
-from vlmpipe.runs.local.state import EARLIER, RunState, Step, parse_record, step_of_record
+from vlmpipe.runs.local.stages import steps_of, with_reused_stages, without_absent
+from vlmpipe.runs.local.state import EARLIER, RunState, Step, step_of_record
 from vlmpipe.runs.local.summary import result_lines, stage_lines
 from vlmpipe.runs.local.sweep import comparison_lines
+from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.runs.vertex.names import Address, continue_with
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail
 
-    from trainer.progress import StepRecord
 
 OUTCOMES = {
     "QUEUED": "waiting", "PENDING": "waiting", "RUNNING": "running", "CANCELLING": "stopping", "PAUSED": "paused",
@@ -46,27 +43,15 @@ STEP_STATES = {
 }  # fmt: skip
 INSTEAD = {"cache-features": "reuse-features"}  # the step that runs, and writes the record, in place of this one
 JOB_STEPS = tuple(step_of(job) for job in JOBS)
-RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json", "comparison.json")
-CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
 _EXIT = re.compile(r"non-?zero (?:exit )?(?:status|code)(?: of)?:? (\d+)")
 
 
 @dataclass(frozen=True)
-class RunFiles:
-    """The files of a run's folder, or in `unreadable` why they could not be read."""
-
-    records: Mapping[str, StepRecord] = field(default_factory=dict)
-    contents: Mapping[str, Any] = field(default_factory=dict)
-    options: tuple[Attempt, ...] = ()  # of cluster.capacity_fallback that were tried
-    unreadable: str = ""
-
-    def content(self, name: str) -> dict[str, Any]:
-        return dict(self.contents.get(name) or {})
-
-
-@dataclass(frozen=True)
-class VertexStatus:
+class VertexStatus(ServiceRun):
     """State of a run on Vertex AI."""
+
+    OUTCOMES: ClassVar = OUTCOMES
+    OVER: ClassVar = OVER
 
     address: Address
     service_state: str
@@ -79,30 +64,6 @@ class VertexStatus:
     continuation: str = ""  # how to resume it: a command, or a sentence
     web_access: Mapping[str, str] = field(default_factory=dict)  # replica -> address of its shell or dashboard
     web_access_unknown: str = ""  # why they could not be asked for
-
-    @property
-    def files(self) -> RunFiles:
-        """Those of the current stage; of a run that an earlier stage's gate ended, that stage's."""
-        is_ended = self.is_over and self.outcome == "done" and self.state.decided
-        return self.files_of[self.state.decided[-1] if is_ended else self.state.stage]
-
-    @property
-    def outcome(self) -> str:
-        """waiting, running, stopping, paused, done, stopped or failed."""
-        return OUTCOMES.get(self.service_state, "running")
-
-    @property
-    def is_over(self) -> bool:
-        return self.service_state in OVER
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code that `vlmpipe run` would have; None while the run is not over."""
-        if not self.is_over:
-            return None
-        if self.outcome != "failed":
-            return int(ExitCode.OK if self.outcome == "done" else ExitCode.PREEMPTED)
-        return self.state.failed.exit_code if self.state.failed else int(ExitCode.UNEXPECTED)
 
     @property
     def spent_usd(self) -> float | None:
@@ -258,26 +219,6 @@ def status_of(address: Address, job: PipelineJob, *, now_s: float | None = None)
     )
 
 
-def read_files(run_uri: str, *, since_s: float) -> RunFiles:
-    """The steps' records that are not older than the job, and the results."""
-    try:
-        store = open_storage(run_uri)
-        found = [info.name for info in store.list("steps")]
-        contents = {name: json_object(store.read(name)) for name in found}
-        contents |= {name: json_object(store.read(name)) for name in (*RESULTS, FALLBACK) if store.stat(name)}
-        run_file = store.stat("run.json")
-    except UserError as error:
-        return RunFiles(unreadable=error.found.splitlines()[0])
-    names = {name.removeprefix("steps/").removesuffix(".json"): name for name in found}
-    records = {step: record for step, name in names.items() if (record := parse_record(step, contents[name]))}
-    fresh = {step: record for step, record in records.items() if record.started_s >= since_s}
-    results = {name: contents[name] for name in RESULTS if name in contents}
-    if not fresh.keys() & {"notify", *DECIDING}:  # results of an earlier attempt of the same run
-        results = {name: value for name, value in results.items() if name == "plan.json"}
-    options = parse_attempts(contents.get(FALLBACK) or {}, run_file.version if run_file else "")
-    return RunFiles(fresh, results, options)
-
-
 def _by_name(details: Iterable[PipelineTaskDetail]) -> dict[str, PipelineTaskDetail]:
     """Tasks by name. Of those of a loop, which have one name, the one that says most of all: running before failed
     before waiting before done."""
@@ -293,20 +234,6 @@ def _by_name(details: Iterable[PipelineTaskDetail]) -> dict[str, PipelineTaskDet
         if before is None or rank(task) < rank(before):
             found[task.task_name] = task
     return found
-
-
-def record_of(records: Mapping[str, StepRecord], name: str) -> StepRecord | None:
-    """The record of a step; of a sweep's jobs their sum."""
-    return _of_jobs(records) if name == JOB_STEP else records.get(name)
-
-
-def _of_jobs(records: Mapping[str, StepRecord]) -> StepRecord | None:
-    """The sum of the records of a sweep's jobs; None where none has begun."""
-    jobs = [record for step, record in records.items() if step.startswith(f"{JOB_STEP}-")]
-    if not jobs:
-        return None
-    done, total = sum(one.done for one in jobs), sum(one.total for one in jobs)
-    return replace(jobs[-1], step=JOB_STEP, done=done, total=total, message="", detail={})
 
 
 def _step(
@@ -386,14 +313,6 @@ def named_code(words: str) -> int | None:
 
 def first_hit(*texts: str) -> Hit | None:
     return next((hit for text in filter(None, texts) for hit in hits("the service", text)), None)
-
-
-def json_object(data: bytes) -> dict[str, Any]:
-    """A JSON object; empty for other data."""
-    try:
-        return unseal(data)
-    except ValueError:
-        return {}
 
 
 def seconds_of(moment: Any) -> float:

@@ -22,7 +22,8 @@ STEPS = ("resolve-run", "prepare-data", "cache-features", "train", "sync-checkpo
 
 
 def status(root: Path, states: dict[str, str], *, job_state: str = "RUNNING") -> VertexStatus:
-    """Of the run r1, whose stages are align and finetune; `states` are those of its tasks."""
+    """Of the run r1, whose stages are align and finetune; `states` are those of its tasks, several of a name apart by
+    blanks."""
     run_file = json.dumps({"stages": [{"name": "align"}, {"name": "finetune"}]})
     root_uri = {"runtimeValue": {"constant": str(root)}}
     spec: dict[str, Any] = {
@@ -33,7 +34,8 @@ def status(root: Path, states: dict[str, str], *, job_state: str = "RUNNING") ->
     }
     tasks = [
         {"task_name": name, "state": state, "start_time": {"seconds": BEGAN_S}, "end_time": {"seconds": BEGAN_S + 3600}}
-        for name, state in states.items()
+        for name, words in states.items()
+        for state in words.split()
     ]
     job = PipelineJob(
         name="projects/p/locations/l/pipelineJobs/r1",
@@ -101,3 +103,37 @@ def test_a_stage_that_an_earlier_attempt_finished_is_reused(tmp_path: Path) -> N
     tasks = {"align-resolve-run": "SUCCEEDED", "align-train": "NOT_TRIGGERED", "align-decide": "SUCCEEDED"}
     found = status(tmp_path, {**tasks, "finetune-resolve-run": "RUNNING"})
     assert (states_of(found)["align-train"], found.state.stage) == ("reused", "finetune")
+
+
+def test_a_sweep_s_jobs_are_one_step_with_the_sum_of_their_trainings(tmp_path: Path) -> None:
+    for number, (state, done) in enumerate([("done", 3), ("running", 1), ("running", 2)]):
+        record = StepRecord(f"train-variants-{number}", state, started_s=BEGAN_S, done=done, total=3, unit="trainings")
+        put(tmp_path, f"steps/train-variants-{number}.json", asdict(record))
+    tasks = {f"align-{name}": "SUCCEEDED" for name in STEPS} | {
+        "finetune-resolve-run": "SUCCEEDED",
+        "finetune-open-sweep": "SUCCEEDED",
+        "finetune-prepare-data": "SUCCEEDED SUCCEEDED",
+        "finetune-train-variants": "SUCCEEDED RUNNING PENDING",
+    }
+    found = status(tmp_path, tasks)
+    states = states_of(found)
+    assert (states["finetune-prepare-data"], states["finetune-train-variants"]) == ("done", "running")
+    assert states["finetune-compare-variants"] == "waiting"
+    assert "finetune-train" not in states and "register-model" not in states
+    (step,) = [one for one in found.state.steps if one.name == "train-variants"]
+    assert (step.done, step.total) == (6, 9)
+    assert found.spent_usd is None  # tasks of one name run side by side
+
+
+def test_a_sweep_that_is_over_shows_its_comparison(tmp_path: Path) -> None:
+    score = {"value": 0.5, "interval": [0.4, 0.6]}
+    one = {"name": "a", "score": score, "selection": None, "verdict": "", "errors": []}
+    comparison = {"metric": "exact_match", "questions": 9, "baseline": "a", "variants": [one], "hypotheses": []}
+    put(tmp_path, "comparison.json", comparison)
+    put(tmp_path, "steps/compare-variants.json", asdict(StepRecord("compare-variants", "done", started_s=BEGAN_S)))
+    tasks = {f"align-{name}": "SUCCEEDED" for name in STEPS} | {
+        "finetune-open-sweep": "SUCCEEDED", "finetune-compare-variants": "SUCCEEDED", "notify": "SUCCEEDED",
+    }  # fmt: skip
+    found = status(tmp_path, tasks, job_state="SUCCEEDED")
+    assert any("a  0.500 (0.400 to 0.600)" in line for line in found.lines())
+    assert found.as_json()["comparison"]["baseline"] == "a"

@@ -1,0 +1,112 @@
+"""A run on a service, Vertex AI or Kubeflow: the service has its state, the run's folder the records of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.errors import ExitCode, UserError
+from trainer.storage import open_storage
+from trainer.storage.records import unseal
+from trainer.trials.files import JOB_STEP
+from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
+from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts
+from vlmpipe.runs.local.stages import DECIDING
+from vlmpipe.runs.local.state import parse_record
+
+if TYPE_CHECKING:
+    from trainer.progress import StepRecord
+    from vlmpipe.runs.local.state import RunState
+
+RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json", "comparison.json")
+CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of a run's folder, or in `unreadable` why they could not be read."""
+
+    records: Mapping[str, StepRecord] = field(default_factory=dict)
+    contents: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[Attempt, ...] = ()  # of cluster.capacity_fallback that were tried
+    unreadable: str = ""
+
+    def content(self, name: str) -> dict[str, Any]:
+        return dict(self.contents.get(name) or {})
+
+
+class ServiceRun:
+    """What follows from the service's word for a run's state; its dataclasses say which words there are."""
+
+    OUTCOMES: ClassVar[Mapping[str, str]]  # by the service's word
+    OVER: ClassVar[tuple[str, ...]]  # words of runs that have ended
+    service_state: str
+    state: RunState
+    files_of: Mapping[str, RunFiles]  # by stage
+
+    @property
+    def files(self) -> RunFiles:
+        """Those of the current stage; of a run that an earlier stage's gate ended, that stage's."""
+        is_ended = self.is_over and self.outcome == "done" and self.state.decided
+        return self.files_of[self.state.decided[-1] if is_ended else self.state.stage]
+
+    @property
+    def outcome(self) -> str:
+        """waiting, running, stopping, paused, done, stopped or failed."""
+        return self.OUTCOMES.get(self.service_state, "running")
+
+    @property
+    def is_over(self) -> bool:
+        return self.service_state in self.OVER
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code that `vlmpipe run` would have; None while the run is not over."""
+        if not self.is_over:
+            return None
+        if self.outcome != "failed":
+            return int(ExitCode.OK if self.outcome == "done" else ExitCode.PREEMPTED)
+        return self.state.failed.exit_code if self.state.failed else int(ExitCode.UNEXPECTED)
+
+
+def read_files(run_uri: str, *, since_s: float) -> RunFiles:
+    """The steps' records that are not older than the job, and the results."""
+    try:
+        store = open_storage(run_uri)
+        found = [info.name for info in store.list("steps")]
+        contents = {name: json_object(store.read(name)) for name in found}
+        contents |= {name: json_object(store.read(name)) for name in (*RESULTS, FALLBACK) if store.stat(name)}
+        run_file = store.stat("run.json")
+    except UserError as error:
+        return RunFiles(unreadable=error.found.splitlines()[0])
+    names = {name.removeprefix("steps/").removesuffix(".json"): name for name in found}
+    records = {step: record for step, name in names.items() if (record := parse_record(step, contents[name]))}
+    fresh = {step: record for step, record in records.items() if record.started_s >= since_s}
+    results = {name: contents[name] for name in RESULTS if name in contents}
+    if not fresh.keys() & {"notify", *DECIDING}:  # results of an earlier attempt of the same run
+        results = {name: value for name, value in results.items() if name == "plan.json"}
+    options = parse_attempts(contents.get(FALLBACK) or {}, run_file.version if run_file else "")
+    return RunFiles(fresh, results, options)
+
+
+def record_of(records: Mapping[str, StepRecord], name: str) -> StepRecord | None:
+    """The record of a step; of a sweep's jobs their sum."""
+    return _of_jobs(records) if name == JOB_STEP else records.get(name)
+
+
+def _of_jobs(records: Mapping[str, StepRecord]) -> StepRecord | None:
+    """The sum of the records of a sweep's jobs; None where none has begun."""
+    jobs = [record for step, record in records.items() if step.startswith(f"{JOB_STEP}-")]
+    if not jobs:
+        return None
+    done, total = sum(one.done for one in jobs), sum(one.total for one in jobs)
+    return replace(jobs[-1], step=JOB_STEP, done=done, total=total, message="", detail={})
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """A JSON object; empty for other data."""
+    try:
+        return unseal(data)
+    except ValueError:
+        return {}
