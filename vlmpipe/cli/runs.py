@@ -71,15 +71,15 @@ def status(
     with doing(f"looking for run {run}"):
         from pipelines.find import reader_of
 
-        read, on_vertex = reader_of(run, root=root, project=project, location=location)
+        read, on_service = reader_of(run, root=root, project=project, location=location)
     if deep:
         _check_files(run, root, as_json)
         return
     if watching:
-        leave(watch_and_show(run, read, on_vertex=on_vertex, plain=plain, as_json=as_json), fail_on_reject)
+        leave(watch_and_show(run, read, on_service=on_service, plain=plain, as_json=as_json), fail_on_reject)
     if fail_on_reject:
         raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
-    with doing(f"asking {'its service' if on_vertex else 'its records'} for the status of run {run}"):
+    with doing(f"asking {'its service' if on_service else 'its records'} for the status of run {run}"):
         found = read()
     show(found, as_json)
 
@@ -260,16 +260,16 @@ def watch_and_show(
     run: str,
     read: Callable[[], AnyStatus],
     *,
-    on_vertex: bool,
+    on_service: bool,
     plain: bool,
     as_json: bool,
 ) -> AnyStatus:
     """Follow a run to its end and show how it ended."""
     from vlmpipe.runs.live_view import view_for
-    from vlmpipe.runs.watch import LOCAL_POLL_S, VERTEX_POLL_S, watch
+    from vlmpipe.runs.watch import LOCAL_POLL_S, SERVICE_POLL_S, watch
 
     view = view_for(plain=plain or as_json, say=to_stderr if as_json else print)
-    found = watch(run, read, view, every_s=VERTEX_POLL_S if on_vertex else LOCAL_POLL_S)
+    found = watch(run, read, view, every_s=SERVICE_POLL_S if on_service else LOCAL_POLL_S)
     print_json(found.as_json()) if as_json else print_lines(["", *found.lines()])
     return found
 
@@ -319,7 +319,7 @@ def _log_fields(time: str, step: str, process: str, text: str) -> dict[str, str 
 def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
     from vlmpipe.runs.vertex.custom_job import log_source
     from vlmpipe.runs.vertex.logs import Follower, require_jobs
-    from vlmpipe.runs.watch import VERTEX_POLL_S
+    from vlmpipe.runs.watch import SERVICE_POLL_S
 
     follower, source = Follower(last), log_source(address, step)
     with doing(f"asking Vertex AI for the logs of run {address.argument}"):
@@ -331,14 +331,14 @@ def _vertex_logs(address: Address, step: str, last: int, follow: bool) -> Iterat
             yield entry.line(), _log_fields(entry.moment, entry.step, entry.replica, entry.text)
         if not follow or is_over:
             return
-        time.sleep(VERTEX_POLL_S)
+        time.sleep(SERVICE_POLL_S)
         numbers, is_over = source()
 
 
 def _kubeflow_logs(run: KubeflowRun, step: str, last: int, follow: bool) -> Iterator[tuple[str, dict[str, str | None]]]:
     from vlmpipe.runs.kubeflow.client import OVER, KubeflowRuns
     from vlmpipe.runs.kubeflow.logs import PodLogs
-    from vlmpipe.runs.watch import VERTEX_POLL_S
+    from vlmpipe.runs.watch import SERVICE_POLL_S
 
     with doing(f"asking Kubernetes for the logs of run {run.argument}"):
         runs, pods = KubeflowRuns(run.endpoint, run.namespace), PodLogs(run)
@@ -349,7 +349,7 @@ def _kubeflow_logs(run: KubeflowRun, step: str, last: int, follow: bool) -> Iter
         if not follow or found.state in OVER:
             return
         last = 0
-        time.sleep(VERTEX_POLL_S)
+        time.sleep(SERVICE_POLL_S)
 
 
 def _list_runs(root: str, as_json: bool) -> None:
@@ -359,8 +359,8 @@ def _list_runs(root: str, as_json: bool) -> None:
 
     runs, submitted = list_runs(root), run_records()
     if as_json:
-        on_vertex = [{"run_id": name, **vars(note)} for name, note in submitted.items()]
-        print_json({"runs": [one.as_dict() for one in runs], "submitted": on_vertex})
+        elsewhere = [{"run_id": name, **vars(note)} for name, note in submitted.items()]
+        print_json({"runs": [one.as_dict() for one in runs], "submitted": elsewhere})
         return
     tables.print_runs(runs, root)
     if submitted:

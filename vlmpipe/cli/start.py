@@ -200,7 +200,7 @@ def submit(
     if watching:
         read = vertex_reader(submitted.address)
         name = submitted.address.argument
-        found = run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json)
+        found = run_commands.watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
         run_commands.leave(found, fail_on_reject)
 
 
@@ -241,7 +241,7 @@ def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: boo
         from pipelines.find import job_reader
 
         name, read = address.argument, job_reader(address)
-        found = run_commands.watch_and_show(name, read, on_vertex=True, plain=plain, as_json=as_json)
+        found = run_commands.watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
         run_commands.leave(found, fail_on_reject=False)
 
 
@@ -273,7 +273,7 @@ def _submit_to_kubeflow(
     if submitted.run and watching:
         name = submitted.run.argument
         found = run_commands.watch_and_show(
-            name, kubeflow_reader(submitted.run), on_vertex=True, plain=plain, as_json=as_json
+            name, kubeflow_reader(submitted.run), on_service=True, plain=plain, as_json=as_json
         )
         run_commands.leave(found, fail_on_reject)
 

@@ -10,7 +10,7 @@ from trainer.errors import ExitCode, UserError
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.state import RunState
 
-LOCAL_POLL_S, VERTEX_POLL_S = 0.5, 15.0
+LOCAL_POLL_S, SERVICE_POLL_S = 0.5, 15.0
 
 
 class Seen(Protocol):

@@ -39,7 +39,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 
 @pytest.fixture
 def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Submit:
-    monkeypatch.setattr("vlmpipe.runs.watch.VERTEX_POLL_S", 0.0)
+    monkeypatch.setattr("vlmpipe.runs.watch.SERVICE_POLL_S", 0.0)
     return commander(tmp_path, monkeypatch, capfd)
 
 

@@ -239,7 +239,7 @@ def test_in_a_terminal_the_answer_decides(vertex: FakeVertex, tmp_path: Path, ty
 def test_a_run_can_be_rehearsed_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tasks: int
 ) -> None:
-    monkeypatch.setattr(watch, "VERTEX_POLL_S", 0.0)
+    monkeypatch.setattr(watch, "SERVICE_POLL_S", 0.0)
     monkeypatch.setenv(ENDPOINT_VARIABLE, "http://localhost:1")
     overrides = [f"data.tasks={tasks}"]
     with rehearsal(load_run_file(CONFIG, [MINE, *overrides])) as servers:

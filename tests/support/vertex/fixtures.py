@@ -26,7 +26,7 @@ from vlmpipe.runs import watch
 def vertex(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
     for name in ("VERTEX_PROJECT_ID", "VERTEX_LOCATION"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(watch, "VERTEX_POLL_S", 0.0)
+    monkeypatch.setattr(watch, "SERVICE_POLL_S", 0.0)
     with running_vertex(monkeypatch) as server:
         yield server
 

@@ -172,7 +172,7 @@ def test_watching_outlives_a_service_that_is_silent_for_a_while(
         if naps.count(77.0) == 2:
             started.faults.clear()
 
-    monkeypatch.setattr(watch, "VERTEX_POLL_S", 77.0)
+    monkeypatch.setattr(watch, "SERVICE_POLL_S", 77.0)
     monkeypatch.setattr(watch.time, "sleep", nap)
     answer = vlmpipe("status", RUN, "--watch", "--plain")
     assert (answer.code, answer.out.count("no answer, trying again")) == (1, 1)

@@ -32,7 +32,7 @@ SUBMIT = ("submit", DIGITS, "cluster.replica_count=1", "--target", "kubeflow")
 
 @pytest.fixture
 def pipelines(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePipelines]:
-    monkeypatch.setattr(watch, "VERTEX_POLL_S", 0.0)
+    monkeypatch.setattr(watch, "SERVICE_POLL_S", 0.0)
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with FakePipelines() as server:
         monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.endpoint)
