@@ -9,7 +9,7 @@ WORKDIR /app
 # As in trainer.Dockerfile: the packages, the list of them, the code.
 COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py ./
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
-    && python requirements.py pipelines trainer data media > requirements.txt \
+    && python requirements.py pipelines trainer data media s3 > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
     && python -m venv /tmp/sbom \

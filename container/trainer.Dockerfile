@@ -36,7 +36,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py 
 ARG EXTRAS=
 # hadolint ignore=SC2086
 RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
-    && python requirements.py trainer data $EXTRAS > requirements.txt \
+    && python requirements.py trainer data s3 $EXTRAS > requirements.txt \
     && pip install --constraint constraints.txt --requirement requirements.txt
 # 1: with Horovod (recipes/horovod), built for CPUs against the torch that was just installed: 10 to 30 minutes.
 ARG HOROVOD=0

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,11 +16,12 @@ from trainer.config.data import BIGQUERY, OWN_FORMAT, DataConfig
 from trainer.config.job import RunPaths
 from trainer.config.model import WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import in_bucket
 from trainer.storage.model_folders import bucket_address
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
-from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
+from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
@@ -226,7 +228,7 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 
 
 def _one_source(data: DataConfig) -> Finding:
-    if data.source.startswith(("gs://", BIGQUERY)):
+    if in_bucket(data.source) or data.source.startswith(BIGQUERY):
         return Finding("data", "unchecked", f"{data.source} is read when the run starts")
     from trainer.data.rejects import Reject
     from trainer.data.sources import open_source
@@ -253,7 +255,7 @@ def _benchmarks(config: RunConfig) -> Iterator[Finding]:
     from trainer.evaluation.benchmarks.readers import read_benchmark
 
     for benchmark in config.evaluate.benchmarks:
-        if any(uri.startswith("gs://") for uri in (benchmark.uri, benchmark.annotations, benchmark.images)):
+        if any(in_bucket(uri) for uri in (benchmark.uri, benchmark.annotations, benchmark.images)):
             yield Finding("benchmarks", "unchecked", f"{benchmark.name}: {benchmark.uri} is read by the step evaluate")
             continue
         questions = read_benchmark(benchmark, config.data.max_image_bytes)
@@ -264,7 +266,7 @@ def _benchmarks(config: RunConfig) -> Iterator[Finding]:
         from trainer.evaluation.lmms_eval import require_ready
 
         tasks = ", ".join(lmms_eval.tasks)
-        if lmms_eval.include_path.startswith("gs://") or not lmms_eval.python:
+        if in_bucket(lmms_eval.include_path) or not lmms_eval.python:
             yield Finding("benchmarks", "unchecked", f"lmms-eval reads {tasks} in the step benchmark")
         else:
             require_ready(lmms_eval)
@@ -306,7 +308,7 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
             text = f"a run on this machine cannot register in {registry}: it needs output.root_uri on gs://"
             is_only_here = bool(list(_missing_for_vertex(config)))
             yield Finding("registry", *(("failed", text, ExitCode.CONFIG) if is_only_here else ("warning", text)))
-    elif registry.startswith("gs://"):
+    elif in_bucket(registry):
         yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")
     elif registry:
         require_writable(Path(registry.removeprefix("file://")).expanduser().absolute())
@@ -348,7 +350,7 @@ def _concerns(config: RunConfig, violation: Violation) -> bool:
 
 
 def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
-    for require in (require_vertex, require_data_in_cloud):
+    for require in (require_vertex, partial(require_reached_files, target="vertex")):
         try:
             require(config)
         except RunFileError as error:

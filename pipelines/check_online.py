@@ -1,4 +1,4 @@
-"""`vlmpipe check --online`: looks up models, gs:// addresses and the region."""
+"""`vlmpipe check --online`: looks up models, addresses in buckets and the region."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 5.0  # of each lookup
 
 
 def check_online(config: RunConfig) -> list[Finding]:
-    """One finding for each hub model, gs:// address and region; a lookup without an answer fails with code 69."""
+    """One finding for each hub model, address in a bucket and region; a lookup without an answer fails with code 69."""
     of_each = {name: [*_hub(run.model), *_storage(run), *_region(run)] for name, run in config.stage_runs().items()}
     return of_stages(of_each)
 
@@ -86,6 +86,9 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
     model = {f"model.{name}": part.weights for name, part in config.model.sources.items() if part}
     model["model.tokenizer"] = config.model.tokenizer
     data |= {field: f"{address}/" for field, name in model.items() if (address := bucket_address(name))}
+    for field, uri in data.items():
+        if uri.startswith("s3://"):
+            yield _s3_address(field, uri)
     wanted = [(field, uri, True) for field, uri in data.items() if uri.startswith("gs://")]
     if root.startswith("gs://"):
         field = "output.root_uri" if root == config.output.root_uri else "gcp.pipeline_root"
@@ -110,7 +113,7 @@ def _storage(config: RunConfig) -> Iterator[Finding]:
 def _address(client: storage.Client, field: str, uri: str, has_objects: bool) -> Finding:
     """List one object below `uri`. This shows that the bucket exists and may be read."""
     bucket, _, path = uri.removeprefix("gs://").partition("/")
-    prefix = re.split(r"[*?\[{]", path)[0] if has_objects else ""
+    prefix = _before_pattern(path) if has_objects else ""
 
     def failed(text: str, code: ExitCode) -> Finding:
         return Finding("storage", "failed", f"{field}: {text}", code)
@@ -132,6 +135,23 @@ def _address(client: storage.Client, field: str, uri: str, has_objects: bool) ->
     if has_objects and not found:
         return failed(f"nothing is stored under gs://{bucket}/{prefix}; correct {uri}", ExitCode.NOT_FOUND)
     return Finding("storage", "ok", f"{field}: {uri} {'exists' if has_objects else 'is in a bucket that exists'}")
+
+
+def _s3_address(field: str, uri: str) -> Finding:
+    from trainer.storage.s3 import holds_objects  # its library comes with an extra
+
+    try:
+        found = holds_objects(_before_pattern(uri))
+    except UserError as error:
+        return Finding("storage", "failed", f"{field}: {error.text()}", int(error.code))
+    if not found:
+        return Finding("storage", "failed", f"{field}: nothing is stored at {uri}; correct it", ExitCode.NOT_FOUND)
+    return Finding("storage", "ok", f"{field}: {uri} exists")
+
+
+def _before_pattern(path: str) -> str:
+    """What comes before the first wildcard or brace."""
+    return re.split(r"[*?\[{]", path)[0]
 
 
 def _region(config: RunConfig) -> Iterator[Finding]:

@@ -44,8 +44,8 @@ class Compiled:
 def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compiled:
     """Write the pipeline of `config` for `target` to `path` (YAML, the same bytes every time) and check it.
 
-    Nothing is written unless all checks pass: the file is one document that the pipeline service can read (further ones
-    hold settings of Kubernetes that Vertex AI refuses), and each job's spec is one that Vertex AI would take.
+    Nothing is written unless all checks pass: the file is one document, with a second one of Kubernetes settings only
+    for Kubeflow, because Vertex AI refuses it; and each job's spec is one that Vertex AI would take.
 
     Raises ConfigError for a run file that lacks what the target needs or makes a bad job, UserError when `path` cannot
     be written.
@@ -55,7 +55,7 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
         check_jobs(run, join_uri(run.root_uri(target), "runs", run.name))
     if config.sweep:
         check_sweep_jobs(config, config.sweep, join_uri(config.root_uri(target), "runs", config.name))
-    data = check_file(yaml_of(pipeline))
+    data = check_file(yaml_of(pipeline), target)
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
@@ -86,12 +86,13 @@ def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
     return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), jobs)
 
 
-def check_file(data: bytes) -> bytes:
-    """`data`, a compiled file, if it is one document that is not too large.
+def check_file(data: bytes, target: TargetName) -> bytes:
+    """`data`, a compiled file, if the target's service reads it and it is not too large.
 
     An assert, because no run file can lead there, only a change of the graph or of kfp. Tests compare the file with the
     pipeline: reading it takes as long as writing it.
     """
-    assert not re.search(rb"^---", data, re.MULTILINE), "compiled to two documents: a step has Kubernetes settings"
+    is_one = target == "kubeflow" or not re.search(rb"^---", data, re.MULTILINE)
+    assert is_one, "compiled to two documents: a step has Kubernetes settings"
     assert len(data) <= LARGEST_FILE_BYTES, f"compiled to {len(data)} bytes"
     return data

@@ -18,7 +18,7 @@ from vlmpipe.backends.packages import for_vertex, upload
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import endpoint, pipeline_client
 from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
-from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
+from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -127,7 +127,7 @@ def submit_run(
     """
     config, packages = for_vertex(config)
     require_vertex(config)
-    require_data_in_cloud(config)
+    require_reached_files(config, "vertex")
     address = endpoint(config.gcp.location)
     spending = spending_of(config, plan_config(config))
     fail_on_error(spending, force=force)  # before compiling, which would name only the jobs' errors

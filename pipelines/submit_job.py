@@ -27,7 +27,7 @@ from vlmpipe.backends.vertex.custom_job import JobSubmission
 from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
+from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
@@ -101,7 +101,7 @@ def submit_training(
     """
     config, packages = for_vertex(config)
     require_vertex(config)
-    require_data_in_cloud(config)
+    require_reached_files(config, "vertex")
     if config.stages:
         raise ConfigError("--only train is given for a run file with stages", fix="submit the pipeline, or one stage")
     if config.cluster.capacity_fallback:

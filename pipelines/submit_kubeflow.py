@@ -13,7 +13,7 @@ from trainer.errors import ConfigError
 from trainer.storage.base import join_uri
 from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow
+from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.planner.cost.approval import Spending, fail_on_error, spending_of
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.runs.kubeflow.names import KubeflowRun
@@ -86,7 +86,7 @@ def submit_to_kubeflow(
     Raises UserError where the run was not started, or where that is not known, which the message says.
     """
     require_kubeflow(config)
-    require_data_in_cloud(config, "Kubeflow")
+    require_reached_files(config, "kubeflow")
     endpoint = endpoint_of(config)
     spending = spending_of(config, plan_config(config))
     fail_on_error(spending, force=force)

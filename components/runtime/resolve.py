@@ -19,12 +19,14 @@ from trainer.evaluation.benchmarks.readers import located, read_benchmark
 from trainer.external.dry_start import require_startable
 from trainer.secret_manager import use_hub_token, use_secrets
 from trainer.storage import open_storage
+from trainer.storage.base import in_bucket
+from trainer.storage.bucket import require_exclusive_create
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id, with_overrides
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
-from vlmpipe.config.target_requirements import require_data_in_cloud, require_kubeflow, require_vertex
+from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 from vlmpipe.registry.hub import require_token
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 FIXED = (
     "name", "output", "gcp", "notify", "cluster.timeout", "cluster.scheduling_strategy", "cluster.max_wait_duration",
     "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback", "cluster.disable_retries",
+    "kubeflow.s3_endpoint", "kubeflow.secret_env", "kubeflow.volumes",
 )  # fmt: skip
 PARAMETER_FIELDS = {
     "data_uri": "data.source",
@@ -119,11 +122,13 @@ def resolve(
             fix="compile the run file again",
         )
     root_uri = settings["root_uri"]
-    if not root_uri.startswith("gs://"):
+    if not in_bucket(root_uri):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
     paths = {
         name: RunPaths(run_id=stage_run_id(run_id or job_name, name, stages), root_uri=root_uri) for name in stages
     }
+    if root_uri.startswith("s3://"):
+        require_exclusive_create(open_storage(root_uri))
     stage = settings["stage"]
     this, number = paths[stage], stages.index(stage)
     plans: dict[str, Plan | None] = {}
@@ -203,10 +208,10 @@ def _checked(
     _require_fixed(config.to_dict(), settings["fixed"][stage])
     if settings["target"] == "vertex":
         require_vertex(config)
-        require_data_in_cloud(config)
+        require_reached_files(config, "vertex")
     if settings["target"] == "kubeflow":
         require_kubeflow(config)
-        require_data_in_cloud(config, "Kubeflow")
+        require_reached_files(config, "kubeflow")
     config = _with_registry(config, paths.root_uri)
     if config.train.trainer:
         config = _with_trainer(config, is_local=settings["target"] == "local")

@@ -13,7 +13,9 @@ from google.cloud import storage
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.gcs import QUICK_RETRY, TESTBENCH
+from tests.support.s3 import S3Server, s3_server
 from trainer.storage.gcs import GcsStorage
+from trainer.storage.s3 import S3Storage
 from vlmpipe.backends.local import supervisor as local_supervisor
 
 
@@ -37,6 +39,22 @@ def gcs_testbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GcsStorage
     client = storage.Client(project="laws", credentials=AnonymousCredentials(), client_options=endpoint)
     bucket = client.create_bucket(f"laws-{uuid.uuid4().hex}")
     return GcsStorage(f"gs://{bucket.name}/some/root", client=client, retry=QUICK_RETRY)
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One server for the tests of a process: it takes seconds to start."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_endpoint: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Storage:
+    """A store of the test's own in a real S3 server, to which the environment points."""
+    monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    for name, value in s3_endpoint.environment().items():
+        monkeypatch.setenv(name, value)
+    return S3Storage(f"s3://bucket/{uuid.uuid4().hex}/some/root")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.paths import ROOT
 from vlmpipe.backends.kubeflow.manifest import NODE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
+from vlmpipe.config.target_requirements import require_kubeflow
 
 PAGE = (ROOT / "docs/how-to/run-on-kubeflow.md").read_text()
 BLOCKS = [list(yaml.safe_load_all(text)) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S)]
@@ -32,10 +34,15 @@ def test_the_role_allows_what_the_step_asks_for_and_nothing_else() -> None:
     assert binding["roleRef"]["name"] == documents("Role")["metadata"]["name"] == "vlmpipe-jobs"
 
 
-def test_the_section_is_one_that_a_run_file_takes() -> None:
-    (section,) = (one["kubeflow"] for block in BLOCKS for one in block if "kubeflow" in one)
-    assert KubeflowConfig.model_validate(section).queue == "team-queue"
-    load_run_file(ROOT / "configs/digits.yaml", [f"kubeflow.node_selector={yaml.safe_dump(section['node_selector'])}"])
+def test_the_sections_are_ones_that_a_run_file_takes() -> None:
+    on_s3, on_a_volume, of_the_cluster = (one for block in BLOCKS for one in block if "kubeflow" in one)
+    assert KubeflowConfig.model_validate(of_the_cluster["kubeflow"]).queue == "team-queue"
+    for content in (on_s3, on_a_volume):
+        config = load_run_file(
+            ROOT / "configs/digits.yaml", [f"{name}={json.dumps(content[name])}" for name in content]
+        )
+        assert config.root_uri("kubeflow") == content["output"]["root_uri"]
+        require_kubeflow(config)
 
 
 def test_the_runtime_is_of_the_apis_form_and_has_what_a_job_patches() -> None:

@@ -10,13 +10,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[int, Field(gt=0)]
-_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]*(/|$)")
+_BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]*(/|$)")
 
 
 def storage_uri(value: str) -> str:
     """Raise ValueError for what `open_storage` does not open."""
     if "://" in value and not value.startswith("file://") and not _BUCKET.match(value):
-        raise ValueError("expected a local path or gs://bucket/path")
+        raise ValueError("expected a local path, gs://bucket/path or s3://bucket/path")
     return value
 
 

@@ -39,7 +39,7 @@ class BenchmarkConfig(Section):
     )
     format: BenchmarkFormat = Field(description="Published format of the file, which says how answers are scored.")
     uri: StorageUri = Field(
-        min_length=1, description="Question file, local or gs://: VQAv2's questions, of other formats the whole set."
+        min_length=1, description="Questions, local or in a bucket: VQAv2's questions, of other formats the whole set."
     )
     annotations: StorageUri = Field("", description="VQAv2's annotations, which hold the answers; no other format's.")
     images: StorageUri = Field("", description="Folder of the images that the file names; none for mmbench.")

@@ -19,7 +19,7 @@ class CheckpointConfig(Section):
     keep_best: bool = Field(False, description="Keep the checkpoint with the lowest training loss as well.")
     mirror_uri: str = Field(
         "",
-        description="Second folder or gs:// prefix, such as another region's bucket. Checkpoints are copied there "
+        description="Second folder or bucket's prefix, such as in another region. Checkpoints are copied there "
         "during training, which resumes from the copy when the first store is lost.",
     )
     mirror_lag_warning_s: float = Field(

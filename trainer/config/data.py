@@ -76,9 +76,9 @@ class DataConfig(Section):
     source: SourceUri = Field(
         "",
         description="builtin:digits, builtin:easy-vqa, builtin:openmoji, bq://PROJECT.DATASET.TABLE, or a local or "
-        "gs:// path: a LLaVA .json or .jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a folder "
-        "with metadata.csv. Of tars and Parquet a folder or a pattern, such as train-{000..099}.tar. Either this or "
-        "sources is needed.",
+        "bucket's path: a LLaVA .json or .jsonl file, WebDataset tars, Parquet files, a COCO captions .json, or a "
+        "folder with metadata.csv. Of tars and Parquet a folder or a pattern, such as train-{000..099}.tar. Either "
+        "this or sources is needed.",
     )
     sources: tuple[DataSource, ...] = Field(
         (), description="Several sources in place of one. Samples are drawn in fixed shares throughout each epoch."
@@ -100,7 +100,7 @@ class DataConfig(Section):
     chat_template: StorageUri = Field(
         "",
         description="How conversations are written: native, the template of model.tokenizer; vlmpipe, a short format "
-        "for models trained from scratch; or a file with a Jinja template, local or gs://. Empty is native where "
+        "for models trained from scratch; or a file with a Jinja template, local or in a bucket. Empty is native where "
         "model.pretrained has weights and the tokenizer is not trained, and vlmpipe elsewhere.",
     )
     answer_end: str = Field(
@@ -177,7 +177,7 @@ class DataConfig(Section):
     shard_cache_gib: float = Field(
         0.0,
         ge=0,
-        description="Disk of each machine for shards from gs://, in GiB; 0 takes up to four fifths of what is free "
+        description="Disk of each machine for shards from buckets, in GiB; 0 takes up to four fifths of what is free "
         "beside a checkpoint.",
     )
     overlong_policy: Literal["reject", "truncate"] = Field(

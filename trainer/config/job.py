@@ -96,7 +96,7 @@ class RunPaths(Section):
     """Where this run reads and writes. Prepared data and features are shared between runs by content."""
 
     run_id: str = Field(description="Name of the run, unique under root_uri.")
-    root_uri: str = Field(description="Folder or gs:// prefix that holds everything.")
+    root_uri: str = Field(description="Folder or prefix of a bucket that holds everything.")
 
     @property
     def run_uri(self) -> str:

@@ -20,8 +20,8 @@ class LmmsEvalConfig(Section):
     )
     include_path: StorageUri = Field(
         "",
-        description="Folder with task files of one's own, local or gs://. Their data lies in it too: lmms-eval runs in "
-        "a copy of the folder.",
+        description="Folder with task files of one's own, local or in a bucket. Their data lies in it too: lmms-eval "
+        "runs in a copy of the folder.",
     )
     limit: int = Field(0, ge=0, description="Questions of each task, the first ones; 0 is all.")
     image_uri: str = Field(

@@ -32,13 +32,13 @@ class WeightsConfig(Section):
 
     weights: str = Field(
         "",
-        description="Pretrained weights: a Hugging Face hub id, a local folder, gs://bucket/folder, or run:RUN_ID for "
-        "the export of a run under output.root_uri.",
+        description="Pretrained weights: a Hugging Face hub id, a folder, local or in a bucket (gs://, s3://), or "
+        "run:RUN_ID for the export of a run under output.root_uri.",
     )
     revision: str = Field(
         "",
-        description="Commit of the hub repository; of a gs:// folder, the digest of its files that a run records. Pin "
-        "it for a reproducible run.",
+        description="Commit of the hub repository; of a bucket's folder, the digest of its files that a run records. "
+        "Pin it for a reproducible run.",
     )
     config: dict[str, Any] = Field(
         default_factory=dict, description="transformers configuration (with model_type) for random initial weights."

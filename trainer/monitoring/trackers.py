@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainer.errors import UserError
 from trainer.monitoring.mlflow import open_mlflow
 from trainer.monitoring.train_job_status import open_train_job_status
 from trainer.monitoring.wandb import open_wandb
+from trainer.storage import open_storage
+from trainer.storage.background_writer import BackgroundWriter
 from trainer.storage.base import join_uri, mounted
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import FileWriter
-
     from trainer.config.job import JobConfig
 
 
@@ -31,10 +36,14 @@ def open_trackers(job: JobConfig, total_steps: int) -> list[Tracker]:
 
 
 class TensorBoardLog:
-    """TensorBoard's event files."""
+    """TensorBoard's event file. Where nothing mounts the bucket, the file is here, and a copy there every 15 s."""
 
-    def __init__(self, writer: FileWriter) -> None:
-        self._writer = writer
+    def __init__(self, folder: Path, copied_to: str = "") -> None:
+        from torch.utils.tensorboard import FileWriter
+
+        self._writer, self._folder = FileWriter(str(folder)), folder
+        name = next(folder.iterdir()).name  # made by the writer
+        self._copy = BackgroundWriter(open_storage(copied_to), name) if copied_to else None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -42,23 +51,39 @@ class TensorBoardLog:
         # One event for all: each event wakes a thread, which costs ten times as much as creating it.
         scalars = [Summary.Value(tag=f"train/{name}", simple_value=value) for name, value in values.items()]
         self._writer.add_summary(Summary(value=scalars), step)
+        if self._copy and self._copy.is_due:
+            self._writer.flush()
+            with _copying():
+                self._copy.begin(self._content())
 
     def close(self) -> None:
         self._writer.close()
+        if self._copy:
+            with _copying():
+                self._copy.write(self._content())
+            shutil.rmtree(self._folder)
+
+    def _content(self) -> bytes:
+        return b"".join(path.read_bytes() for path in self._folder.iterdir())  # of the one file
 
 
 def open_tensorboard(run_uri: str) -> TensorBoardLog | None:
-    """None, with a warning, where the folder cannot be written, such as a mount for root only."""
-    from torch.utils.tensorboard import FileWriter
+    """The log in AIP_TENSORBOARD_LOG_DIR, which Vertex AI sets, else in the run's own folder `logs`.
 
-    folder = tensorboard_folder(run_uri)
+    None, with a warning, where the folder cannot be written, such as a mount for root only.
+    """
+    uri = os.environ.get("AIP_TENSORBOARD_LOG_DIR") or join_uri(run_uri, "logs")
+    path = mounted(uri)
     try:
-        return TensorBoardLog(FileWriter(str(folder)))
+        return TensorBoardLog(path) if path else TensorBoardLog(Path(tempfile.mkdtemp()), copied_to=uri)
     except OSError as error:
-        print(f"train: warning: no TensorBoard files, {folder} cannot be written: {error.strerror}", flush=True)
+        print(f"train: warning: no TensorBoard files, {uri} cannot be written: {error.strerror}", flush=True)
         return None
 
 
-def tensorboard_folder(run_uri: str) -> Path:
-    """Folder of TensorBoard files: AIP_TENSORBOARD_LOG_DIR when the service sets it, else the run's own folder."""
-    return mounted(os.environ.get("AIP_TENSORBOARD_LOG_DIR") or join_uri(run_uri, "logs"))
+@contextlib.contextmanager
+def _copying() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        print(f"train: warning: TensorBoard's file is not copied: {error.found}", flush=True)

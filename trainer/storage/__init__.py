@@ -1,4 +1,4 @@
-"""Files in folders and on Cloud Storage."""
+"""Files in folders, on Cloud Storage and on S3."""
 
 from trainer.errors import ConfigError
 from trainer.storage.base import Storage
@@ -6,11 +6,20 @@ from trainer.storage.local import LocalStorage
 
 
 def open_storage(root_uri: str) -> Storage:
-    """The store behind a local path, a `file://` path or `gs://bucket/path`. Raises ConfigError for another scheme."""
+    """The store behind a local path, a `file://` path, `gs://bucket/path` or `s3://bucket/path`.
+
+    Raises ConfigError for another scheme.
+    """
     if root_uri.startswith("gs://"):
         from trainer.storage.gcs import GcsStorage
 
         return GcsStorage(root_uri)
+    if root_uri.startswith("s3://"):
+        from trainer.storage.s3 import S3Storage
+
+        return S3Storage(root_uri)
     if "://" in root_uri and not root_uri.startswith("file://"):
-        raise ConfigError(f"storage {root_uri!r} has an unknown scheme", expected="a local path or gs://bucket/path")
+        raise ConfigError(
+            f"storage {root_uri!r} has an unknown scheme", expected="a local path, gs://bucket/path or s3://bucket/path"
+        )
     return LocalStorage(root_uri.removeprefix("file://"))

@@ -17,18 +17,22 @@ import google_crc32c
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
 BUCKETS_MOUNT = Path("/gcs")
+BUCKET_SCHEMES = ("gs://", "s3://")
 CHUNK_BYTES = 8 << 20
 TEMPORARY_PREFIX = ".tmp-"  # of half-written files and locks, which are not objects
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """Metadata of one object. `version` changes with every overwrite (a generation on GCS)."""
+    """Metadata of one object.
+
+    `version` changes with every overwrite (a generation on GCS); on S3, where it is the ETag, only with the bytes.
+    """
 
     name: str
     size_bytes: int
     version: str
-    crc32c: int | None = None  # kept by the store; None in a folder
+    crc32c: int | None = None  # kept by the store; None in a folder, and in a list of S3
 
 
 class AlreadyExistsError(Exception):
@@ -130,14 +134,20 @@ def clean_name(name: str) -> str:
     return "/".join(parts)
 
 
-def mounted(uri: str) -> Path:
-    """A URI as a file system path: Vertex AI mounts every bucket at /gcs in every container.
+def mounted(uri: str) -> Path | None:
+    """A URI as a file system path; None for a bucket that is not mounted.
 
-    For reading and for TensorBoard, which only appends; writes there are not atomic.
+    Vertex AI mounts every bucket of Cloud Storage at /gcs in every container. For TensorBoard, which only appends:
+    writes there are not atomic.
     """
-    if uri.startswith("gs://"):
+    if uri.startswith("gs://") and BUCKETS_MOUNT.is_dir():
         return BUCKETS_MOUNT / uri.removeprefix("gs://")
-    return Path(uri).expanduser()
+    return None if in_bucket(uri) else Path(uri).expanduser()
+
+
+def in_bucket(uri: str) -> bool:
+    """Whether it is the address of an object store, which every machine reaches, and no path."""
+    return uri.startswith(BUCKET_SCHEMES)
 
 
 def join_uri(base: str, *parts: str) -> str:

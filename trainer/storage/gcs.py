@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import functools
 import io
 import os
-import tempfile
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-import google_crc32c
 import requests.exceptions
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry
@@ -30,22 +26,17 @@ from google.auth import exceptions as auth
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import (
-    TEMPORARY_PREFIX,
     AlreadyExistsError,
     CorruptObjectError,
     ObjectInfo,
     Storage,
     VersionConflictError,
-    cache_folder,
     changed_before_upload,
-    clean_name,
     crc32c_of,
-    crc32c_of_file,
 )
-from trainer.storage.file_sums import FileSum
-from trainer.storage.regular_files import FileTooLargeError, open_lock, open_regular
+from trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
 
 # The library's tracing reads each bucket's metadata, which needs a permission that jobs lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -53,8 +44,6 @@ TIMEOUT_S = 60.0  # without a byte from the server, after which the request is r
 LONGEST_RETRY_AFTER_S = 60.0
 # Memory of one upload, which waits for an answer after each chunk; the library's default is 100 MiB.
 UPLOAD_CHUNK_BYTES = 64 << 20
-TRANSFER_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the library
-NONCE_KEY = "vlmpipe-write"
 # Errors after the library's last retry.
 UNANSWERED = (
     api.RetryError,
@@ -79,11 +68,10 @@ def _wait_as_asked(error: Exception) -> None:
 RETRY = Retry(predicate=DEFAULT_RETRY._predicate, on_error=_wait_as_asked, timeout=180.0)
 
 
-class GcsStorage:
-    """Objects under `gs://bucket/path`. Safe to use from several threads.
+class GcsStorage(BucketStorage):
+    """Objects under `gs://bucket/path`."""
 
-    `fetch` keeps files under VLMPIPE_CACHE_DIR (else the system's temporary folder), by bucket and object name.
-    """
+    scheme, product = "gs://", "Cloud Storage"
 
     def __init__(
         self,
@@ -93,41 +81,14 @@ class GcsStorage:
         retry: Retry = RETRY,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        bucket, _, prefix = root_uri.removeprefix("gs://").partition("/")
-        if not root_uri.startswith("gs://") or not bucket:
-            raise ConfigError(f"{root_uri!r} is not a Cloud Storage URI", expected="gs://bucket/path")
-        self._prefix = clean_name(prefix) + "/" if prefix.strip("/") else ""
-        self.root_uri = f"gs://{bucket}/{self._prefix}".rstrip("/")
+        super().__init__(root_uri)
         self._patience: dict[str, Any] = {"retry": retry, "timeout": timeout_s}  # of every request
         with _readable_errors("connecting to", self.root_uri):
-            self._bucket = (client or _default_client()).bucket(bucket)
-
-    def uri(self, name: str) -> str:
-        return f"gs://{self._bucket.name}/{self._key(name)}"
-
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
-        folder = self._key(prefix) + "/" if prefix else self._prefix
-        with _readable_errors("listing", f"gs://{self._bucket.name}/{folder}"):
-            blobs = self._bucket.list_blobs(
-                prefix=folder, fields="items(name,size,generation,crc32c),nextPageToken", **self._patience
-            )
-            # Names that end with a slash are folder markers of the console.
-            infos = [self._info(blob) for blob in blobs if not blob.name.endswith("/")]
-        if prefix and not infos and (single := self.stat(prefix)):
-            return [single]
-        return sorted(infos, key=lambda info: info.name)
+            self._bucket = (client or _default_client()).bucket(self.bucket_name)
 
     def stat(self, name: str) -> ObjectInfo | None:
         blob = self._lookup(name)
         return self._info(blob) if blob else None
-
-    def read(self, name: str, max_bytes: int | None = None) -> bytes:
-        sink = io.BytesIO()
-        self._download(name, sink, max_bytes)
-        return sink.getvalue()
-
-    def write(self, name: str, data: bytes) -> None:
-        self._put(name, io.BytesIO(data), len(data), crc32c_of(data))
 
     def create(self, name: str, data: bytes) -> None:
         if not self._put_if(name, data, generation=0):
@@ -140,16 +101,6 @@ class GcsStorage:
     def delete(self, name: str) -> None:
         with contextlib.suppress(api.NotFound), _readable_errors("deleting", self.uri(name)):
             self._bucket.blob(self._key(name)).delete(**self._patience)
-
-    def delete_folder(self, prefix: str) -> None:
-        for info in self.list(prefix):
-            self.delete(info.name)
-
-    def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
-        with os_errors(f"reading {path}"):
-            checksum = crc32c_of_file(path) if crc32c is None else crc32c
-            with open_regular(path) as source:
-                self._put(name, source, os.fstat(source.fileno()).st_size, checksum)
 
     def copy(self, name: str, new_name: str) -> None:
         self._rewrite(name, self._bucket.blob(self._key(new_name)))
@@ -173,30 +124,15 @@ class GcsStorage:
                     if token is None:
                         return
         except api.NotFound as error:
-            raise _no_such_object(self.uri(name)) from error
+            raise no_such_object(self.uri(name)) from error
 
-    def fetch(self, name: str) -> Path:
-        """The object in the cache folder, downloaded unless the file there has the object's size and CRC32C."""
-        blob = self._lookup(name)
-        if blob is None:
-            raise _no_such_object(self.uri(name))
-        target = cache_folder() / self._bucket.name / self._key(name)
-        with os_errors(f"writing {target}"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            # Processes of one machine fetch the same shards: one downloads, the others wait.
-            with os.fdopen(open_lock(target.parent / f"{TEMPORARY_PREFIX}lock-{target.name}"), "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                is_cached = target.is_file() and FileSum.of(target) == FileSum(_size(blob), _checksum(blob))
-                if not is_cached:
-                    self._download_file(name, target)
-        return target
-
-    def download(self, name: str, path: Path) -> None:
-        with os_errors(f"writing {path}"), path.open("wb") as sink:
-            self._download(name, sink)
-
-    def _key(self, name: str) -> str:
-        return self._prefix + clean_name(name)
+    def _listed(self, prefix: str) -> Sequence[ObjectInfo]:
+        folder = self._key(prefix) + "/" if prefix else self._prefix
+        with _readable_errors("listing", f"gs://{self.bucket_name}/{folder}"):
+            blobs = self._bucket.list_blobs(
+                prefix=folder, fields="items(name,size,generation,crc32c),nextPageToken", **self._patience
+            )
+            return [self._info(blob) for blob in blobs]
 
     def _info(self, blob: storage.Blob) -> ObjectInfo:
         name = blob.name.removeprefix(self._prefix)
@@ -259,45 +195,15 @@ class GcsStorage:
             return bool(there and (there.metadata or {}).get(NONCE_KEY) == nonce)
         return True
 
-    def _download(self, name: str, sink: IO[bytes], max_bytes: int | None = None) -> None:
-        for _ in range(TRANSFER_ATTEMPTS):
-            sink.seek(0)
-            sink.truncate()
-            summed = _Summed(sink, self.uri(name), max_bytes)
-            blob = self._bucket.blob(self._key(name))
-            try:
-                with _readable_errors("reading", self.uri(name)):
-                    blob.download_to_file(summed, checksum=None, **self._patience)
-            except api.NotFound as error:
-                raise _no_such_object(self.uri(name)) from error
-            # The library compares nothing when an interrupted download was continued with a range.
-            if summed.crc32c == _checksum(blob):
-                return
-        raise CorruptObjectError(f"{self.uri(name)} arrived corrupted {TRANSFER_ATTEMPTS} times")
-
-    def _download_file(self, name: str, target: Path) -> None:
-        handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
+    def _transfer(self, name: str, sink: Summed) -> int:
+        blob = self._bucket.blob(self._key(name))
         try:
-            with os.fdopen(handle, "wb") as sink:
-                self._download(name, sink)
-            os.replace(temporary, target)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-
-
-class _Summed:
-    """Keeps the CRC32C of what is written to a sink, and refuses more than `max_bytes`."""
-
-    def __init__(self, sink: IO[bytes], uri: str, max_bytes: int | None) -> None:
-        self._sink, self._uri, self._max_bytes = sink, uri, max_bytes
-        self.crc32c = self._bytes = 0
-
-    def write(self, data: bytes) -> int:
-        self._bytes += len(data)
-        if self._max_bytes is not None and self._bytes > self._max_bytes:
-            raise FileTooLargeError(self._uri, self._bytes, self._max_bytes)
-        self.crc32c = int(google_crc32c.extend(self.crc32c, data))
-        return self._sink.write(data)
+            with _readable_errors("reading", self.uri(name)):
+                blob.download_to_file(sink, checksum=None, **self._patience)
+        except api.NotFound as error:
+            raise no_such_object(self.uri(name)) from error
+        # The library compares nothing when an interrupted download was continued with a range.
+        return _checksum(blob)
 
 
 def _default_client() -> storage.Client:
@@ -318,10 +224,6 @@ def _size(blob: storage.Blob) -> int:
 
 def _checksum(blob: storage.Blob) -> int:
     return int.from_bytes(base64.b64decode(blob.crc32c), "big")
-
-
-def _no_such_object(uri: str) -> UserError:
-    return UserError(f"no such object: {uri}", code=ExitCode.CONFIG)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from trainer.errors import ConfigError, DataError, os_errors
 from trainer.storage import open_storage
-from trainer.storage.base import BUCKETS_MOUNT, TEMPORARY_PREFIX, ObjectInfo, Storage, cache_folder
+from trainer.storage.base import BUCKETS_MOUNT, TEMPORARY_PREFIX, ObjectInfo, Storage, cache_folder, in_bucket
 from trainer.storage.export_manifest import MARKER, require_described
 from trainer.storage.regular_files import open_lock, require_regular_files
 from trainer.storage.transfer import in_parallel
@@ -37,10 +37,10 @@ _in_use: dict[Path, int] = {}  # folders that this process reads -> descriptor o
 
 
 def bucket_address(name: str) -> str:
-    """gs://bucket/folder for a folder in a bucket, also where it is named by its mount; empty for others."""
+    """The address of a folder in a bucket, also where it is named by its mount; empty for others."""
     mount = f"{BUCKETS_MOUNT}/"
     address = f"gs://{name.removeprefix(mount)}" if name.startswith(mount) else name
-    return address.rstrip("/") if address.startswith("gs://") else ""
+    return address.rstrip("/") if in_bucket(address) else ""
 
 
 def local_folder(name: str, revision: str = "", *, weights: bool = True) -> Path | None:

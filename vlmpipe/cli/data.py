@@ -158,13 +158,13 @@ def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     from trainer.config.job import DataPointers
     from trainer.data.prepare.pipeline import find_prepared
     from trainer.storage import open_storage
-    from trainer.storage.base import join_uri
+    from trainer.storage.base import in_bucket, join_uri
     from trainer.storage.records import read_record
     from vlmpipe.runs.local.summary import find_run
 
     if run.endswith((".yaml", ".yml")):
         return find_prepared(_job(Path(run), overrides, stage))
-    folder = run if run.startswith("gs://") else str(find_run(root, run).folder)
+    folder = run if in_bucket(run) else str(find_run(root, run).folder)
     store = open_storage(join_uri(folder, "stages", stage) if stage else folder)
     return DataPointers.model_validate(read_record(store, "prepared.json")).prepared_uri
 

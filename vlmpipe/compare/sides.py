@@ -12,7 +12,7 @@ from trainer.config.benchmarks import ANSWERS_FOLDER
 from trainer.config.job import run_uri_of
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
-from trainer.storage.base import Storage, join_uri
+from trainer.storage.base import Storage, in_bucket, join_uri
 from trainer.storage.records import read_lines, read_record
 from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
 from vlmpipe.registry.paired_bootstrap import PREDICTIONS
@@ -91,7 +91,7 @@ def _run_id(run_uri: str) -> str:
 
 
 def _run_uri(name: str, root: str) -> str:
-    if name.startswith("gs://"):
+    if in_bucket(name):
         return name.rstrip("/")
     folders = (Path(name), Path(join_uri(root, "runs"), name))
     found = next((folder for folder in folders if (folder / "run.json").is_file()), None)

@@ -150,9 +150,9 @@ class RunConfig(Section):
 
     def root_uri(self, target: Literal["local", "vertex", "kubeflow"]) -> str:
         """Root of runs, prepared data, features and the registry. Only local runs can use a local folder."""
-        if target != "local" and not self.output.root_uri.startswith("gs://"):
-            return self.gcp.pipeline_root
-        return self.output.root_uri
+        root_uri = self.output.root_uri
+        is_reached = self.kubeflow.reaches(root_uri) if target == "kubeflow" else root_uri.startswith("gs://")
+        return root_uri if is_reached or target == "local" else self.gcp.pipeline_root
 
     def stage_runs(self) -> dict[str, RunConfig]:
         """The run file of each stage, by the stage's name; without stages this one, under an empty name.

@@ -11,7 +11,7 @@ from typing import Any
 from trainer.config.job import RUN_ID, run_uri_of
 from trainer.config.model import PARTS
 from trainer.storage import open_storage
-from trainer.storage.base import join_uri
+from trainer.storage.base import in_bucket, join_uri
 from trainer.storage.export_manifest import FOLDER, MARKER
 from vlmpipe.config.sections.output import OutputConfig
 from vlmpipe.config.validation_errors import Problem, RunFileError
@@ -51,7 +51,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _other_kind(export: str, path: str) -> str:
     """What is wrong with an export on this machine that is an adapter in place of a model, or a model of an adapter."""
-    if export.startswith("gs://") or Path(export, SETTINGS).is_file() == (path == ADAPTER):
+    if in_bucket(export) or Path(export, SETTINGS).is_file() == (path == ADAPTER):
         return ""
     if path == ADAPTER:
         return "but that run exported a whole model; expected one with model.lora.export adapter"
@@ -64,7 +64,7 @@ def _export(content: dict[str, Any], run_id: str) -> tuple[str, str]:
         return "", "expected run:RUN_ID with the id of a run"
     root = str(_section(content, "output").get("root_uri") or OutputConfig().root_uri)
     pipeline_root = str(_section(content, "gcp").get("pipeline_root") or "")
-    if root.startswith("gs://"):
+    if in_bucket(root):
         return join_uri(run_uri_of(root, run_id, ""), FOLDER), ""
     root = open_storage(root).root_uri  # absolute: a job may run in another folder
     export = join_uri(run_uri_of(root, run_id, ""), FOLDER)

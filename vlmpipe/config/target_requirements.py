@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from trainer.config.data import BIGQUERY
 from trainer.config.external_trainer import WITH_ROLES
@@ -33,11 +34,9 @@ VERTEX: tuple[Form, ...] = (
 KUBEFLOW: tuple[Form, ...] = (
     ("gcp.pipeline_image", _ANY_IMAGE, _A_PULLABLE_IMAGE),
     ("cluster.image_uri", _ANY_IMAGE, _A_PULLABLE_IMAGE),
-    ("register.registry", r"$|gs://", "gs://: Vertex AI Model Registry and folders are not there"),
 )
-CLOUD_DATA: tuple[Form, ...] = (
-    ("data.chat_template", r"($|native$|vlmpipe$)|gs://", "native, vlmpipe or a gs:// path"),
-)
+REACHED = "gs://bucket/folder, s3://bucket/folder or a folder on one of kubeflow.volumes"
+NAMED_TEMPLATES = ("", "native", "vlmpipe")
 # Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
 NOT_ON_KUBEFLOW = {
     "cluster.max_wait_duration": "pods wait for nodes until cluster.timeout",
@@ -73,9 +72,15 @@ def require_vertex(config: RunConfig) -> None:
 def require_kubeflow(config: RunConfig) -> None:
     """Raise RunFileError unless the run file has what Kubeflow needs, and nothing that it cannot do."""
     problems = _violated(config, KUBEFLOW)
-    if not config.root_uri("kubeflow").startswith("gs://"):
-        expected = "gs://bucket/folder, here or in gcp.pipeline_root: pods share no folder"
-        problems.append(Problem("output.root_uri", f"found {show(config.output.root_uri)}, expected {expected}"))
+    if not config.kubeflow.reaches(config.root_uri("kubeflow")):
+        text = f"found {show(config.output.root_uri)}, expected {REACHED}: pods share no other"
+        problems.append(Problem("output.root_uri", text))
+    registry = config.register_.registry
+    if registry and not config.kubeflow.reaches(registry):
+        text = f"found {show(registry)}, expected {REACHED}: Vertex AI Model Registry is not there"
+        problems.append(Problem("register.registry", text))
+    for name in sorted(set(config.kubeflow.secret_env) & {*config.cluster.env, *config.kubeflow.env}):
+        problems.append(Problem(f"kubeflow.secret_env.{name}", "is set by another field as well; expected one of them"))
     problems += [*_deploys_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE), *_hub_token_elsewhere(config)]
     problems += _lmms_eval_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE)
     if trainer := config.train.trainer:
@@ -119,30 +124,30 @@ def _packages_elsewhere(config: RunConfig) -> list[Problem]:
     return [Problem("train.trainer.package_uris", text)] if here else []
 
 
-def _benchmarks_elsewhere(config: RunConfig) -> list[Problem]:
-    """Benchmarks' files that a job could not read."""
-    tasks = config.evaluate.lmms_eval.include_path if config.evaluate.lmms_eval else ""
-    is_here = bool(tasks) and not tasks.startswith("gs://")
-    text = f"found {show(tasks)}, expected a gs:// path"
-    return [
-        *([Problem("evaluate.lmms_eval.include_path", text)] if is_here else []),
-        *(
-            Problem(f"evaluate.benchmarks.{number}.{field}", f"found {show(uri)}, expected a gs:// path")
-            for number, benchmark in enumerate(config.evaluate.benchmarks)
-            for field in ("uri", "annotations", "images")
-            if (uri := getattr(benchmark, field)) and not uri.startswith("gs://")
-        ),
-    ]
+def _files(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The fields that name files which a job reads, with their values."""
+    yield from config.data.addresses().items()
+    if config.data.chat_template not in NAMED_TEMPLATES:
+        yield "data.chat_template", config.data.chat_template
+    if config.evaluate.lmms_eval:
+        yield "evaluate.lmms_eval.include_path", config.evaluate.lmms_eval.include_path
+    for number, benchmark in enumerate(config.evaluate.benchmarks):
+        for field in ("uri", "annotations", "images"):
+            yield f"evaluate.benchmarks.{number}.{field}", getattr(benchmark, field)
 
 
-def require_data_in_cloud(config: RunConfig, place: str = "Vertex AI") -> None:
-    """Raise RunFileError unless jobs on `place` can read the data. A pipeline can be compiled without."""
+def require_reached_files(config: RunConfig, target: Literal["vertex", "kubeflow"]) -> None:
+    """Raise RunFileError unless jobs on the target can read the run's files. A pipeline can be compiled without."""
+    is_vertex = target == "vertex"
+    expected = "a gs:// path" if is_vertex else REACHED
     problems = [
-        Problem(field, f"found {show(uri)}, expected a gs:// path: a job does not see this machine's files")
-        for field, uri in config.data.addresses().items()
-        if not uri.startswith(("gs://", "builtin:", BIGQUERY))
+        Problem(field, f"found {show(uri)}, expected {expected}: a job does not see this machine's files")
+        for field, uri in _files(config)
+        if uri
+        and not uri.startswith(("builtin:", BIGQUERY))
+        and not (uri.startswith("gs://") if is_vertex else config.kubeflow.reaches(uri))
     ]
-    _raise(config, place, [*problems, *_violated(config, CLOUD_DATA), *_benchmarks_elsewhere(config)])
+    _raise(config, "Vertex AI" if is_vertex else "Kubeflow", problems)
 
 
 def unused_on_kubeflow(config: RunConfig) -> list[Problem]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer.config.data import OWN_FORMAT
 from trainer.data.tokenize import TRAINED_PREFIX
+from trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
     from trainer.config.data import DataConfig
@@ -22,7 +23,7 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
     name, weights = data.chat_format(model), (model.pretrained or model.language_model).weights
     tokenizer = "" if model.tokenizer.startswith(TRAINED_PREFIX) else model.tokenizer
     elsewhere = any(one and not Path(one).expanduser().is_dir() for one in (tokenizer, weights))
-    if name == OWN_FORMAT or name.startswith("gs://") or elsewhere:
+    if name == OWN_FORMAT or in_bucket(name) or elsewhere:
         return None
     from trainer.data.chat.make import make_chat  # imports transformers
     from trainer.data.chat.proof import prove

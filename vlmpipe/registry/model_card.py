@@ -14,6 +14,7 @@ from trainer.config.external_trainer import ExternalTrainerConfig
 from trainer.config.job import JobConfig
 from trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from trainer.models.layers.freeze import described
+from trainer.storage.base import BUCKET_SCHEMES
 
 PART_NAMES = {
     "pretrained": "Model", "tower": "Vision tower", "projector": "Projector", "language_model": "Language model",
@@ -94,7 +95,8 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
         "pipeline_tag": "image-text-to-text",
         "tags": ["vision-language", config.model.family, "vlmpipe"],
     }
-    hub_ids = [part.weights for part in parts if part.weights and not part.weights.startswith(("/", ".", "gs://"))]
+    named = [part.weights for part in parts if part.weights]
+    hub_ids = [weights for weights in named if not weights.startswith(("/", ".", *BUCKET_SCHEMES))]
     base_models = list(dict.fromkeys(hub_ids))
     if base_models:
         metadata["base_model"] = base_models

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.errors import ExitCode, UserError
 from trainer.storage import open_storage
+from trainer.storage.base import in_bucket
 from trainer.storage.records import unseal
 from trainer.trials.files import JOB_STEP
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
@@ -72,6 +74,8 @@ class ServiceRun:
 
 def read_files(run_uri: str, *, since_s: float) -> RunFiles:
     """The steps' records that are not older than the job, and the results."""
+    if not in_bucket(run_uri) and not Path(run_uri).is_dir():
+        return RunFiles(unreadable=f"{run_uri} is on a volume that this machine has not")
     try:
         store = open_storage(run_uri)
         found = [info.name for info in store.list("steps")]

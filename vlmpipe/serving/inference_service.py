@@ -87,7 +87,7 @@ class InferenceService:
             "name": "kserve-container",
             "image": deploy.image_uri,
             "args": list(self._arguments),
-            "env": [{"name": "STORAGE_URI", "value": model_uri}],
+            "env": [{"name": "STORAGE_URI", "value": placement.claim_uri(model_uri)}],
             "ports": [{"containerPort": PORT, "protocol": "TCP"}],
             "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}},
             **({"resources": {"limits": gpus, "requests": gpus}} if gpus else {}),

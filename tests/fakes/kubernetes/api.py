@@ -56,6 +56,7 @@ class FakeKubernetes:
         self.namespace = namespace
         self.installed = True  # whether there is a CRD of TrainJobs
         self.runtimes = {"torch-distributed"}
+        self.secrets: dict[str, dict[str, str]] = {}
         self.lacks: set[str] = set()  # fields of spec that an older Trainer does not have
         self.allowed = set(ALL_VERBS)
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -184,7 +185,7 @@ class FakeKubernetes:
         if name in self.jobs:
             raise Refused(409, f'{PLURAL}.{GROUP} "{name}" already exists', name=name)
         self.jobs[name] = job | {"metadata": job["metadata"] | {"namespace": self.namespace, "uid": f"uid-{name}"}}
-        self.lives[name] = self.runs.pop(0) if self.runs else Processes(job)
+        self.lives[name] = self.runs.pop(0) if self.runs else Processes(job, self.secrets)
         return self.jobs[name]
 
     def _get(self, name: str) -> dict[str, Any]:

@@ -103,9 +103,10 @@ class Processes:
     """A TrainJob whose nodes run here, with the variables that Trainer's torch runtime gives them.
 
     The job is complete when all have ended with 0, and failed when one has not (a runtime with backoffLimit 0).
+    `secrets` are those of the namespace. A pod has nothing of this process's own variables for buckets.
     """
 
-    def __init__(self, job: Mapping[str, Any]) -> None:
+    def __init__(self, job: Mapping[str, Any], secrets: Mapping[str, Mapping[str, str]]) -> None:
         trainer = job["spec"]["trainer"]
         self._name, nodes = job["metadata"]["name"], trainer["numNodes"]
         with socket.socket() as probe:
@@ -113,7 +114,8 @@ class Processes:
             port = probe.getsockname()[1]
         words = [*trainer["command"], *trainer["args"]]
         command = [sys.executable if word == "python" else word for word in words]
-        own = {one["name"]: one["value"] for one in trainer.get("env", ())}
+        own = {one["name"]: _value(one, secrets) for one in trainer.get("env", ())}
+        here = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         self.environments = []
         self._processes, self._lines = [], [list[tuple[str, str]]() for _ in range(nodes)]
         for rank in range(nodes):
@@ -124,7 +126,7 @@ class Processes:
             self.environments.append(pet)
             process = subprocess.Popen(
                 command,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **own, **pet},
+                env={**here, "OMP_NUM_THREADS": "1", **own, **pet},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -169,3 +171,10 @@ class Processes:
                 process.terminate()
         for process in self._processes:
             process.wait(30)
+
+
+def _value(variable: Mapping[str, Any], secrets: Mapping[str, Mapping[str, str]]) -> str:
+    if "value" in variable:
+        return str(variable["value"])
+    where = variable["valueFrom"]["secretKeyRef"]
+    return secrets[where["name"]][where["key"]]

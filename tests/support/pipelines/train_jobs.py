@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmpipe.backends.kubeflow.manifest import train_job
-from vlmpipe.config.sections.kubeflow import KubeflowConfig, TolerationConfig
+from vlmpipe.config.sections.kubeflow import KubeflowConfig, TolerationConfig, VolumeConfig
 from vlmpipe.job_spec.parse import parse_job_spec
 
 RUN_URI = "gs://bucket/runs/r"
@@ -17,6 +17,15 @@ PLACEMENT = KubeflowConfig(
     tolerations=(TolerationConfig(key="team", value="vision", effect="NoSchedule"),),
     cpus=7.5,
     memory_gib=24.0,
+)
+
+
+STORED = PLACEMENT.model_copy(
+    update={
+        "s3_endpoint": "http://minio.example.com:9000",
+        "secret_env": {"AWS_ACCESS_KEY_ID": "minio/accesskey", "AWS_SECRET_ACCESS_KEY": "minio/secretkey"},
+        "volumes": (VolumeConfig(claim="team-data", mount_path="/mnt/team"),),
+    }
 )
 
 

@@ -23,6 +23,7 @@ from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
 
 RUN_FILES = [
@@ -178,9 +179,9 @@ def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConf
 
 def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> None:
     data = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path.read_bytes()
-    assert check_file(data) == data
+    assert check_file(data, "vertex") == data
     with pytest.raises(AssertionError, match="two documents"):
-        check_file(data + b"---\nplatforms: {kubernetes: {}}\n")
+        check_file(data + b"---\nplatforms: {kubernetes: {}}\n", "vertex")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -224,6 +225,56 @@ def test_the_file_for_kubeflow_is_one_that_kfp_loads_and_its_bytes_stay_the_same
     assert loaded.name == "digits" and "learning_rate" in loaded.component_spec.inputs
 
 
+ON_S3 = [
+    "output.root_uri=s3://bucket/root",
+    "data.source=s3://bucket/data.json",
+    "register.registry=s3://bucket/registry",
+    "kubeflow.s3_endpoint=http://minio.example.com:9000",
+    "kubeflow.secret_env={AWS_ACCESS_KEY_ID: minio/accesskey, AWS_SECRET_ACCESS_KEY: minio/secretkey}",
+]
+ON_A_VOLUME = [
+    "output.root_uri=/mnt/team/root",
+    "data.source=/mnt/team/data.json",
+    "register.registry=/mnt/team/registry",
+    "kubeflow.volumes=[{claim: team-data, mount_path: /mnt/team}]",
+]
+
+
+def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, [*ON_S3, ON_A_VOLUME[-1]])
+    require_reached_files(config, "kubeflow")
+    path = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").path
+    spec, platform = documents(path.read_bytes())
+    executors = spec["deploymentSpec"]["executors"]
+    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    assert set(settings) == set(executors)
+    for name, executor in executors.items():
+        found = {one["keyToEnv"][0]["envVar"]: one["secretName"] for one in settings[name]["secretAsEnv"]}
+        assert found == {"AWS_ACCESS_KEY_ID": "minio", "AWS_SECRET_ACCESS_KEY": "minio"}
+        (mount,) = settings[name]["pvcMount"]
+        assert (mount["mountPath"], mount["constant"]) == ("/mnt/team", "team-data")
+        assert {"name": "AWS_ENDPOINT_URL_S3", "value": "http://minio.example.com:9000"} in executor["container"]["env"]
+    assert components.load_component_from_file(str(path)).platform_spec.platforms
+
+
+def test_paths_on_a_volume_are_reached_and_others_are_not(tmp_path: Path) -> None:
+    config = load_run_file(DIGITS, ON_A_VOLUME)
+    require_reached_files(config, "kubeflow")
+    require_kubeflow(config)
+    assert config.root_uri("kubeflow") == "/mnt/team/root" and config.root_uri("vertex") == config.gcp.pipeline_root
+    section = config.kubeflow
+    assert not any(map(section.reaches, ("/mnt/teams/x", "/mnt/team/../x", "runs", "/mnt", "")))
+    assert section.claim_uri("/mnt/team/a/b") == "pvc://team-data/a/b"
+    assert section.claim_uri("s3://bucket/a") == "s3://bucket/a"
+    with pytest.raises(ConfigError, match=r'data\.source: found "/data\.json", expected gs://.* kubeflow\.volumes'):
+        require_reached_files(load_run_file(DIGITS, [ON_A_VOLUME[0], "data.source=/data.json"]), "kubeflow")
+    with pytest.raises(ConfigError, match=r"data\.source.*expected a gs:// path"):
+        require_reached_files(load_run_file(DIGITS, ON_S3), "vertex")
+    twice = load_run_file(DIGITS, [*ON_S3, "kubeflow.secret_env.AWS_ENDPOINT_URL_S3=minio/endpoint"])
+    with pytest.raises(ConfigError, match=r"kubeflow\.secret_env\.AWS_ENDPOINT_URL_S3: is set by another field"):
+        require_kubeflow(twice)
+
+
 def test_settings_without_effect_on_kubeflow_are_reported(tmp_path: Path) -> None:
     config = load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", ["notify.email=[a@b.org]"])
     found = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").unused
@@ -240,7 +291,7 @@ def test_settings_without_effect_on_kubeflow_are_reported(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("gcp.pipeline_root=", r'output\.root_uri: found "runs", expected gs://bucket/folder, here or'),
+        ("gcp.pipeline_root=", r'output\.root_uri: found "runs", expected gs://bucket/folder, s3://'),
         ("cluster.image_uri=", r"cluster\.image_uri: missing"),
         ("register.registry=/models", r'register\.registry: found "/models"'),
     ],

@@ -29,6 +29,7 @@ from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_mani
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
 from trainer.storage.base import CorruptObjectError, ObjectInfo, Storage, join_uri
+from trainer.storage.file_sums import crc32c_in
 from trainer.storage.transfer import THREADS, in_parallel
 
 
@@ -119,8 +120,8 @@ def _corrupt_if_damaged(source: Storage) -> Iterator[None]:
 def _has_file(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
     if info is None or info.size_bytes != sums.bytes:
         return False
-    if info.crc32c is not None and not sums.sha256:
-        return info.crc32c == sums.crc32c
+    if not sums.sha256 and (kept := crc32c_in(target, info)) is not None:
+        return kept == sums.crc32c
     return sums_of_file(target.fetch(info.name), with_sha256=bool(sums.sha256)) == sums
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, mismatch
 from trainer.errors import ConfigError, os_errors
-from trainer.storage.base import cache_folder
+from trainer.storage.base import cache_folder, in_bucket
 from trainer.storage.regular_files import open_lock
 
 CACHE_FOLDER = ".shards"  # beside the folders of `Storage.fetch`, which are named after buckets
@@ -218,7 +218,7 @@ def open_shards(
         share: part of the cache that these shards may take, where others need some, too.
     """
     # By the URI: prepared data is read through a wrapper of its store.
-    remote = [shards for shards in sets if shards.storage.root_uri.startswith("gs://")]
+    remote = [shards for shards in sets if in_bucket(shards.storage.root_uri)]
     if not remote:
         return [ShardsInPlace(shards) for shards in sets]
     root = cache_folder() / CACHE_FOLDER

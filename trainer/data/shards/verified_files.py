@@ -27,6 +27,15 @@ class Sidecar:
     crc32c: int
 
 
+class Sums(Protocol):
+    """What a file is held to. `crc32c` is None for a source's file in a bucket that keeps none."""
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def crc32c(self) -> int | None: ...
+
+
 class ShardSet(Protocol):
     """The shards of one store, with their sizes and checksums."""
 
@@ -37,7 +46,7 @@ class ShardSet(Protocol):
         """Bytes of each shard by name."""
         ...
 
-    def sidecar(self, shard: str) -> Sidecar:
+    def sidecar(self, shard: str) -> Sums:
         """Raises DataError when the shard or its sidecar is missing."""
         ...
 
@@ -121,12 +130,12 @@ def sidecar_name(shard: str) -> str:
     return shard.removesuffix(".tar") + ".json"
 
 
-def mismatch(path: Path, sidecar: Sidecar) -> str:
+def mismatch(path: Path, sidecar: Sums) -> str:
     """How a file differs from its sidecar; "" when it is whole."""
     with os_errors(f"reading {path}"):
         size_bytes = path.stat().st_size
         if size_bytes != sidecar.bytes:
             return f"{size_bytes} bytes instead of {sidecar.bytes}"
-        if crc32c_of_file(path) != sidecar.crc32c:
+        if sidecar.crc32c is not None and crc32c_of_file(path) != sidecar.crc32c:
             return "its checksum (CRC32C) differs from its sidecar's"
     return ""

@@ -1,4 +1,4 @@
-"""Finds the files of a `data.source`: a file, a folder, or a pattern with braces and wildcards; local or gs://."""
+"""Finds the files of a `data.source`: file, folder, or pattern with braces and wildcards; local or in a bucket."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from itertools import product
 from pathlib import Path
 
 from trainer.data.shards.disk_cache import open_shards
-from trainer.data.shards.verified_files import ShardFiles, Sidecar
+from trainer.data.shards.verified_files import ShardFiles
 from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
 from trainer.storage import open_storage
 from trainer.storage.base import ObjectInfo, Storage
+from trainer.storage.file_sums import crc32c_in
 from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import NotRegularFileError, kind_of, open_regular
 
@@ -84,8 +85,16 @@ class Files:
         return open_shards(sources, cache_gib=self.cache_gib, share=SHARE_OF_CACHE)[0]
 
 
+@dataclass(frozen=True)
+class SourceSums:
+    """Size and checksum of a source's file, as the bucket has them."""
+
+    bytes: int
+    crc32c: int | None
+
+
 class SourceFiles:
-    """Files of a bucket, fetched whole and verified by the bucket's own size and checksum."""
+    """Files of a bucket, fetched whole and verified by the bucket's own size and, if it keeps one, checksum."""
 
     kind = "sources"
 
@@ -96,11 +105,9 @@ class SourceFiles:
     def sizes(self) -> dict[str, int]:
         return {name: info.size_bytes for name, info in self._infos.items()}
 
-    def sidecar(self, shard: str) -> Sidecar:
+    def sidecar(self, shard: str) -> SourceSums:
         info = self._infos[shard]
-        if info.crc32c is None:
-            raise self.damaged(shard, "the bucket has no checksum (CRC32C) for it")
-        return Sidecar(shard, 0, info.size_bytes, info.crc32c)
+        return SourceSums(info.size_bytes, crc32c_in(self.storage, info))
 
     def damaged(self, shard: str, how: str) -> DataError:
         return DataError(

@@ -22,13 +22,14 @@ from trainer.data.sqlite_table import disk_table
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from trainer.sizing.image_grids import FRAMES_PER_PATCH
 from trainer.storage import open_storage
-from trainer.storage.base import Storage, clean_name
+from trainer.storage.base import ObjectInfo, Storage, clean_name
+from trainer.storage.file_sums import crc32c_in
 from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
 
 class ImageFiles:
-    """A local folder or gs:// prefix of images."""
+    """Images in a local folder, or below a prefix of a bucket."""
 
     def __init__(self, storage: Storage, max_image_bytes: int, max_media_bytes: int = 0) -> None:
         self._storage, self.max_image_bytes = storage, max_image_bytes
@@ -132,7 +133,10 @@ class ImageFiles:
         if self._root:
             return content_of(self._read(name))
         found = self._object(name)
-        return f"{found[0]} {found[1]}" if found else f"no {self._storage.uri(name)}"
+        if not found:
+            return f"no {self._storage.uri(name)}"
+        checksum = crc32c_in(self._storage, ObjectInfo(name, found[0], "", found[1]))
+        return content_of(self._read(name)) if checksum is None else f"{found[0]} {checksum}"
 
     def _size(self, name: str) -> int:
         if self._root:

@@ -64,7 +64,7 @@ def train_job(
         "image": container.image_uri,
         "command": list(container.command),
         "args": list(container.args),
-        "env": [{"name": one.name, "value": one.value} for one in container.env],
+        "env": _env(container.env, placement),
         "numNodes": int(nodes),
         "numProcPerNode": processes_of(chief),
         "resourcesPerNode": _resources(gpus, placement),
@@ -125,6 +125,16 @@ def _require_own_variables(env: Sequence[Any]) -> None:
         raise ConfigError(f"cluster.env sets {', '.join(taken)}", expected="names that the torch runtime does not set")
 
 
+def _env(of_job: Sequence[Any], placement: KubeflowConfig) -> list[dict[str, Any]]:
+    """Variables of the job, then those of section `kubeflow`."""
+    plain = {**{one.name: one.value for one in of_job}, **placement.env}
+    secrets = placement.secrets().items()
+    return [
+        *({"name": name, "value": value} for name, value in plain.items()),
+        *({"name": name, "valueFrom": {"secretKeyRef": {"name": where, "key": key}}} for name, (where, key) in secrets),
+    ]
+
+
 def _resources(gpus: int, placement: KubeflowConfig) -> dict[str, Any]:
     """CPU and memory are asked for and not limited: what a machine has left, data loading may use."""
     requests = {}
@@ -143,12 +153,17 @@ def _patch(gpus: int, placement: KubeflowConfig, labels: Mapping[str, str], *, g
         operator = {"operator": "Equal", "value": one.value} if one.value else {"operator": "Exists"}
         effect = {"effect": one.effect} if one.effect else {}
         tolerations.append({"key": one.key, **operator, **effect})
+    volumes: list[dict[str, Any]] = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
+    mounts = [{"name": "dshm", "mountPath": "/dev/shm"}]
+    for number, volume in enumerate(placement.volumes):
+        volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": volume.claim}})
+        mounts.append({"name": f"volume-{number}", "mountPath": volume.mount_path})
     pod = {
         "serviceAccountName": placement.service_account,
         "nodeSelector": dict(placement.node_selector),
         "tolerations": tolerations,
-        "volumes": [{"name": "dshm", "emptyDir": {"medium": "Memory"}}],
-        "containers": [{"name": NODE, "volumeMounts": [{"name": "dshm", "mountPath": "/dev/shm"}]}],
+        "volumes": volumes,
+        "containers": [{"name": NODE, "volumeMounts": mounts}],
         "terminationGracePeriodSeconds": grace_s,
     }
     template = {"metadata": {"labels": dict(labels)}, "spec": {key: value for key, value in pod.items() if value}}

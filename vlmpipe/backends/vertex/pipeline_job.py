@@ -24,7 +24,7 @@ from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.backends.vertex.retries import may_have_arrived, send_request
 from vlmpipe.config.sections.stages import run_uri
-from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
+from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient
@@ -80,7 +80,7 @@ def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "",
     Raises ConfigError for a run file that lacks what a run on Vertex AI needs, or a run id that is no folder's name.
     """
     require_vertex(config)
-    require_data_in_cloud(config)
+    require_reached_files(config, "vertex")
     gcp = config.gcp
     job = PipelineJob(
         display_name=config.name,

@@ -11,6 +11,7 @@ from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, PARTS
 from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
 from trainer.models.video_file import MOST_FRAMES
 from trainer.sizing.image_grids import FRAMES_PER_PATCH
+from trainer.storage.base import in_bucket
 from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
@@ -147,10 +148,10 @@ def _mirror_problems(config: RunConfig) -> Iterator[Problem]:
     """A mirror that would be lost with the run."""
     mirror = config.checkpoint.mirror_uri
     for field, root in ("output.root_uri", config.output.root_uri), ("gcp.pipeline_root", config.gcp.pipeline_root):
-        if not (mirror and root) or mirror.startswith("gs://") != root.startswith("gs://"):
+        if not (mirror and root) or in_bucket(mirror) != in_bucket(root):
             continue
-        if mirror.startswith("gs://"):
-            where, is_shared = "bucket", mirror.split("/")[2] == root.split("/")[2]
+        if in_bucket(mirror):
+            where, is_shared = "bucket", mirror.split("/")[:3] == root.split("/")[:3]
         else:
             where, is_shared = "folder", Path(mirror).resolve().is_relative_to(Path(root).resolve())
         if is_shared:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainer.config.base import Section
+from trainer.storage.base import in_bucket
 
 Name = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")]
 LabelKey = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+SecretKey = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9._-]{1,253}$")]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
 
 
@@ -21,6 +25,13 @@ class TolerationConfig(Section):
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
         "", description="Effect of the taint; empty for any."
     )
+
+
+class VolumeConfig(Section):
+    """A volume that every pod of the run mounts, such as an NFS share: ReadWriteMany, unless there is one node."""
+
+    claim: Annotated[Name, Field(min_length=1)] = Field(description="PersistentVolumeClaim in the run's namespace.")
+    mount_path: str = Field(pattern=r"^/[A-Za-z0-9._/-]*[A-Za-z0-9._-]$", description="Folder where pods see it.")
 
 
 class KubeflowConfig(Section):
@@ -47,9 +58,49 @@ class KubeflowConfig(Section):
     tolerations: tuple[TolerationConfig, ...] = Field(
         (), max_length=32, description="Tolerated taints; nvidia.com/gpu always is, on nodes with GPUs."
     )
+    s3_endpoint: str = Field(
+        "",
+        pattern=r"^(https?://[A-Za-z0-9.-]+(:[0-9]+)?/?)?$",
+        description="Server of s3:// addresses, such as http://minio-service.kubeflow:9000; empty for Amazon's.",
+    )
+    secret_env: dict[EnvName, SecretKey] = Field(
+        default_factory=dict,
+        description="Variables of every pod from Kubernetes secrets, each as SECRET/KEY, for example "
+        "{AWS_ACCESS_KEY_ID: mlpipeline-minio-artifact/accesskey}.",
+    )
+    volumes: tuple[VolumeConfig, ...] = Field(
+        (), max_length=16, description="Volumes of every pod; output.root_uri may be a folder on one."
+    )
     cpus: float = Field(
         0.0, ge=0, description="CPUs that a node's pod asks for; 0 takes what cluster.machine_type has, less one."
     )
     memory_gib: float = Field(
         0.0, ge=0, description="GiB of memory that a node's pod asks for; 0 takes 4/5 of cluster.machine_type's."
     )
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables of every pod that are no secrets."""
+        return {"AWS_ENDPOINT_URL_S3": self.s3_endpoint} if self.s3_endpoint else {}
+
+    def secrets(self) -> dict[str, tuple[str, str]]:
+        """Secret and key of each variable of `secret_env`."""
+        split = {name: where.partition("/") for name, where in self.secret_env.items()}
+        return {name: (secret, key) for name, (secret, _, key) in split.items()}
+
+    def reaches(self, uri: str) -> bool:
+        """Whether every pod can open `uri`: an address in a bucket, or a path on a volume."""
+        return in_bucket(uri) or self._volume_of(uri) is not None
+
+    def claim_uri(self, uri: str) -> str:
+        """The address by which KServe finds it: pvc://claim/path for a path on a volume, others as they are."""
+        volume = self._volume_of(uri)
+        if volume is None:
+            return uri
+        return f"pvc://{volume.claim}/{PurePosixPath(uri).relative_to(volume.mount_path)}"
+
+    def _volume_of(self, path: str) -> VolumeConfig | None:
+        folder = PurePosixPath(path)
+        if ".." in folder.parts:
+            return None
+        return next((one for one in self.volumes if folder.is_relative_to(one.mount_path)), None)

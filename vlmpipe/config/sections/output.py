@@ -22,8 +22,8 @@ class OutputConfig(Section):
     root_uri: StorageUri = Field(
         "runs",
         min_length=1,
-        description="Folder or gs:// prefix for runs, prepared data, features and the registry. A local folder is used "
-        "on this machine; elsewhere gcp.pipeline_root then takes its place.",
+        description="Folder, or gs:// or s3:// prefix, for runs, prepared data, features and the registry. A local "
+        "folder is used on this machine; elsewhere gcp.pipeline_root then takes its place.",
     )
 
 
@@ -158,8 +158,8 @@ class RegisterConfig(Section):
 
     registry: Annotated[str, AfterValidator(_registry)] = Field(
         "",
-        description="Where versions are stored: a folder, a gs:// prefix, or vertex://MODEL_ID for a model of Vertex "
-        "AI Model Registry; empty takes registry/ under output.root_uri.",
+        description="Where versions are stored: a folder, a gs:// or s3:// prefix, or vertex://MODEL_ID for a model of "
+        "Vertex AI Model Registry; empty takes registry/ under output.root_uri.",
     )
     serving: ServingConfig | None = Field(
         None, description="Serving container of the registered model; needed, and used, with vertex:// only."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from google.cloud import storage
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.gcs import QUICK_RETRY
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import gcs as storage_gcs
-from trainer.storage import open_storage
+from trainer.storage import bucket, open_storage
+from trainer.storage import gcs as gcs_module
 from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
 from trainer.storage.gcs import GcsStorage
 from trainer.storage.local import LocalStorage
@@ -182,7 +183,7 @@ def test_an_upload_of_changed_bytes_is_refused(
     gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shard").write_bytes(b"bytes")
-    monkeypatch.setattr(storage_gcs, "crc32c_of_file", lambda path: 12345)  # as if the file changed after it was read
+    monkeypatch.setattr(bucket, "crc32c_of_file", lambda path: 12345)  # as if the file changed after it was read
     with pytest.raises(CorruptObjectError, match="changed"):
         gcs.upload(tmp_path / "shard", "shard")
     assert gcs.stat("shard") is None
@@ -237,13 +238,13 @@ def test_the_default_cache_is_for_this_user_only(
     gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VLMPIPE_CACHE_DIR")
-    monkeypatch.setattr(storage_gcs.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     gcs.write("a", b"bytes")
     folder = next(path for path in gcs.fetch("a").parents if path.parent == tmp_path)
     assert folder.stat().st_mode & 0o777 == 0o700
     other_user = folder.stat().st_uid + 1
     folder.rename(folder.with_name(f"vlmpipe-cache-{other_user}"))
-    monkeypatch.setattr(storage_gcs.os, "getuid", lambda: other_user)
+    monkeypatch.setattr(os, "getuid", lambda: other_user)
     with pytest.raises(ConfigError, match="another user"):
         gcs.fetch("a")
 
@@ -294,7 +295,7 @@ def test_an_unreachable_service_is_given_up() -> None:
 def test_missing_credentials_say_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no-such-key.json"))
-    storage_gcs._client_for.cache_clear()
+    gcs_module._client_for.cache_clear()
     with pytest.raises(UserError, match="credentials") as caught:
         open_storage("gs://bucket/path")
     assert caught.value.code == ExitCode.UNAVAILABLE
@@ -410,7 +411,7 @@ def test_cache_folder_writable_by_others_is_refused(
 
 def test_the_default_cache_is_no_link(gcs: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLMPIPE_CACHE_DIR")
-    monkeypatch.setattr(storage_gcs.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"vlmpipe-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     gcs.write("a", b"bytes")

@@ -18,7 +18,7 @@ from trainer.config.job import JobConfig, RunPaths
 from trainer.errors import ConfigError
 from vlmpipe.config import json_schema as schema
 from vlmpipe.config.run_config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
-from vlmpipe.config.target_requirements import require_data_in_cloud, require_vertex
+from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
 from vlmpipe.runs.local.run import DEFAULT_ROOT
@@ -283,13 +283,13 @@ def test_requirements_of_vertex_are_checked_only_when_compiling_for_it() -> None
 
 
 def test_local_data_is_refused_on_vertex() -> None:
-    require_data_in_cloud(small())
+    require_reached_files(small(), "vertex")
     with pytest.raises(RunFileError, match=r"data\.source"):
-        require_data_in_cloud(small(data__source="my-data/llava.json"))
+        require_reached_files(small(data__source="my-data/llava.json"), "vertex")
     in_cloud = {"uri": "gs://bucket/pope.json", "images": "gs://bucket/images"}
-    require_data_in_cloud(small(evaluate__benchmarks=[POPE | in_cloud]))
+    require_reached_files(small(evaluate__benchmarks=[POPE | in_cloud]), "vertex")
     with pytest.raises(RunFileError, match=r"evaluate\.benchmarks\.0\.images: found \"images\", expected a gs://"):
-        require_data_in_cloud(small(evaluate__benchmarks=[POPE | in_cloud | {"images": "images"}]))
+        require_reached_files(small(evaluate__benchmarks=[POPE | in_cloud | {"images": "images"}]), "vertex")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_a_dry_run_sends_nothing(pipelines: FakePipelines, bucket: FakeGcs, vlmp
     ("arguments", "code", "said"),
     [
         (["--only", "train"], 64, "--only is given with --target kubeflow"),
-        (["output.root_uri=runs", "gcp.pipeline_root=runs"], 64, "pods share no folder"),
+        (["output.root_uri=runs", "gcp.pipeline_root=runs"], 64, "pods share no other"),
         (["data.source=my.json"], 64, "a job does not see this machine's files"),
     ],
 )

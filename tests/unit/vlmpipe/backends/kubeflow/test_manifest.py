@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.kubernetes.pods import condition, pod
 from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
-from tests.support.pipelines.train_jobs import IMAGE, PLACEMENT, RUN_URI, made, pools
+from tests.support.pipelines.train_jobs import IMAGE, PLACEMENT, RUN_URI, STORED, made, pools
 from trainer.errors import ConfigError
 from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, job_name
 from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of
@@ -57,7 +57,20 @@ def test_pods_get_the_account_the_nodes_the_taints_and_shared_memory() -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 3600
 
 
-@pytest.mark.parametrize("placement", [PLACEMENT, KubeflowConfig()], ids=["everything", "nothing"])
+def test_nodes_get_the_variables_secrets_and_volumes_of_every_pod() -> None:
+    job = made(pools(1, env=[{"name": "HF_HUB_OFFLINE", "value": "1"}]), STORED)
+    assert job["spec"]["trainer"]["env"] == [
+        {"name": "HF_HUB_OFFLINE", "value": "1"},
+        {"name": "AWS_ENDPOINT_URL_S3", "value": "http://minio.example.com:9000"},
+        {"name": "AWS_ACCESS_KEY_ID", "valueFrom": {"secretKeyRef": {"name": "minio", "key": "accesskey"}}},
+        {"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": {"secretKeyRef": {"name": "minio", "key": "secretkey"}}},
+    ]
+    spec = pod_of(job)["spec"]
+    assert spec["volumes"][1:] == [{"name": "volume-0", "persistentVolumeClaim": {"claimName": "team-data"}}]
+    assert spec["containers"][0]["volumeMounts"][1:] == [{"name": "volume-0", "mountPath": "/mnt/team"}]
+
+
+@pytest.mark.parametrize("placement", [PLACEMENT, STORED, KubeflowConfig()], ids=["everything", "storage", "nothing"])
 @pytest.mark.parametrize("gpus", [0, 8])
 def test_manifests_are_valid_for_the_api(placement: KubeflowConfig, gpus: int) -> None:
     job = made(pools(1, 15, gpus=gpus), placement)

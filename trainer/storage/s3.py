@@ -1,0 +1,311 @@
+"""Amazon S3, and servers with its API such as MinIO, behind the Storage protocol.
+
+Every upload carries its CRC32C, so that the server refuses changed bytes; downloads are checked against the server's,
+of objects that have one. A create-only write is a PUT with If-None-Match, a compare-and-swap one with If-Match
+(docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). An object's version is its ETag, which follows
+from its bytes: a swap does not see that an object was changed and changed back, which no caller needs.
+
+AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL points the client at another server than Amazon's; credentials and region come
+from where Amazon's own tools look for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import boto3
+from botocore import exceptions as boto
+from botocore.config import Config
+
+from trainer.errors import ConfigError, ExitCode, UserError
+from trainer.storage.base import (
+    AlreadyExistsError,
+    ObjectInfo,
+    Storage,
+    VersionConflictError,
+    changed_before_upload,
+    crc32c_of,
+)
+from trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
+
+PART_BYTES = 64 << 20  # of an upload; 10,000 of them are 625 GiB, and each is in memory
+LARGEST_COPY_BYTES = 5 << 30  # in one request: docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
+DOWNLOAD_CHUNK_BYTES = 1 << 20
+CONNECT_S, READ_S = 10, 60
+ATTEMPTS = 8  # of one request, with waits that double up to 20 s
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+MISSING = ("NoSuchKey", "404")
+CHANGED = ("BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch")
+CONDITION_FAILED = ("PreconditionFailed", "412")
+BUSY = "ConditionalRequestConflict"  # another conditional write of the same object is under way
+NO_PERMISSION = (401, 403)
+UNANSWERED = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)  # after the last retry
+CORRUPT = -1  # a CRC32C that no bytes have
+
+
+class _MissingError(Exception):
+    """There is no such object."""
+
+
+class _ConditionError(Exception):
+    """The condition of a write does not hold, or (`is_busy`) may not hold in a moment."""
+
+    def __init__(self, is_busy: bool) -> None:
+        super().__init__()
+        self.is_busy = is_busy
+
+
+class S3Storage(BucketStorage):
+    """Objects under `s3://bucket/path`."""
+
+    scheme, product = "s3://", "S3"
+
+    def __init__(self, root_uri: str, *, client: Any = None) -> None:
+        super().__init__(root_uri)
+        with _readable_errors("connecting to", self.root_uri):
+            self._client = client or _default_client()
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        found = self._head(name)
+        if found is None:
+            return None
+        return ObjectInfo(name, int(found["ContentLength"]), str(found["ETag"]), _checksum(found))
+
+    def create(self, name: str, data: bytes) -> None:
+        if not self._put_if(name, data, {"IfNoneMatch": "*"}):
+            raise AlreadyExistsError(self.uri(name))
+
+    def replace(self, name: str, data: bytes, expected_version: str) -> None:
+        condition = {"IfMatch": expected_version} if expected_version else {"IfNoneMatch": "*"}
+        if not self._put_if(name, data, condition):
+            raise VersionConflictError(self.uri(name))
+
+    def delete(self, name: str) -> None:
+        with _readable_errors("deleting", self.uri(name)):
+            self._client.delete_object(**self._at(name))
+
+    def copy(self, name: str, new_name: str) -> None:
+        self._copy(name, self, new_name)
+
+    def copy_to(self, name: str, target: Storage, *, crc32c: int) -> None:
+        if not isinstance(target, S3Storage):
+            target.upload(self.fetch(name), name, crc32c=crc32c)
+            return
+        self._copy(name, target, name)
+        copied = target.stat(name)
+        if copied is None or copied.crc32c != crc32c:
+            target.delete(name)
+            raise changed_before_upload(target.uri(name))
+
+    def _copy(self, name: str, target: S3Storage, new_name: str) -> None:
+        info = self.stat(name)
+        if info is None:
+            raise no_such_object(self.uri(name))
+        if info.size_bytes > LARGEST_COPY_BYTES:
+            target.upload(self.fetch(name), new_name, crc32c=info.crc32c)
+            return
+        with _readable_errors("copying", self.uri(name)):
+            self._client.copy_object(**target._at(new_name), CopySource=self._at(name), CopySourceIfMatch=info.version)
+
+    def _at(self, name: str) -> dict[str, str]:
+        return {"Bucket": self.bucket_name, "Key": self._key(name)}
+
+    def _listed(self, prefix: str) -> Sequence[ObjectInfo]:
+        folder = self._key(prefix) + "/" if prefix else self._prefix
+        with _readable_errors("listing", f"{self.scheme}{self.bucket_name}/{folder}"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket_name, Prefix=folder)
+            found = [content for page in pages for content in page.get("Contents", ())]
+        return [ObjectInfo(one["Key"].removeprefix(self._prefix), int(one["Size"]), one["ETag"]) for one in found]
+
+    def _head(self, name: str) -> Mapping[str, Any] | None:
+        try:
+            with _readable_errors("looking up", self.uri(name)):
+                found: Mapping[str, Any] = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
+        except _MissingError:
+            return None
+        return found
+
+    def _put(self, name: str, source: IO[bytes], size_bytes: int, checksum: int) -> None:
+        with _readable_errors("writing", self.uri(name)):
+            source.seek(0)
+            if size_bytes <= PART_BYTES:
+                self._client.put_object(**self._at(name), Body=source.read(), ChecksumCRC32C=_encoded(checksum))
+            else:
+                self._put_parts(name, source, checksum)
+
+    def _put_parts(self, name: str, source: IO[bytes], checksum: int) -> None:
+        kind = {"ChecksumType": "FULL_OBJECT"}
+        begun = self._client.create_multipart_upload(**self._at(name), ChecksumAlgorithm="CRC32C", **kind)
+        upload = {**self._at(name), "UploadId": begun["UploadId"]}
+        parts: list[dict[str, Any]] = []
+        try:
+            while data := source.read(PART_BYTES):
+                part = {"PartNumber": len(parts) + 1, "ChecksumCRC32C": _encoded(crc32c_of(data))}
+                parts.append({**part, "ETag": self._client.upload_part(**upload, **part, Body=data)["ETag"]})
+            self._client.complete_multipart_upload(
+                **upload, MultipartUpload={"Parts": parts}, ChecksumCRC32C=_encoded(checksum), **kind
+            )
+        except Exception as error:
+            there = self._head(name) if _code(error) == "NoSuchUpload" else None
+            if there and _checksum(there) == checksum:  # the answer of an earlier try was lost
+                return
+            with contextlib.suppress(boto.BotoCoreError, boto.ClientError):
+                self._client.abort_multipart_upload(**upload)  # else its parts are kept, and paid for
+            raise
+
+    def _put_if(self, name: str, data: bytes, condition: Mapping[str, str]) -> bool:
+        """Write where the condition holds. False where it does not."""
+        nonce = uuid.uuid4().hex
+        checksum = _encoded(crc32c_of(data))
+        for _ in range(ATTEMPTS):
+            try:
+                with _readable_errors("writing", self.uri(name)):
+                    self._client.put_object(
+                        **self._at(name), **condition, Body=data, ChecksumCRC32C=checksum, Metadata={NONCE_KEY: nonce}
+                    )
+                return True
+            except (_MissingError, _ConditionError) as error:
+                there = self._head(name)
+                if there and there.get("Metadata", {}).get(NONCE_KEY) == nonce:  # the answer of an earlier try was lost
+                    return True
+                if isinstance(error, _MissingError) or not error.is_busy:
+                    return False
+        return False
+
+    def _transfer(self, name: str, sink: Summed) -> int | None:
+        answer = self._begin_reading(name)
+        checksum, size_bytes, breaks = _checksum(answer), int(answer["ContentLength"]), 0
+        try:
+            with _readable_errors("reading", self.uri(name)):
+                while True:
+                    begun = sink.bytes
+                    try:
+                        for data in answer["Body"].iter_chunks(DOWNLOAD_CHUNK_BYTES):
+                            sink.write(data)
+                    except UNANSWERED:
+                        breaks = 0 if sink.bytes > begun else breaks + 1
+                        if breaks == TRANSFER_ATTEMPTS:
+                            raise
+                    if sink.bytes >= size_bytes:
+                        return checksum
+                    rest = {"Range": f"bytes={sink.bytes}-", "IfMatch": answer["ETag"]}
+                    answer = self._client.get_object(**self._at(name), **rest)
+        except (boto.FlexibleChecksumError, _ConditionError):  # another sum than CRC32C; or replaced meanwhile
+            return CORRUPT
+
+    def _begin_reading(self, name: str) -> Mapping[str, Any]:
+        try:
+            with _readable_errors("reading", self.uri(name)):
+                answer: Mapping[str, Any] = self._client.get_object(**self._at(name), ChecksumMode="ENABLED")
+        except _MissingError as error:
+            raise no_such_object(self.uri(name)) from error
+        return answer
+
+
+def holds_objects(uri: str) -> bool:
+    """Whether a key begins with this one, which may be empty. Answers soon, also where nothing can be reached."""
+    bucket, _, prefix = uri.removeprefix(S3Storage.scheme).partition("/")
+    with _readable_errors("looking up", uri):
+        client = _default_client(attempts=1)
+        return bool(client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("KeyCount"))
+
+
+def _default_client(attempts: int = ATTEMPTS) -> Any:
+    endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), "")
+    return _client_for(endpoint, os.environ.get("AWS_ACCESS_KEY_ID", ""), attempts)
+
+
+@functools.cache
+def _client_for(endpoint: str, access_key: str, attempts: int) -> Any:
+    """One client for each server and account: making one takes a tenth of a second."""
+    session = boto3.Session()
+    settings = Config(
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        # Names of buckets are no host names of a server that is not Amazon's.
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        # Our own CRC32C is in every request; the library's default, CRC32 behind the body, older servers refuse.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return session.client(
+        "s3", endpoint_url=endpoint or None, region_name=session.region_name or "us-east-1", config=settings
+    )
+
+
+def _encoded(checksum: int) -> str:
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+def _checksum(answer: Mapping[str, Any]) -> int | None:
+    """CRC32C of the whole object; None without one, or with one of its parts' sums, which ends with their number."""
+    kept = str(answer.get("ChecksumCRC32C") or "")
+    return int.from_bytes(base64.b64decode(kept), "big") if kept and "-" not in kept else None
+
+
+def _code(error: Exception) -> str:
+    return str(error.response["Error"]["Code"]) if isinstance(error, boto.ClientError) else ""
+
+
+@contextlib.contextmanager
+def _readable_errors(doing: str, uri: str) -> Iterator[None]:
+    """Translate the client library's errors for people, except a missing object and a condition that fails."""
+    try:
+        yield
+    except boto.ClientError as error:
+        raise _of_answer(error, doing, uri) from error
+    except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound) as error:
+        raise UserError(
+            f"no usable S3 credentials while {doing} {uri}",
+            expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine or pod",
+            fix="aws configure, or set the variables; on Kubeflow, kubeflow.secret_env sets them",
+            code=ExitCode.UNAVAILABLE,
+        ) from error
+    except UNANSWERED as error:
+        raise _unanswered(str(error), doing, uri) from error
+    except (boto.ParamValidationError, ValueError) as error:  # such as an endpoint that is no address
+        raise ConfigError(f"S3 cannot be asked for {doing} {uri}: {error}") from error
+
+
+def _of_answer(error: boto.ClientError, doing: str, uri: str) -> Exception:
+    code, status = _code(error), int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
+    message = error.response["Error"].get("Message", "")
+    if code in MISSING:
+        return _MissingError()
+    if code in CONDITION_FAILED or code == BUSY:
+        return _ConditionError(code == BUSY)
+    if code in CHANGED:
+        return changed_before_upload(uri)
+    if code == "NoSuchBucket":
+        return UserError(
+            f"the bucket of {uri} does not exist",
+            expected="an existing bucket",
+            fix="correct the name or AWS_ENDPOINT_URL_S3, or create the bucket",
+            code=ExitCode.UNAVAILABLE,
+        )
+    if status in NO_PERMISSION or code in ("ExpiredToken", "InvalidToken"):
+        return UserError(
+            f"no permission while {doing} {uri}",
+            expected="an account that may list the bucket and get, put and delete its objects",
+            fix=f"grant it, or use another account. S3 says: {code}: {message}",
+            code=ExitCode.NO_PERMISSION,
+        )
+    if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
+        return _unanswered(f"{code}: {message}", doing, uri)
+    return ConfigError(f"S3 refused {doing} {uri}: {code}: {message}")
+
+
+def _unanswered(found: str, doing: str, uri: str) -> UserError:
+    return UserError(
+        f"S3 did not answer properly while {doing} {uri}: {found}",
+        expected="an answer before the deadline",
+        fix="check AWS_ENDPOINT_URL_S3 and the network, and try again; a run continues where it stood",
+        code=ExitCode.UNAVAILABLE,
+    )
