@@ -43,7 +43,7 @@ from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
 from trainer.models.layers.preference import pair_loss_of
 from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
-from trainer.monitoring.rank_metrics import WITHOUT_WAITS, ForwardTimer
+from trainer.monitoring.rank_metrics import ForwardTimer, waitless
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from trainer.sizing.model_shape import ModelShape
@@ -260,9 +260,9 @@ def build_strategy(
         compile_layers(units, job.train.compile_backend, must=job.train.compile == "on")
     if worker.is_first:
         print(f"train: compile {compiling.state}: {compiling.why}", flush=True)
-    has_no_waits = job.train.strategy in WITHOUT_WAITS and job.train.context_parallel == 1
-    timer = ForwardTimer(module, worker.device) if has_no_waits else None
     strategy = strategy_of(job.train, module, units, worker)
+    timed = waitless(job.train, module, units)
+    timer = ForwardTimer(timed, worker.device) if timed else None
     if worker.is_first and job.train.strategy.startswith("zero"):
         content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)
         open_storage(job.run.run_uri).write("deepspeed.json", content.encode())

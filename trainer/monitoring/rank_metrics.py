@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,22 +18,41 @@ from torch import nn
 from trainer.distributed.process import ProcessContext
 from trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
 
+if TYPE_CHECKING:
+    from trainer.config.train import TrainConfig
+    from trainer.models.base import ShardingUnits
+
 GIB = 1 << 30
 
-# The other strategies send weights or activations in a forward pass, or have different stages.
-WITHOUT_WAITS = ("ddp", "zero1", "zero2")
+# By strategy: what a rank computes without waiting for another. Of the other strategies, zero3 gathers the weights of
+# each linear layer on its own, and tensor and pipeline parallel ranks wait within layers or have different ones.
+WAITLESS_MODULE = ("ddp", "zero1", "zero2")
+WAITLESS_LAYERS = ("fsdp", "hsdp")  # whose weights are gathered before the layer begins
+
+
+def waitless(config: TrainConfig, module: nn.Module, units: ShardingUnits) -> list[nn.Module]:
+    """The modules whose forward passes are timed on each rank to find stragglers; none where ranks would wait."""
+    if config.context_parallel > 1:
+        return []
+    if config.strategy in WAITLESS_MODULE:
+        return [module]
+    return [*units.tower_layers, *units.language_layers] if config.strategy in WAITLESS_LAYERS else []
 
 
 class ForwardTimer:
-    """Adds up the seconds of a module's forward passes in training; on a GPU by events, without synchronizing."""
+    """Adds up the seconds of modules' forward passes in training; on a GPU by events, without synchronizing.
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    Must be made after the strategy: FSDP's own hooks, which gather weights, are to run before the clock starts.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._seconds = 0.0
         self._on_gpu = device.type == "cuda"
         self._started: Any = None
         self._events: list[tuple[Any, Any]] = []
-        module.register_forward_pre_hook(lambda *_: self._start())
-        module.register_forward_hook(lambda *_: self._stop())
+        for module in modules:
+            module.register_forward_pre_hook(lambda *_: self._start())
+            module.register_forward_hook(lambda *_: self._stop())
 
     def seconds(self) -> float:
         """Total so far. On a GPU, waits for the last forward pass."""

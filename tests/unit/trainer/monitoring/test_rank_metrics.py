@@ -33,7 +33,7 @@ def test_passes_in_training_add_up_and_others_do_not_count(monkeypatch: pytest.M
     clock = Clock()
     monkeypatch.setattr(rank_metrics, "time", clock)
     module = Slow(clock)
-    timer = ForwardTimer(module, torch.device("cpu"))
+    timer = ForwardTimer([module], torch.device("cpu"))
     assert timer.seconds() == 0
     module(2.0)
     module(3.0)
