@@ -29,7 +29,8 @@ from vlmpipe.planner.cost.approval import (
 )
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.sweep import plan_config
-from vlmpipe.runs.vertex.names import Address, RunRecord
+from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.runs.vertex.names import Address
 
 if TYPE_CHECKING:
     from pipelines.templates.publish import Template

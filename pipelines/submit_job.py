@@ -33,7 +33,8 @@ from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.planner.cost.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
 from vlmpipe.planner.plan import plan_run
-from vlmpipe.runs.vertex.names import Address, RunRecord
+from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.runs.vertex.names import Address
 
 _IN_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(/customJobs/.*)?")
 

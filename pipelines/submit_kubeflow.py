@@ -17,7 +17,7 @@ from vlmpipe.config.target_requirements import require_kubeflow, require_reached
 from vlmpipe.planner.cost.approval import Spending, fail_on_error, spending_of
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.runs.kubeflow.names import KubeflowRun
-from vlmpipe.runs.vertex.names import RunRecord
+from vlmpipe.runs.submitted import RunRecord
 
 ENDPOINT_VARIABLE = "KF_PIPELINES_ENDPOINT"  # kfp's own
 

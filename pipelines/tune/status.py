@@ -18,7 +18,7 @@ from vlmpipe.backends.vertex.client import Place
 from vlmpipe.config.sections.tune import Value
 from vlmpipe.runs.local.run import is_running
 from vlmpipe.runs.local.state import RunState, Step
-from vlmpipe.runs.vertex.names import SUBMITTED
+from vlmpipe.runs.submitted import submitted_record
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
@@ -210,7 +210,7 @@ def find_search(name: str, root: str) -> LocalSearch | VertexSearch | None:
     for folder in (Path(name), Path(join_uri(root, "runs", name))):
         if (folder / SEARCH_FILE).is_file():
             return LocalSearch(folder)
-    record = read_record_file(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
+    record = submitted_record(name) if _NAME.fullmatch(name) else {}
     match = _RESOURCE.fullmatch(str(record.get("resource_name") or name))
     return VertexSearch(name, Place(match[1], match[2]), match[3]) if match else None
 

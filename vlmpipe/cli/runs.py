@@ -355,7 +355,7 @@ def _kubeflow_logs(run: KubeflowRun, step: str, last: int, follow: bool) -> Iter
 def _list_runs(root: str, as_json: bool) -> None:
     from vlmpipe.cli.views import tables
     from vlmpipe.runs.local.summary import list_runs
-    from vlmpipe.runs.vertex.names import run_records
+    from vlmpipe.runs.submitted import run_records
 
     runs, submitted = list_runs(root), run_records()
     if as_json:

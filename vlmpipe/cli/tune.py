@@ -95,7 +95,7 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
 
 def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
     from pipelines.tune.search import submit_search
-    from vlmpipe.runs.vertex.names import RunRecord
+    from vlmpipe.runs.submitted import RunRecord
 
     with doing(f"submitting search {search.search_id}"):
         job = submit_search(search)

@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 # These say what is wrong when they are read, so no command goes on with them.
 UNREADABLE: dict[str, Any] = {
     "train.epochs": 10**20,
-    "output.root_uri": "s3://bucket/runs",
+    "output.root_uri": "hdfs://host/runs",
     "data.source": "http://host/set.json",
     "register.registry": "ftp://host",
     "data.validation_fraction": 0,

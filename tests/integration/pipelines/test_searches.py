@@ -20,7 +20,7 @@ from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
 from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
-from vlmpipe.runs.vertex.names import RunRecord
+from vlmpipe.runs.submitted import RunRecord
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.rehearsal.serve import rehearsal
 from vlmpipe.runs import watch
-from vlmpipe.runs.vertex.names import run_records
+from vlmpipe.runs.submitted import run_records
 
 NETWORK = "projects/123/global/networks/net"
 

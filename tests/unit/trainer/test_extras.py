@@ -12,6 +12,7 @@ from trainer.errors import ExitCode, MissingPackageError, missing_packages
 from trainer.extras import MODULES_OF_EXTRAS, extra_of
 
 MODULES = {
+    "kfp-kubernetes": "kfp",
     "nvidia-ml-py": "pynvml",
     "pillow": "PIL",
     "scikit-learn": "sklearn",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.runs.local.state import RunState
     from vlmpipe.runs.local.summary import RunReport
-    from vlmpipe.runs.vertex.names import RunRecord
+    from vlmpipe.runs.submitted import RunRecord
 
 PIPE_WIDTH = 160
 PLAN_LOOKS = {"green": ("✓", "bold green"), "amber": ("!", "bold yellow"), "red": ("✗", "bold red")}

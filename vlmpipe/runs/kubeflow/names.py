@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
-from trainer.storage.records import read_record_file
-from vlmpipe.runs.vertex.names import SUBMITTED
+from vlmpipe.runs.submitted import submitted_record
 
 _LINK = re.compile(r"(?P<endpoint>https?://[^#]+?)/?#/runs/details/(?P<run>[0-9a-f-]{36})/?")
 _NAME = re.compile(r"[a-z][-a-z0-9]{0,127}")
@@ -31,12 +29,12 @@ class KubeflowRun:
     @property
     def argument(self) -> str:
         """The run's name in a command typed in this folder."""
-        return self.name if self.name and Path(SUBMITTED, f"{self.name}.json").exists() else self.link
+        return self.name if self.name and submitted_record(self.name) else self.link
 
 
 def kubeflow_run(name: str) -> KubeflowRun | None:
     """The run on Kubeflow called `name`: submitted from this folder, or a link to its page. None for other names."""
-    record = read_record_file(SUBMITTED / f"{name}.json") if _NAME.fullmatch(name) else {}
+    record = submitted_record(name) if _NAME.fullmatch(name) else {}
     match = _LINK.fullmatch(str(record.get("resource_name") or name))
     if not match:
         return None

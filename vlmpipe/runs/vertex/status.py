@@ -26,8 +26,9 @@ from vlmpipe.runs.local.state import EARLIER, RunState, Step, step_of_record
 from vlmpipe.runs.local.summary import result_lines, stage_lines
 from vlmpipe.runs.local.sweep import comparison_lines
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
+from vlmpipe.runs.submitted import continue_with
 from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, stages_of_job, state_of
-from vlmpipe.runs.vertex.names import Address, continue_with
+from vlmpipe.runs.vertex.names import Address
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail

@@ -11,7 +11,7 @@ from tests.support.vertex.runs import JOB, RUN, course, put, put_ladder, put_rec
 from tests.support.vertex.submit_runs import Submit
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, TRAINING, Move
-from vlmpipe.runs.vertex.names import RunRecord
+from vlmpipe.runs.submitted import RunRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 

@@ -170,7 +170,7 @@ def test_a_run_on_kubeflow_is_planned_and_needs_data_that_a_pod_can_read(tmp_pat
     assert Path(answer.run_uri, "plan.json").exists()
     assert json.loads(Path(answer.run_uri, "run.json").read_text())["kubeflow"]["queue"] == "team"
     said = refusal_on_kubeflow(on_vertex(tmp_path), data_uri="samples.json")
-    assert "for Kubeflow" in said and "expected a gs:// path" in said
+    assert "for Kubeflow" in said and "expected gs://bucket/folder, s3://" in said
     assert "plan is red" in refusal_on_kubeflow(on_vertex(tmp_path), overrides='{"train.strategy": "ddp"}')
 
 

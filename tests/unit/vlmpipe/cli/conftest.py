@@ -12,15 +12,15 @@ from pipelines import local_process
 from tests.support.command_line import Answer, Vlmpipe
 from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
+from vlmpipe.runs import submitted
 from vlmpipe.runs.local.run import LocalRun
-from vlmpipe.runs.vertex import names as addresses
 
 
 @pytest.fixture
 def vlmpipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Vlmpipe:
     """The console script, called in this process from the repository's root."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(addresses, "SUBMITTED", tmp_path / "submitted")  # not what was submitted from here
+    monkeypatch.setattr(submitted, "SUBMITTED", tmp_path / "submitted")  # not what was submitted from here
     monkeypatch.setenv(cli.DEBUG_VARIABLE, "")  # --debug sets it: this puts it back afterwards
 
     def call(*arguments: str) -> Answer:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.command_line import Vlmpipe
 from vlmpipe.cli import app as cli
-from vlmpipe.runs.vertex.names import RunRecord
+from vlmpipe.runs.submitted import RunRecord
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""Records of the runs that were submitted from this folder, to Vertex AI or Kubeflow."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.storage.local import LocalStorage
+from trainer.storage.records import read_record_file, write_record
+
+SUBMITTED = Path("build/submitted")  # a record for each run that was submitted from this folder
+SUBMIT = "vlmpipe submit"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Content of build/submitted/<job id>.json, written by `vlmpipe submit`.
+
+    resource_name: on Kubeflow a link to the run's page. usd: None if the plan has no cost. namespace: on Kubeflow.
+    """
+
+    resource_name: str
+    run_uri: str
+    submitted_s: float
+    usd: float | None = None
+    source: tuple[str, ...] = ()  # arguments of the command: run file or template, and overrides
+    version: int = 1
+    namespace: str = ""
+
+    def write(self, job_id: str) -> None:
+        write_record(LocalStorage(SUBMITTED), f"{job_id}.json", asdict(self), indent=1)
+
+
+def submitted_record(name: str) -> dict[str, Any]:
+    """The record of the run of this name; empty for one that was not submitted from here."""
+    return read_record_file(SUBMITTED / f"{name}.json")
+
+
+def continue_with(job_id: str, run_id: str, *, template_uri: str, pipeline: str) -> str:
+    """The command that continues a run; a sentence where its run file is not known here.
+
+    Args:
+        template_uri: the published pipeline that the job was started from, if it was.
+        pipeline: the pipeline's name, which is the run file's.
+    """
+    source = submitted_record(job_id).get("source") or ([template_uri] if template_uri else [])
+    if source:
+        return f"{SUBMIT} {shlex.join(map(str, source))} --run-id {run_id}"
+    return (
+        f"submit the run file of {pipeline or 'this run'} again with --run-id {run_id}; it was not submitted from this "
+        "folder, and the job's parameter run_file in the console holds the file's content"
+    )
+
+
+def run_records() -> dict[str, RunRecord]:
+    """The runs submitted from this folder by the names of their jobs, oldest first."""
+    found = {path.stem: read_record_file(path) for path in SUBMITTED.glob("*.json")}
+    known = {name: RunRecord(**raw) for name, raw in found.items() if raw.get("version") == 1}
+    return dict(sorted(known.items(), key=lambda item: item[1].submitted_s))
