@@ -270,6 +270,7 @@ def require_prices(plan: Plan) -> None:
     """Raise ConfigError where an option of the capacity fallback has no price: the limit would have no effect."""
     steps = (
         {term: plan.cost.by_term[term].steps for term in plan.cost.capacity_fallback}
+        | {name: found.steps for name, found in plan.cost.elsewhere.items()}
         if plan.cost
         else {"any option": ()}
     )

@@ -10,7 +10,7 @@ from trainer.errors import ConfigError
 from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.cluster import ClusterConfig, ReservationAffinityConfig
+from vlmpipe.config.sections.cluster import CapacityOption, ClusterConfig, ReservationAffinityConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
@@ -96,8 +96,7 @@ def job_settings(config: RunConfig, job: Job) -> dict[str, Any]:
 
     The names are CustomTrainingJobOp's, whose defaults apply to settings left out: the project is the pipeline's.
     """
-    config = capacity_options(config, job)[0]
-    cluster, gcp = config.cluster, config.gcp
+    cluster, gcp = capacity_options(config, job)[0].cluster, config.gcp
     strategy = cluster.scheduling_strategy.upper()
     settings = {
         "display_name": f"{config.name}-{step_of(job)}",
@@ -125,16 +124,25 @@ def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
     cluster = config.cluster
     if not cluster.capacity_fallback or job != "train":
         return [config]
-    options = [
-        {
-            "scheduling_strategy": one.scheduling_strategy,
-            "max_wait_duration": one.wait,
-            "capacity_fallback": (),
-            "reservation_affinity": cluster.reservation_affinity if one.reservation else None,
-        }
-        for one in cluster.capacity_fallback
-    ]
-    return [config.model_copy(update={"cluster": cluster.model_copy(update=option)}) for option in options]
+    return [in_region(_with_option(config, one), one.location) for one in cluster.capacity_fallback]
+
+
+def _with_option(config: RunConfig, option: CapacityOption) -> RunConfig:
+    cluster = config.cluster
+    changes = {
+        "scheduling_strategy": option.scheduling_strategy,
+        "max_wait_duration": option.wait,
+        "capacity_fallback": (),
+        "reservation_affinity": cluster.reservation_affinity if option.reservation else None,
+    }
+    return config.model_copy(update={"cluster": cluster.model_copy(update=changes)})
+
+
+def in_region(config: RunConfig, location: str) -> RunConfig:
+    """The run file with its jobs in another region, where the run's TensorBoard is not; as it is for an empty one."""
+    if not location:
+        return config
+    return config.model_copy(update={"gcp": config.gcp.model_copy(update={"location": location, "tensorboard": ""})})
 
 
 def job_spec(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
@@ -180,8 +188,8 @@ def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> dic
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
     """All violations of the job's spec. The region is checked if the run file names a project."""
-    specs = [job_spec(option, job, run_uri) for option in capacity_options(config, job)]
-    return list(dict.fromkeys(one for spec in specs for one in _violations(spec, _region(config))))
+    specs = [(_region(option), job_spec(option, job, run_uri)) for option in capacity_options(config, job)]
+    return list(dict.fromkeys(one for region, spec in specs for one in _violations(spec, region)))
 
 
 def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
@@ -201,7 +209,8 @@ def check_jobs(config: RunConfig, run_uri: str) -> None:
     for job in jobs_of(config):
         for option in capacity_options(config, job):
             on = f" on {option.cluster.scheduling_strategy}" if option is not config else ""
-            violations[f"job {step_of(job)}{on}"] = _violations(job_spec(option, job, run_uri), _region(config))
+            on += f" in {option.gcp.location}" if option.gcp.location != config.gcp.location else ""
+            violations[f"job {step_of(job)}{on}"] = _violations(job_spec(option, job, run_uri), _region(option))
     _raise_errors(violations)
 
 

@@ -106,6 +106,9 @@ class Plan:
         for term in self.cost.capacity_fallback if self.cost else ():
             if why := self.cost and self.cost.by_term[term].why_not:
                 found.append(f"cluster.capacity_fallback: {term} is not possible: {why}")
+        for name, elsewhere in self.cost.elsewhere.items() if self.cost else ():
+            if elsewhere.why_not:
+                found.append(f"cluster.capacity_fallback: {name} is not possible: {elsewhere.why_not}")
         return found
 
     @property

@@ -90,7 +90,6 @@ class CapacityFallback:
         self._options = fallback if self._falls_back else [_only_option(settings)]
         self._max_spend_usd: float | None = cluster["max_spend_usd"] if self._falls_back else None
         self._prices = _prices(read_record(self._store, "plan.json"), step)
-        self._client: JobServiceClient = job_client(self.place.location)
         info = self._store.stat("run.json")
         # A resumed run writes run.json again, and starts with the first option.
         self._of_run = info.version if info else ""
@@ -115,6 +114,13 @@ class CapacityFallback:
             code=ExitCode.UNAVAILABLE,
         )
 
+    def _place(self, option: CapacityOption) -> Place:
+        return Place(self.place.project, option.location or self.place.location)
+
+    def _client(self, job: str) -> JobServiceClient:
+        """The client of the region in the job's resource name."""
+        return job_client(job.split("/")[3])
+
     def _try(self, attempt: Attempt, option: CapacityOption) -> None:
         """Start the option's job, or find it, and watch it to its end. Sets the outcome, or raises."""
         try:
@@ -129,13 +135,13 @@ class CapacityFallback:
             self._watch(attempt, duration_s(option.wait), job)
         except BaseException:  # stopped, or Vertex AI no longer answers: no job may run unwatched
             if not attempt.outcome:
-                self._abandon(attempt)
+                self._abandon(attempt, self._place(option))
             raise
 
-    def _abandon(self, attempt: Attempt) -> None:
+    def _abandon(self, attempt: Attempt, place: Place) -> None:
         """Cancel the option's job, also one whose creation was not answered; print it where that fails."""
         try:
-            if not attempt.job and (found := find_job(self._client, self.place, attempt.token)):
+            if not attempt.job and (found := find_job(job_client(place.location), place, attempt.token)):
                 attempt.job = found.name
             if not attempt.job:
                 return  # its label stays on record, should it be listed later
@@ -207,7 +213,8 @@ class CapacityFallback:
             return self._get(attempt.job)
         request = self._request(attempt, option)
         self._write()
-        found = create_job(self._client, self.place, request, self._sleep)
+        place = self._place(option)
+        found = create_job(job_client(place.location), place, request, self._sleep)
         attempt.job = found.name
         self._write()
         print(f"{attempt.strategy}: {found.name}", flush=True)
@@ -218,19 +225,22 @@ class CapacityFallback:
         if option.scheduling_strategy == "flex_start":
             scheduling["max_wait_duration"] = option.wait
         key = self._settings["encryption_spec_key_name"]
-        suffix = f"-{option.name.replace('_', '-')}" if self._falls_back else ""
+        suffix = f"-{re.sub('[_@]', '-', option.name)}" if self._falls_back else ""
         pools = self._spec["worker_pool_specs"]
         if self._falls_back and not option.reservation:
             pools = [_without_reservation(pool) for pool in pools]
+        spec = {**self._spec, "scheduling": scheduling, "worker_pool_specs": pools}
+        if option.location:
+            spec.pop("tensorboard", None)  # it is one of the run's own region
         return api.CustomJob(
             display_name=f"{self._settings['display_name']}{suffix}",
             labels={**self._settings["labels"], SUBMISSION_LABEL: attempt.token},
-            job_spec=parse_job_spec({**self._spec, "scheduling": scheduling, "worker_pool_specs": pools}),
+            job_spec=parse_job_spec(spec),
             encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
         )
 
     def _get(self, name: str) -> api.CustomJob:
-        return send_request(self._client.get_custom_job, name=name)
+        return send_request(self._client(name).get_custom_job, name=name)
 
     def _cancel(self, attempt: Attempt, reason: str) -> None:
         attempt.cancelled_for = reason
@@ -239,7 +249,7 @@ class CapacityFallback:
 
     def _send_cancel(self, attempt: Attempt) -> None:
         with contextlib.suppress(exceptions.BadRequest):  # it ended meanwhile; the next look says how
-            send_request(self._client.cancel_custom_job, name=attempt.job)
+            send_request(self._client(attempt.job).cancel_custom_job, name=attempt.job)
 
     # ---- what was tried
 
@@ -272,7 +282,7 @@ class CapacityFallback:
         print(": ".join(part for part in (attempt.strategy, attempt.outcome, attempt.why) if part), flush=True)
 
     def _resources(self, attempt: Attempt) -> str:
-        uri = f"https://{self.place.location}-aiplatform.googleapis.com/v1/{attempt.job}"
+        uri = f"https://{attempt.job.split('/')[3]}-aiplatform.googleapis.com/v1/{attempt.job}"
         return json.dumps({"resources": [{"resourceType": "CustomJob", "resourceUri": uri}]})
 
 
@@ -293,11 +303,12 @@ def _without_reservation(pool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prices(plan: Mapping[str, Any], step: str) -> dict[str, float | None]:
-    """US dollars an hour of the job's machines, by strategy."""
-    by_term = (plan.get("cost") or {}).get("by_term") or {}
+    """US dollars an hour of the job's machines, by strategy, and by option for those in other regions."""
+    cost = plan.get("cost") or {}
+    known = {**(cost.get("by_term") or {}), **(cost.get("elsewhere") or {})}
     return {
         term: found["usd_per_hour"]
-        for term, of_term in by_term.items()
+        for term, of_term in known.items()
         for found in of_term["steps"]
         if found["job"] == step.replace("-", "_")
     }

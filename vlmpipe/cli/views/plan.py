@@ -239,6 +239,9 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
         "lost to interruptions", *(_lost(found["lost"]) if found["possible"] else "–" for found in terms.values())
     )
     yield table
+    for name, found in (cost.get("elsewhere") or {}).items():
+        price = amount(found["usd"]) if found["possible"] else f"not possible: {found['why_not']}"
+        yield Text(f"In another region, {name}: {price}.")
     for term, found in terms.items():
         if not found["possible"]:
             yield Text(f"{term} is not possible: {found['why_not']}.")

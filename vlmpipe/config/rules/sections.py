@@ -238,6 +238,19 @@ def _rank_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _region_problems(config: RunConfig) -> Iterator[Problem]:
+    """Options of the fallback in other regions, with settings that name something of one region."""
+    gcp, field = config.gcp, "cluster.capacity_fallback"
+    for option in config.cluster.capacity_fallback:
+        if option.location == gcp.location:
+            yield Problem(field, f"found location {option.location}, which is gcp.location; expected another, or none")
+        elif option.location:
+            for name in ("psc_interface_config", "encryption_spec_key_name"):
+                if getattr(gcp, name):
+                    text = f"found {option.name} with gcp.{name}, which is of {gcp.location}; expected no other region"
+                    yield Problem(field, text)
+
+
 def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
     train, cluster, fallback = config.train, config.cluster, config.cluster.capacity_fallback
     if not cluster.accelerator_count:
@@ -249,6 +262,7 @@ def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
     if fallback and config.gcp.persistent_resource_id:
         text = "found with gcp.persistent_resource_id, whose machines are there already"
         yield Problem("cluster.capacity_fallback", text)
+    yield from _region_problems(config)
     flex_start = "cluster.scheduling_strategy" if cluster.scheduling_strategy == "flex_start" else ""
     if any(option.scheduling_strategy == "flex_start" for option in fallback):
         flex_start = "cluster.capacity_fallback"

@@ -147,6 +147,11 @@ class CapacityOption(Section):
     reservation: bool = Field(
         False, description="Use cluster.reservation_affinity, which other options do not; needs standard."
     )
+    location: str = Field(
+        "",
+        pattern=r"^([a-z]+-[a-z]+[0-9]+)?$",
+        description="Region of the machines, such as us-east1; empty is gcp.location, where the run's bucket is.",
+    )
     wait: Duration = Field(
         "3600s",
         description="Longest wait for machines before the next option, in seconds; 0s, in the last, for no end.",
@@ -154,8 +159,9 @@ class CapacityOption(Section):
 
     @property
     def name(self) -> str:
-        """The scheduling strategy, or `reservation`."""
-        return RESERVATION if self.reservation else self.scheduling_strategy
+        """The scheduling strategy, or `reservation`; of another region with that: `spot@us-east1`."""
+        kind = RESERVATION if self.reservation else self.scheduling_strategy
+        return f"{kind}@{self.location}" if self.location else kind
 
 
 def _named_option(value: object) -> object:
@@ -284,8 +290,7 @@ class ClusterConfig(Section):
         names = [option.name for option in self.capacity_fallback]
         if len(names) == 1 or len(set(names)) < len(names):
             raise ValueError(
-                f"capacity_fallback {names} takes two or three different strategies, and reservation; for a single one "
-                "set strategy"
+                f"capacity_fallback {names} takes several different options; for a single one set scheduling_strategy"
             )
         self._require_use_of_reservations()
         if any(not duration_s(option.wait) for option in self.capacity_fallback[:-1]):
@@ -300,6 +305,8 @@ class ClusterConfig(Section):
 
     def _require_use_of_reservations(self) -> None:
         affinity, options = self.reservation_affinity, [one for one in self.capacity_fallback if one.reservation]
+        if any(option.location for option in options):
+            raise ValueError("capacity_fallback: reservation takes no location: its zone is fixed")
         if any(option.scheduling_strategy != "standard" for option in options):
             raise ValueError(
                 "capacity_fallback: reservation needs scheduling_strategy standard, as it is no Spot machine"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S
-from vlmpipe.job_spec.build import Job, reducer_count
+from vlmpipe.job_spec.build import Job, in_region, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.communication import FP32_BYTES
@@ -79,6 +79,7 @@ class Cost:
     assumptions: tuple[str, ...]
     missing: tuple[str, ...]
     capacity_fallback: tuple[Term, ...] = ()  # the terms of training's options in order; empty without a fallback
+    elsewhere: dict[str, TermCost] = field(default_factory=dict)  # training's options in other regions, by name
     usd_range: tuple[float, float] | None = None  # if training takes the low or the high share of its planned time
 
     def doubts(self, most_lost: float) -> list[str]:
@@ -97,9 +98,14 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
     """Cost on every term; `term` is the run file's."""
     config, shape = case.config, case.shape
     by_term = {term: term_cost(case, time, cache, prices, term) for term in TERMS}
+    elsewhere = {
+        one.name: term_cost(_in_region(case, one.location), time, cache, prices, one.scheduling_strategy)
+        for one in config.cluster.capacity_fallback
+        if one.location
+    }
     # With capacity fallback any option may be the one that runs: the user confirms the dearest.
     chosen = max(
-        (by_term[term] for term in config.cluster.strategies),
+        (*(by_term[term] for term in config.cluster.strategies), *elsewhere.values()),
         key=lambda found: math.inf if found.usd is None else found.usd,
     )
     storage_bytes = 0
@@ -116,8 +122,9 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         by_term=by_term,
         term=chosen.term,
         capacity_fallback=tuple(
-            dict.fromkeys(option.scheduling_strategy for option in config.cluster.capacity_fallback)
+            dict.fromkeys(one.scheduling_strategy for one in config.cluster.capacity_fallback if not one.location)
         ),
+        elsewhere=elsewhere,
         usd=chosen.usd,
         usd_range=_usd_range(chosen, time),
         steps=chosen.steps,
@@ -134,6 +141,11 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         assumptions=tuple(_assumptions(config, time, chosen, runs, old=chosen.old or storage.old)),
         missing=missing,
     )
+
+
+def _in_region(case: Scenario, location: str) -> Scenario:
+    """The scenario with training in another region, at its prices: those of all jobs are taken from there."""
+    return replace(case, config=in_region(case.config, location))
 
 
 def _usd_range(chosen: TermCost, time: Time) -> tuple[float, float] | None:
@@ -246,6 +258,11 @@ def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | 
         yield (
             f"Training tries {options} (cluster.capacity_fallback; 0s waits without end). The cost is that of the "
             f"dearest, {chosen.term}; waiting costs nothing, and what an earlier option trained is not trained again."
+        )
+    if any(option.location for option in fallback):
+        yield (
+            f"Options in other regions read data and write checkpoints in the bucket of {config.gcp.location}: that is "
+            "slower, and its network traffic is not in the cost."
         )
     if plan.failures_per_gpu_hour:
         yield (

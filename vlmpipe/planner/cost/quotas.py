@@ -31,7 +31,8 @@ def quotas(config: RunConfig) -> dict[str, int]:
     uri = join_uri(config.root_uri("vertex"), "runs", config.name)
     runs = config.stage_runs().values()
     for run, job in ((one, job) for one in runs for job in jobs_of(one)):
-        for option in capacity_options(run, job):
+        here = (one for one in capacity_options(run, job) if one.gcp.location == config.gcp.location)
+        for option in here:
             spec = job_spec(option, job, uri)
             one: Counter[str] = Counter()
             kind = "preemptible_" if spec["scheduling"].get("strategy") in PREEMPTIBLE else ""

@@ -49,7 +49,7 @@ class CustomJobs:
         """What a client may ask for."""
         return {
             ("POST", False, ""): lambda: self.create(call),
-            ("GET", False, ""): lambda: {"customJobs": [as_dict(job) for job in labelled(self.jobs.values(), call)]},
+            ("GET", False, ""): lambda: {"customJobs": [as_dict(job) for job in self.listed(call)]},
             ("GET", True, ""): lambda: as_dict(self.asked(call.name)),
             ("POST", True, "cancel"): lambda: self.cancel(call.name),
         }
@@ -58,12 +58,16 @@ class CustomJobs:
         """customJobs.create. Raises ApiError for what the real service refuses."""
         job = call.parse(api.CustomJob)
         check_custom_job(job)
-        job.name = f"{self._parent}/customJobs/{9001 + len(self.jobs)}"
+        job.name = f"{call.parent}/customJobs/{9001 + len(self.jobs)}"
         job.create_time = job.update_time = self.moment()
         job.state = api.JobState.JOB_STATE_PENDING
         self.jobs[job.name] = job
         self._created.add(job.name)
         return as_dict(job)
+
+    def listed(self, call: Call) -> list[api.CustomJob]:
+        """The jobs of the call's region that its filter asks for."""
+        return labelled((job for name, job in self.jobs.items() if name.startswith(f"{call.parent}/")), call)
 
     def asked(self, name: str) -> api.CustomJob:
         """The job, one state further each time if a client created it: others follow their pipeline."""

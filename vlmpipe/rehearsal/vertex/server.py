@@ -56,6 +56,7 @@ class VertexServer(LocalServer):
     ) -> None:
         super().__init__(handler or VertexHandler)
         self.parent = f"projects/{project}/locations/{location}"
+        self.parents = {self.parent}  # that requests may name; custom jobs may be in another region
         self.jobs: dict[str, PipelineJob] = {}
         self.schedules = Schedules(self.parent, check_job)
         self.custom_jobs = jobs(self.parent)
@@ -118,7 +119,7 @@ class VertexServer(LocalServer):
         if parent.split("/")[1] != self.parent.split("/")[1]:
             # The real service does not tell strangers which projects exist.
             raise ApiError(403, f"Permission denied on resource {parent} (or it may not exist).")
-        if parent != self.parent:
+        if parent not in self.parents:
             raise ApiError(404, f"The location {parent} does not exist")
 
 

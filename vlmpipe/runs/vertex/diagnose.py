@@ -104,10 +104,9 @@ def _custom_jobs(address: Address, names: Iterable[str], notes: list[str]) -> li
     """The jobs that can be read; a note where one cannot."""
     found: list[CustomJob] = []
     try:
-        client = job_client(address.place.location)
         with translate_errors(address.place, role=VIEWER, what="custom job"):
-            for name in names:
-                found.append(send_request(client.get_custom_job, name=name))
+            for name in names:  # one of a capacity fallback may be in another region
+                found.append(send_request(job_client(name.split("/")[3]).get_custom_job, name=name))
     except UserError as error:
         notes.append(f"a custom job could not be read: {error.found}")
     return found

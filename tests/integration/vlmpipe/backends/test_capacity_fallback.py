@@ -26,6 +26,7 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import Job, check_jobs, job_settings, worker_pools
+from vlmpipe.planner.sweep import plan_config
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 
 SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
@@ -77,6 +78,7 @@ def climb(server: FakeVertex, run: Path, wanted: RunConfig | None = None, job: J
         "worker_pool_specs": worker_pools(wanted, job, str(run)),
         "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
         "base_output_directory": {"output_uri_prefix": str(run)},
+        **({"tensorboard": wanted.gcp.tensorboard} if wanted.gcp.tensorboard else {}),
     }
     fallback = CapacityFallback(settings, spec, now=lambda: server.custom_jobs.now, sleep=server.custom_jobs.sleep)
     with translate_errors(fallback.place, what="custom job"):
@@ -131,6 +133,70 @@ def test_a_reservation_is_an_option_and_the_others_leave_it_alone(server: FakeVe
     assert [list(machine.reservation_affinity.values) for machine in pools[0]] == [[RESERVATION]] * len(pools[0])
     assert not any("reservation_affinity" in machine for of_job in pools[1:] for machine in of_job)
     assert next(iter(server.custom_jobs.jobs.values())).display_name == "llava-7b-zero2-spot-train-reservation"
+
+
+def test_an_option_may_be_in_another_region_and_the_next_one_at_home(server: FakeVertex, run: Path) -> None:
+    elsewhere = "projects/test-project/locations/us-east1"
+    wanted = config(
+        "cluster.capacity_fallback=[spot, {scheduling_strategy: spot, location: us-east1}, standard]",
+        "gcp.tensorboard=projects/test-project/locations/us-central1/tensorboards/1",
+    )
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    plan = json.loads((run / "plan.json").read_text())
+    plan["cost"]["elsewhere"] = {"spot@us-east1": {"steps": [{"job": "train", "usd_per_hour": 3600.0}]}}
+    (run / "plan.json").write_text(json.dumps(plan))
+    server.parents.add(elsewhere)
+    server.custom_jobs.scripts = [[STOCKOUT], [Step("RUNNING"), Step("RUNNING"), STOCKOUT], RUNS]
+    resources = json.loads(climb(server, run, wanted))["resources"][0]["resourceUri"]
+    assert tried(run) == [("spot", "no capacity"), ("spot@us-east1", "no capacity"), ("standard", "done")]
+    jobs = list(server.custom_jobs.jobs.values())
+    assert [job.name.rpartition("/customJobs")[0] for job in jobs] == [server.parent, elsewhere, server.parent]
+    assert jobs[1].display_name == "llava-7b-zero2-spot-train-spot-us-east1"
+    assert [bool(job.job_spec.tensorboard) for job in jobs] == [True, False, True]
+    assert len({job.job_spec.base_output_directory.output_uri_prefix for job in jobs}) == 1
+    assert resources.startswith("https://us-central1-aiplatform.googleapis.com/v1/")
+    dollars = [one["usd"] for one in json.loads((run / "capacity_fallback.json").read_text())["attempts"]]
+    assert dollars[1] >= 20, "at that region's price"
+    server.custom_jobs.scripts = [[STOCKOUT], RUNS]
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()) + "\n")  # resumed
+    resources = json.loads(climb(server, run, wanted))["resources"][0]["resourceUri"]
+    assert resources.startswith(f"https://us-east1-aiplatform.googleapis.com/v1/{elsewhere}/customJobs/")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["cluster.capacity_fallback=[{scheduling_strategy: spot, location: us-central1}, spot]"], "which is gcp.loc"),
+        (
+            [
+                "cluster.capacity_fallback=[spot, {scheduling_strategy: spot, location: us-east1}]",
+                "gcp.encryption_spec_key_name=projects/p/locations/us-central1/keyRings/r/cryptoKeys/k",
+            ],
+            r"spot@us-east1 with gcp\.encryption_spec_key_name, which is of us-central1",
+        ),
+        (
+            [
+                RESERVED,
+                "cluster.capacity_fallback=[{scheduling_strategy: standard, reservation: true, location: us-east1}, "
+                "reservation]",
+            ],
+            "reservation takes no location",
+        ),
+    ],
+)
+def test_a_region_that_cannot_help_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(RunFileError, match=said):
+        config(*overrides)
+
+
+def test_machines_that_another_region_has_not_are_refused_and_its_price_is_planned() -> None:
+    fallback = "cluster.capacity_fallback=[spot, {scheduling_strategy: standard, location: %s}]"
+    with pytest.raises(ConfigError, match=r"found NVIDIA_A100_80GB in us-west3.*job train on standard in us-west3"):
+        check_jobs(config(fallback % "us-west3"), "gs://bucket/runs/r")
+    cost = plan_config(config(fallback % "europe-west4")).cost
+    assert cost and list(cost.elsewhere) == ["standard@europe-west4"] and cost.capacity_fallback == ("spot",)
+    assert cost.elsewhere["standard@europe-west4"].usd != cost.by_term["standard"].usd
+    assert any("in other regions" in one and "us-central1" in one for one in cost.assumptions)
 
 
 @pytest.mark.parametrize("job", ["train", "evaluate"])
@@ -341,8 +407,8 @@ REFUSALS = {
         "cluster.reservation_affinity={reservation_affinity_type: specific_reservation}",
         "takes at least one",
     ),
-    "one option": ("cluster.capacity_fallback=[spot]", "two or three different"),
-    "a option twice": ("cluster.capacity_fallback=[spot, spot]", "two or three different"),
+    "one option": ("cluster.capacity_fallback=[spot]", "several different"),
+    "a option twice": ("cluster.capacity_fallback=[spot, spot]", "several different"),
     "an endless wait before others": (
         "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 0s}, standard]",
         "only the last option",
