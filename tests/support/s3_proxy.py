@@ -18,6 +18,7 @@ class FaultyProxy(FaultyServer):
     def __init__(self, upstream: str) -> None:
         super().__init__(_ProxyHandler)
         self.upstream = urlsplit(upstream).netloc
+        self.error_codes: dict[int, str] = {}  # S3's word for a status that a fault answers
         self.ranges: list[str] = []  # what each download asked for; empty is the whole
 
 
@@ -28,7 +29,7 @@ class _ProxyHandler(Handler):
         fault: Fault | None = self.fake.take_fault(self.command, self.path, body)
         action = fault.action if fault else ""
         if fault and action == "status":
-            self.send(fault.code, {"Content-Length": "0"})
+            self._refuse(fault.code)
             return
         if action == "drop_before":
             self.close_connection = True
@@ -54,6 +55,12 @@ class _ProxyHandler(Handler):
             data = data[: len(data) // 2]
         if action == "corrupt" and data:
             data = bytes([data[0] ^ 1]) + data[1:]
+        self.wfile.write(data)
+
+    def _refuse(self, status: int) -> None:
+        code = self.fake.error_codes.get(status, "")
+        data = f"<Error><Code>{code}</Code><Message>a fault</Message></Error>".encode() if code else b""
+        self.send(status, {"Content-Length": str(len(data)), "Content-Type": "application/xml"})
         self.wfile.write(data)
 
     do_HEAD = Handler._serve

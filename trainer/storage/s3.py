@@ -15,6 +15,7 @@ import base64
 import contextlib
 import functools
 import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -26,6 +27,7 @@ from botocore.config import Config
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import (
     AlreadyExistsError,
+    CorruptObjectError,
     ObjectInfo,
     Storage,
     VersionConflictError,
@@ -39,6 +41,7 @@ LARGEST_COPY_BYTES = 5 << 30  # in one request: docs.aws.amazon.com/AmazonS3/lat
 DOWNLOAD_CHUNK_BYTES = 1 << 20
 CONNECT_S, READ_S = 10, 60
 ATTEMPTS = 8  # of one request, with waits that double up to 20 s
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0  # while another conditional write of the same object is under way
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 MISSING = ("NoSuchKey", "404")
 CHANGED = ("BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch")
@@ -110,8 +113,12 @@ class S3Storage(BucketStorage):
         if info.size_bytes > LARGEST_COPY_BYTES:
             target.upload(self.fetch(name), new_name, crc32c=info.crc32c)
             return
-        with _readable_errors("copying", self.uri(name)):
-            self._client.copy_object(**target._at(new_name), CopySource=self._at(name), CopySourceIfMatch=info.version)
+        try:
+            with _readable_errors("copying", self.uri(name)):
+                source = {"CopySource": self._at(name), "CopySourceIfMatch": info.version}
+                self._client.copy_object(**target._at(new_name), **source)
+        except (_MissingError, _ConditionError) as error:
+            raise CorruptObjectError(f"{self.uri(name)} was deleted or replaced while it was copied") from error
 
     def _at(self, name: str) -> dict[str, str]:
         return {"Bucket": self.bucket_name, "Key": self._key(name)}
@@ -163,7 +170,7 @@ class S3Storage(BucketStorage):
         """Write where the condition holds. False where it does not."""
         nonce = uuid.uuid4().hex
         checksum = _encoded(crc32c_of(data))
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 with _readable_errors("writing", self.uri(name)):
                     self._client.put_object(
@@ -176,7 +183,8 @@ class S3Storage(BucketStorage):
                     return True
                 if isinstance(error, _MissingError) or not error.is_busy:
                     return False
-        return False
+            time.sleep(min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S))  # Amazon asks to try again
+        raise _unanswered("another conditional write of it does not end", "writing", self.uri(name))
 
     def _transfer(self, name: str, sink: Summed) -> int | None:
         answer = self._begin_reading(name)
@@ -196,7 +204,7 @@ class S3Storage(BucketStorage):
                         return checksum
                     rest = {"Range": f"bytes={sink.bytes}-", "IfMatch": answer["ETag"]}
                     answer = self._client.get_object(**self._at(name), **rest)
-        except (boto.FlexibleChecksumError, _ConditionError):  # another sum than CRC32C; or replaced meanwhile
+        except (boto.FlexibleChecksumError, _ConditionError, _MissingError):  # another sum; replaced, deleted meanwhile
             return CORRUPT
 
     def _begin_reading(self, name: str) -> Mapping[str, Any]:

@@ -125,6 +125,20 @@ def test_a_large_file_goes_up_in_parts_with_one_checksum(
     assert other.list() == []
 
 
+def test_another_conditional_write_under_way_is_waited_for(
+    store: S3Storage, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.error_codes[409] = "ConditionalRequestConflict"
+    proxy.faults.append(Fault("status", code=409, times=2, method="PUT"))
+    store.create("COMMIT", b"mine")
+    assert store.read("COMMIT") == b"mine" and proxy.faults[0].times == 0
+    monkeypatch.setattr(s3_module, "FIRST_WAIT_S", 0.0)
+    proxy.faults.append(Fault("status", code=409, times=s3_module.ATTEMPTS, method="PUT"))
+    with pytest.raises(UserError, match="another conditional write") as caught:
+        store.create("other", b"mine")
+    assert caught.value.code == ExitCode.UNAVAILABLE and store.stat("other") is None
+
+
 def test_a_failed_part_leaves_no_upload_behind(
     store: S3Storage, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
