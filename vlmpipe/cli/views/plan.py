@@ -216,17 +216,11 @@ def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:
 def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield ""
     terms = {term: cost["by_term"][term] for term in TERMS}
+    numbers = cost.get("option_numbers") or {}  # of a capacity fallback; plans of earlier releases have none
     table = ruled_table("cost", wrap=False)
     for term in terms:
         chosen = term == cost["term"]
-        options = list(cost.get("capacity_fallback") or ())  # plans of earlier releases have none
-        mark = (
-            f" ◂ option {options.index(term) + 1}"
-            if term in options
-            else " ◂ run file"
-            if chosen and not options
-            else ""
-        )
+        mark = f" ◂ option {numbers[term]}" if term in numbers else " ◂ run file" if chosen and not numbers else ""
         table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
     table.add_row("whole run", *(amount(found["usd"]) if found["possible"] else "–" for found in terms.values()))
     for job in dict.fromkeys(step["job"] for found in terms.values() for step in found["steps"]):
@@ -241,7 +235,7 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield table
     for name, found in (cost.get("elsewhere") or {}).items():
         price = amount(found["usd"]) if found["possible"] else f"not possible: {found['why_not']}"
-        yield Text(f"In another region, {name}: {price}.")
+        yield Text(f"Option {numbers[name]}, {name}, in another region: {price}.")
     for term, found in terms.items():
         if not found["possible"]:
             yield Text(f"{term} is not possible: {found['why_not']}.")

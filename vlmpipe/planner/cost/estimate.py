@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S
+from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
 from vlmpipe.job_spec.build import Job, in_region, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.scenario import Scenario
@@ -80,6 +80,7 @@ class Cost:
     missing: tuple[str, ...]
     capacity_fallback: tuple[Term, ...] = ()  # the terms of training's options in order; empty without a fallback
     elsewhere: dict[str, TermCost] = field(default_factory=dict)  # training's options in other regions, by name
+    option_numbers: dict[str, int] = field(default_factory=dict)  # of a term or an option elsewhere, from 1
     usd_range: tuple[float, float] | None = None  # if training takes the low or the high share of its planned time
 
     def doubts(self, most_lost: float) -> list[str]:
@@ -125,6 +126,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
             dict.fromkeys(one.scheduling_strategy for one in config.cluster.capacity_fallback if not one.location)
         ),
         elsewhere=elsewhere,
+        option_numbers=_option_numbers(config.cluster),
         usd=chosen.usd,
         usd_range=_usd_range(chosen, time),
         steps=chosen.steps,
@@ -141,6 +143,13 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         assumptions=tuple(_assumptions(config, time, chosen, runs, old=chosen.old or storage.old)),
         missing=missing,
     )
+
+
+def _option_numbers(cluster: ClusterConfig) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for number, option in enumerate(cluster.capacity_fallback, start=1):
+        numbers.setdefault(option.name if option.location else option.scheduling_strategy, number)
+    return numbers
 
 
 def _in_region(case: Scenario, location: str) -> Scenario:

@@ -195,6 +195,7 @@ def test_machines_that_another_region_has_not_are_refused_and_its_price_is_plann
         check_jobs(config(fallback % "us-west3"), "gs://bucket/runs/r")
     cost = plan_config(config(fallback % "europe-west4")).cost
     assert cost and list(cost.elsewhere) == ["standard@europe-west4"] and cost.capacity_fallback == ("spot",)
+    assert cost.option_numbers == {"spot": 1, "standard@europe-west4": 2}
     assert cost.elsewhere["standard@europe-west4"].usd != cost.by_term["standard"].usd
     assert any("in other regions" in one and "us-central1" in one for one in cost.assumptions)
 

@@ -101,7 +101,7 @@ def test_the_hourly_price_is_shown_where_hours_are_not_known() -> None:
 
 def test_a_ladder_marks_its_rungs_in_order() -> None:
     plan = amber()
-    plan["cost"]["capacity_fallback"] = ["spot", "standard"]
+    plan["cost"]["option_numbers"] = {"spot": 1, "standard": 2}
     header = line_with(printed(plan), "cost ")
     assert "spot ◂ option 1" in header and "standard ◂ option 2" in header and "run file" not in header
 
