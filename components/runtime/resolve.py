@@ -20,7 +20,6 @@ from trainer.external.dry_start import require_startable
 from trainer.secret_manager import use_hub_token, use_secrets
 from trainer.storage import open_storage
 from trainer.storage.base import in_bucket
-from trainer.storage.bucket import require_exclusive_create
 from trainer.storage.model_folders import bucket_address, revision_of
 from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
@@ -128,7 +127,9 @@ def resolve(
         name: RunPaths(run_id=stage_run_id(run_id or job_name, name, stages), root_uri=root_uri) for name in stages
     }
     if root_uri.startswith("s3://"):
-        require_exclusive_create(open_storage(root_uri))
+        from trainer.storage.s3 import S3Storage, require_conditional_writes  # not above: its library is an extra
+
+        require_conditional_writes(S3Storage(root_uri))
     stage = settings["stage"]
     this, number = paths[stage], stages.index(stage)
     plans: dict[str, Plan | None] = {}

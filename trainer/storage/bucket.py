@@ -6,7 +6,6 @@ import fcntl
 import io
 import os
 import tempfile
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, ClassVar
@@ -16,10 +15,8 @@ import google_crc32c
 from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from trainer.storage.base import (
     TEMPORARY_PREFIX,
-    AlreadyExistsError,
     CorruptObjectError,
     ObjectInfo,
-    Storage,
     cache_folder,
     clean_name,
     crc32c_of,
@@ -133,26 +130,6 @@ class BucketStorage:
             os.replace(temporary, target)
         finally:
             Path(temporary).unlink(missing_ok=True)
-
-
-def require_exclusive_create(store: Storage) -> None:
-    """Raise ConfigError for a store in which two writers could both create an object, as some servers of S3's API do.
-
-    Checkpoints are committed, and starts of a run counted, by such writes.
-    """
-    name = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
-    store.create(name, b"first")
-    try:
-        store.create(name, b"second")
-    except AlreadyExistsError:
-        return
-    finally:
-        store.delete(name)
-    raise ConfigError(
-        f"the server of {store.root_uri} ignores If-None-Match: it overwrites an object that must be new",
-        expected="a server with conditional writes, such as Amazon S3, MinIO since 2024-11 or SeaweedFS 4",
-        fix="update the server, or set output.root_uri to another store",
-    )
 
 
 class Summed:

@@ -17,7 +17,7 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import boto3
@@ -26,6 +26,7 @@ from botocore.config import Config
 
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage.base import (
+    TEMPORARY_PREFIX,
     AlreadyExistsError,
     CorruptObjectError,
     ObjectInfo,
@@ -216,6 +217,40 @@ class S3Storage(BucketStorage):
         return answer
 
 
+def require_conditional_writes(store: S3Storage) -> None:
+    """Raise ConfigError for a server that lets two writers succeed where one must fail, as some do.
+
+    Checkpoints are committed by writes that create, and starts of a run counted by swaps.
+    """
+    name = f"{TEMPORARY_PREFIX}probe-{uuid.uuid4().hex}"
+    store.create(name, b"first")
+    first = store.stat(name)
+    try:
+        refused = {
+            "creating an object that is there": _is_refused(lambda: store.create(name, b"second")),
+            "swapping one that has changed": _is_refused(lambda: store.replace(name, b"third", '"another"')),
+        }
+        store.delete(name)
+        version = first.version if first else ""
+        refused["swapping one that is gone"] = _is_refused(lambda: store.replace(name, b"fourth", version))
+    finally:
+        store.delete(name)
+    if ignored := [write for write, is_refused in refused.items() if not is_refused]:
+        raise ConfigError(
+            f"the server of {store.root_uri} refuses no write whose condition fails: {', '.join(ignored)}",
+            expected="a server with conditional writes, such as Amazon S3, SeaweedFS 4 or MinIO since September 2025",
+            fix="update the server, or set output.root_uri to another store",
+        )
+
+
+def _is_refused(write: Callable[[], None]) -> bool:
+    try:
+        write()
+    except (AlreadyExistsError, VersionConflictError):
+        return True
+    return False
+
+
 def holds_objects(uri: str) -> bool:
     """Whether a key begins with this one, which may be empty. Answers soon, also where nothing can be reached."""
     bucket, _, prefix = uri.removeprefix(S3Storage.scheme).partition("/")
@@ -233,6 +268,7 @@ def _default_client(attempts: int = ATTEMPTS) -> Any:
 def _client_for(endpoint: str, access_key: str, attempts: int) -> Any:
     """One client for each server and account: making one takes a tenth of a second."""
     session = boto3.Session()
+    region = session.region_name or os.environ.get("AWS_REGION") or "us-east-1"
     settings = Config(
         connect_timeout=CONNECT_S,
         read_timeout=READ_S,
@@ -243,9 +279,7 @@ def _client_for(endpoint: str, access_key: str, attempts: int) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return session.client(
-        "s3", endpoint_url=endpoint or None, region_name=session.region_name or "us-east-1", config=settings
-    )
+    return session.client("s3", endpoint_url=endpoint or None, region_name=region, config=settings)
 
 
 def _encoded(checksum: int) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,14 @@ import pytest
 from tests.fakes.gcs.faults import Fault
 from tests.support.s3 import READER, S3Server
 from tests.support.s3_proxy import FaultyProxy
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage import s3 as s3_module
 from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
 from trainer.storage.file_sums import crc32c_in
 from trainer.storage.local import LocalStorage
 from trainer.storage.regular_files import FileTooLargeError
-from trainer.storage.s3 import S3Storage
+from trainer.storage.s3 import S3Storage, require_conditional_writes
 
 PART = 5 << 20  # the least that S3 takes of a part which is not the last
 TRANSIENT = [Fault("status", code=503, times=2), Fault("drop_before"), Fault("drop_after")]
@@ -192,6 +193,35 @@ def test_errors_are_readable(s3_endpoint: S3Server, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(s3_module, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
     assert refused().code == ExitCode.UNAVAILABLE and "AWS_ENDPOINT_URL_S3" in refused().text()
+
+
+class Careless(S3Storage):
+    """A server that heeds some conditions of writes, or none."""
+
+    def __init__(self, root_uri: str, *heeded: str) -> None:
+        super().__init__(root_uri)
+        self._heeded = heeded
+
+    def _put_if(self, name: str, data: bytes, condition: Mapping[str, str]) -> bool:
+        if "IfMatch" in condition and "IfMatch there" in self._heeded and self.stat(name) is None:
+            condition = {}  # as MinIO did
+        return super()._put_if(name, data, {key: value for key, value in condition.items() if key in self._heeded})
+
+
+@pytest.mark.parametrize(
+    ("heeded", "said"),
+    [
+        ((), "creating an object that is there, swapping one that has changed, swapping one that is gone"),
+        (("IfMatch",), "fails: creating an object that is there$"),
+        (("IfNoneMatch", "IfMatch", "IfMatch there"), "fails: swapping one that is gone$"),
+    ],
+)
+def test_a_server_without_conditional_writes_is_refused(heeded: tuple[str, ...], said: str, store: S3Storage) -> None:
+    require_conditional_writes(store)
+    with pytest.raises(ConfigError) as caught:
+        require_conditional_writes(Careless(store.root_uri, *heeded))
+    assert re.search(said, caught.value.found)
+    assert store.list() == [], "nothing is left behind"
 
 
 def test_a_missing_bucket_is_named(store: S3Storage) -> None:
