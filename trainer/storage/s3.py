@@ -238,7 +238,7 @@ def require_conditional_writes(store: S3Storage) -> None:
     if ignored := [write for write, is_refused in refused.items() if not is_refused]:
         raise ConfigError(
             f"the server of {store.root_uri} refuses no write whose condition fails: {', '.join(ignored)}",
-            expected="a server with conditional writes, such as Amazon S3, SeaweedFS 4 or MinIO since September 2025",
+            expected="a server with conditional writes, such as Amazon S3, SeaweedFS 4 or a MinIO after August 2025",
             fix="update the server, or set output.root_uri to another store",
         )
 

@@ -19,6 +19,7 @@ from tests.fakes.hub import FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
 from tests.support.paths import ROOT
 from trainer.errors import ExitCode
+from trainer.storage.s3 import S3Storage
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import RunConfig, load_run_file
 
@@ -250,3 +251,16 @@ def test_the_command_looks_up_only_when_asked_to(
 def test_a_job_spec_has_nothing_to_look_up(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     code, text = vlmpipe(monkeypatch, capfd, "--job-spec", "job.yaml", "--online")
     assert code == 64 and "--online is given with a job spec" in text
+
+
+def test_addresses_on_s3_are_looked_up(s3: S3Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.write("tars/train-000001.tar", b"bytes")
+    found = {
+        name: lookups("storage", data__source=f"'{s3.uri(name)}'")[0]
+        for name in ("tars/train-{000000..000009}.tar", "tars", "nothing")
+    }
+    assert [one.state for one in found.values()] == ["ok", "ok", "failed"]
+    assert found["nothing"].code == ExitCode.NOT_FOUND and "nothing is stored at s3://" in found["nothing"].text
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    (unanswered,) = lookups("storage", data__source=s3.uri("tars"))
+    assert (unanswered.state, unanswered.code) == ("failed", ExitCode.UNAVAILABLE)

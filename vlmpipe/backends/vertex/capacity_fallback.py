@@ -90,6 +90,7 @@ class CapacityFallback:
         self._options = fallback if self._falls_back else [_only_option(settings)]
         self._max_spend_usd: float | None = cluster["max_spend_usd"] if self._falls_back else None
         self._prices = _prices(read_record(self._store, "plan.json"), step)
+        self._clients: dict[str, JobServiceClient] = {}  # by region
         info = self._store.stat("run.json")
         # A resumed run writes run.json again, and starts with the first option.
         self._of_run = info.version if info else ""
@@ -117,9 +118,15 @@ class CapacityFallback:
     def _place(self, option: CapacityOption) -> Place:
         return Place(self.place.project, option.location or self.place.location)
 
-    def _client(self, job: str) -> JobServiceClient:
+    def _client(self, location: str) -> JobServiceClient:
+        """The region's client, made once: a job is asked for over days."""
+        if location not in self._clients:
+            self._clients[location] = job_client(location)
+        return self._clients[location]
+
+    def _client_of(self, job: str) -> JobServiceClient:
         """The client of the region in the job's resource name."""
-        return job_client(job.split("/")[3])
+        return self._client(job.split("/")[3])
 
     def _try(self, attempt: Attempt, option: CapacityOption) -> None:
         """Start the option's job, or find it, and watch it to its end. Sets the outcome, or raises."""
@@ -141,7 +148,7 @@ class CapacityFallback:
     def _abandon(self, attempt: Attempt, place: Place) -> None:
         """Cancel the option's job, also one whose creation was not answered; print it where that fails."""
         try:
-            if not attempt.job and (found := find_job(job_client(place.location), place, attempt.token)):
+            if not attempt.job and (found := find_job(self._client(place.location), place, attempt.token)):
                 attempt.job = found.name
             if not attempt.job:
                 return  # its label stays on record, should it be listed later
@@ -214,7 +221,7 @@ class CapacityFallback:
         request = self._request(attempt, option)
         self._write()
         place = self._place(option)
-        found = create_job(job_client(place.location), place, request, self._sleep)
+        found = create_job(self._client(place.location), place, request, self._sleep)
         attempt.job = found.name
         self._write()
         print(f"{attempt.strategy}: {found.name}", flush=True)
@@ -240,7 +247,7 @@ class CapacityFallback:
         )
 
     def _get(self, name: str) -> api.CustomJob:
-        return send_request(self._client(name).get_custom_job, name=name)
+        return send_request(self._client_of(name).get_custom_job, name=name)
 
     def _cancel(self, attempt: Attempt, reason: str) -> None:
         attempt.cancelled_for = reason
@@ -249,7 +256,7 @@ class CapacityFallback:
 
     def _send_cancel(self, attempt: Attempt) -> None:
         with contextlib.suppress(exceptions.BadRequest):  # it ended meanwhile; the next look says how
-            send_request(self._client(attempt.job).cancel_custom_job, name=attempt.job)
+            send_request(self._client_of(attempt.job).cancel_custom_job, name=attempt.job)
 
     # ---- what was tried
 

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.trainer.benchmark_files import write
 from trainer.config.job import JobConfig
 from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import open_storage
+from trainer.storage import open_storage, s3
 from trainer.storage.model_folders import revision_of
 from trainer.weights_digest import model_sha256
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -172,6 +172,19 @@ def test_a_run_on_kubeflow_is_planned_and_needs_data_that_a_pod_can_read(tmp_pat
     said = refusal_on_kubeflow(on_vertex(tmp_path), data_uri="samples.json")
     assert "for Kubeflow" in said and "expected gs://bucket/folder, s3://" in said
     assert "plan is red" in refusal_on_kubeflow(on_vertex(tmp_path), overrides='{"train.strategy": "ddp"}')
+
+
+def test_the_first_step_tries_whether_a_server_heeds_conditions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ignored(store: s3.S3Storage) -> None:
+        raise ConfigError(f"{store.root_uri} ignores conditions")
+
+    monkeypatch.setattr(s3, "require_conditional_writes", ignored)
+    config = on_vertex(tmp_path)
+    compiled = compiled_settings(config, "kubeflow", "s3://bucket/root")
+    with pytest.raises(ConfigError, match="s3://bucket/root ignores conditions"):
+        resolve(json.dumps(config.to_dict()), compiled, job_name="digits-1")
 
 
 def refusal_on_kubeflow(config: RunConfig, **inputs: Any) -> str:
