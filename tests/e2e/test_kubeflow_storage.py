@@ -1,0 +1,79 @@
+"""The whole graph as it is compiled for Kubeflow, with its files on a real S3 server, and in a volume's folder.
+
+Steps run through kfp.local, and their jobs as TrainJobs of a strict fake of the Kubernetes API, whose nodes get their
+account from the cluster's secret. The volume is not mounted: its folder is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.kubernetes.api import FakeKubernetes
+from tests.support.paths import ROOT
+from tests.support.s3 import s3_server
+from tests.support.short_form import only_whole
+from trainer.storage import open_storage
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400), only_whole]
+SMALL = (
+    "cluster.image_uri=registry.example.com/vlmpipe/trainer:1",
+    "gcp.pipeline_image=registry.example.com/vlmpipe/pipeline:1",
+    "train.max_steps=40",
+    "gate.min_exact_match=0",
+    "gate.min_margin_over_chance=null",
+    "gate.min_margin_over_shuffled_image=null",
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKubernetes]:
+    with FakeKubernetes() as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path)))
+        monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path))
+        yield cluster
+
+
+def test_a_run_on_s3_goes_from_data_to_a_registered_model(
+    cluster: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server(tmp_path / "s3") as server:
+        cluster.secrets = {"minio": {"accesskey": server.access_key, "secretkey": server.secret_key}}
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        storage = (
+            f"kubeflow.s3_endpoint={server.endpoint}",
+            "kubeflow.secret_env={AWS_ACCESS_KEY_ID: minio/accesskey, AWS_SECRET_ACCESS_KEY: minio/secretkey}",
+        )
+        goes_to_its_end(cluster, "s3://bucket", *storage)
+
+
+def test_a_run_on_a_volume_goes_from_data_to_a_registered_model(cluster: FakeKubernetes, tmp_path: Path) -> None:
+    mount = tmp_path / "mnt"
+    mount.mkdir()
+    goes_to_its_end(cluster, str(mount), f"kubeflow.volumes=[{{claim: team-data, mount_path: {mount}}}]")
+    for job in cluster.jobs.values():
+        assert f'"mountPath": "{mount}"' in json.dumps(job)
+
+
+def goes_to_its_end(cluster: FakeKubernetes, place: str, *storage: str) -> None:
+    """Run the graph with everything under `place`, and assert what it leaves there."""
+    overrides = [f"output.root_uri={place}/root", f"register.registry={place}/registry", *storage, *SMALL]
+    program = [sys.executable, "-m", "tests.support.pipelines.kubeflow_graph", "configs/digits.yaml", "r1"]
+    done = subprocess.run([*program, *overrides], cwd=ROOT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    jobs = [name.rpartition("-")[0] for name in cluster.jobs]
+    assert jobs == ["digits-cache-features", "digits-train", "digits-evaluate"]
+    run, registry = open_storage(f"{place}/root/runs/r1"), open_storage(f"{place}/registry")
+    names = [info.name for info in run.list()]
+    assert {"report.html", "evaluate.json", "export/model.safetensors"} <= set(names)
+    assert any(name.startswith("logs/events.out.tfevents") for name in names)
+    registered = json.loads(run.read("registered.json"))
+    assert registered["model"] == "digits" and registered["uri"].startswith(f"{place}/registry/")
+    assert [info.name for info in registry.list()]
