@@ -56,7 +56,7 @@ def export_checkpoint(
     tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
     adapted = family.blueprint(job.model, tokenizer)
     adapters = adapters_of(adapted)
-    blueprint = family.blueprint(without_adapters(job.model), tokenizer)
+    blueprint = family.blueprint(without_adapters(job.model), tokenizer) if adapters else adapted
     initial = family.initial_weights(job.model, tokenizer)
     _require_same_base(checkpoint, initial, sorted(frozen_weights(adapted)))
     if job.model.quantizes_base:

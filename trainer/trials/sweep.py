@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,8 @@ from typing import Any
 from trainer import launch
 from trainer.config.job import JobConfig
 from trainer.distributed.cluster_env import read_cluster
-from trainer.errors import ConfigError, ExitCode, UserError, run_main
+from trainer.distributed.process import run_worker
+from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.progress import Progress
 from trainer.secret_manager import use_secrets
 from trainer.storage import open_storage
@@ -119,6 +119,7 @@ def _prepared(training: Mapping[str, Any]) -> bytes:
 
 def _forked(run_uris: Sequence[str]) -> Run:
     """In children of this process, which imports everything once."""
+    import trainer.checkpoint.sync
     import trainer.evaluation.evaluate as evaluation
     import trainer.train as training
     from trainer.models.registry import family_of
@@ -186,4 +187,4 @@ def _export(job: JobConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    run_worker(main)  # an interpreter that has imported torch and transformers takes a second to end by itself
