@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from lark import UnexpectedInput
 
 from tests.support.paths import ROOT
-from tests.support.pipelines.terraform_files import Module, read_schema
+from tests.support.pipelines.terraform_files import Module
+from tests.support.pipelines.terraform_provider import run_terraform
 from vlmpipe.config.sections.gcp import GcpConfig, PscInterfaceConfig
 
-FOLDER = ROOT / "terraform"
-SCHEMA = read_schema(ROOT / "tests/fixtures/terraform/google-7.45.0.json")
+FOLDER = ROOT / "terraform/modules/vlmpipe"
+ENVIRONMENTS = ("dev", "test", "prod")
+SCHEMA = ROOT / "tests/fixtures/terraform/google-7.45.0.json"
 GUIDE = ROOT / "docs/how-to/first-run-on-vertex.md"
 
 # Account, role, and what it is on. Who adds one says here, too, that it is meant.
@@ -33,6 +35,7 @@ GRANTS = {
     ("pipeline", "roles/storage.objectUser", "runs"),
     ("pipeline", "roles/storage.objectUser", "mirror"),
     ("trainer", "roles/logging.logWriter", ""),
+    ("trainer", "roles/aiplatform.user", ""),  # with tensorboard = true
     ("trainer", "roles/storage.objectUser", "runs"),
     ("trainer", "roles/storage.objectUser", "mirror"),
     ("builder", "roles/logging.logWriter", ""),
@@ -43,6 +46,7 @@ FIXED_ROLES = {
     "google_artifact_registry_repository_iam_member.submitter": "roles/artifactregistry.writer",
     "google_artifact_registry_repository_iam_member.pipeline": "roles/artifactregistry.reader",
     "google_secret_manager_secret_iam_member.reader": "roles/secretmanager.secretAccessor",
+    "google_service_account_iam_member.github": "roles/iam.workloadIdentityUser",
     "google_service_account_iam_member.submitters": "roles/iam.serviceAccountTokenCreator",
     "google_kms_crypto_key_iam_member.service_agents": "roles/cloudkms.cryptoKeyEncrypterDecrypter",
     "google_project_iam_member.vertex_network": "roles/compute.networkAdmin",  # Google's agent, not an account of ours
@@ -54,67 +58,69 @@ def module() -> Module:
     return Module(FOLDER)
 
 
-def test_the_files_hang_together(module: Module) -> None:
-    assert module.problems(SCHEMA) == []
-    assert module.provider_version == SCHEMA["version"], "the arguments were read from another version of the provider"
+needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
 
 
-BROKEN = {
-    "a variable that is not there": (
-        "outputs.tf",
-        "project             = var.project",
-        "project = var.projekt",
-        "var.p",
-    ),
-    "a local that is not there": ("main.tf", "for_each = local.services", "for_each = local.service", "local.service"),
-    "a key that a local has not": ("outputs.tf", "local.gcp.location", "local.gcp.region", "local.gcp.region"),
-    "a resource that is not there": (
-        "network.tf",
-        "google_compute_network.jobs[0].id",
-        "google_compute_network.x.id",
-        ".x",
-    ),
-    "an attribute that is not there": ("outputs.tf", '["pipeline"].email', '["pipeline"].mail', "no attribute mail"),
-    "an account that is not there": ("outputs.tf", '.all["trainer"]', '.all["runner"]', "runner"),
-    "a bucket that is not there": ("accounts.tf", 'bucket = "mirror", role', 'bucket = "copy", role', "on copy"),
-    "an unused variable": (
-        "variables.tf",
-        'variable "name" {',
-        'variable "spare" {}\nvariable "name" {',
-        "spare is not used",
-    ),
-    "an argument that is not there": ("buckets.tf", "public_access_prevention ", "public_access ", "no argument"),
-    "an argument that is needed": ("main.tf", 'format        = "DOCKER"', "", "format is missing"),
-    "a block that is not there": ("buckets.tf", "soft_delete_policy {", "soft_delete {", "soft_delete"),
-    "an argument inside a block": (
-        "buckets.tf",
-        "retention_duration_seconds",
-        "retention_seconds",
-        "retention_seconds",
-    ),
-    "a dynamic block's argument": ("buckets.tf", "default_kms_key_name", "kms_key", "kms_key"),
-    "a short description": (
-        "outputs.tf",
-        '"Where your data goes: data.source and data.image_folder lie under it."',
-        '"Data."',
-        "data_bucket has no",
-    ),
-}
+def _terraform(folder: Path, work: Path, *arguments: str) -> str:
+    """What terraform printed. Raises AssertionError with it where it failed."""
+    done = run_terraform([*arguments, "-no-color"], folder, SCHEMA, work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize(("file", "right", "wrong", "words"), BROKEN.values(), ids=BROKEN)
-def test_a_mistake_in_the_files_is_found(file: str, right: str, wrong: str, words: str, tmp_path: Path) -> None:
-    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
-    text = (tmp_path / file).read_text()
-    assert right in text
-    (tmp_path / file).write_text(text.replace(right, wrong))
-    assert words in "\n".join(Module(tmp_path).problems(SCHEMA))
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """terraform/ as a user has it: no state, no provider."""
+    return Path(shutil.copytree(ROOT / "terraform", tmp_path / "terraform"))
 
 
-def test_a_file_that_is_no_hcl_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "main.tf").write_text('resource "google_storage_bucket" "all" {\n  name = \n}\n')
-    with pytest.raises(UnexpectedInput):
-        Module(tmp_path)
+@needs_terraform
+def test_terraform_runs_the_modules_own_tests(copy: Path, tmp_path: Path) -> None:
+    module = copy / "modules/vlmpipe"
+    _terraform(module, tmp_path, "init", "-backend=false")
+    assert re.search(r"Success! [1-9]\d passed, 0 failed", _terraform(module, tmp_path, "test"))
+
+
+@needs_terraform
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_an_environment_is_valid_with_the_provider_that_it_pins(environment: str, copy: Path, tmp_path: Path) -> None:
+    folder = copy / "envs" / environment
+    _terraform(folder, tmp_path, "init", "-backend=false")
+    _terraform(folder, tmp_path, "validate")
+    assert Module(folder).provider_version == json.loads(SCHEMA.read_text())["version"]
+
+
+@needs_terraform
+def test_all_files_have_terraforms_own_form(copy: Path, tmp_path: Path) -> None:
+    _terraform(copy, tmp_path, "fmt", "-check", "-recursive")
+
+
+# File, what stands there, a mistake in its place, and how terraform names it.
+MISTAKES = (
+    ("buckets.tf", "public_access_prevention ", "public_access ", 'An argument named "public_access" is not expected'),
+    ("buckets.tf", "soft_delete_policy {", "soft_delete {", 'Blocks of type "soft_delete" are not expected'),
+    ("main.tf", 'format        = "DOCKER"', "", 'The argument "format" is required'),
+)
+
+
+@needs_terraform
+def test_the_provider_that_the_tests_use_is_strict(copy: Path, tmp_path: Path) -> None:
+    module = copy / "modules/vlmpipe"
+    for file, right, wrong, _ in MISTAKES:
+        text = (module / file).read_text()
+        assert right in text
+        (module / file).write_text(text.replace(right, wrong, 1))
+    _terraform(module, tmp_path, "init", "-backend=false")
+    with pytest.raises(AssertionError) as refused:
+        _terraform(module, tmp_path, "validate")
+    for *_, words in MISTAKES:
+        assert words in " ".join(str(refused.value).split())
+
+
+def test_every_variable_is_used_described_and_validated(module: Module, tmp_path: Path) -> None:
+    assert list(module.problems()) == []
+    (tmp_path / "variables.tf").write_text('variable "spare" {\n  type = string\n}\n')
+    assert len(list(Module(tmp_path).problems())) == 3
 
 
 def test_every_role_is_on_the_list_and_has_a_reason(module: Module) -> None:
@@ -162,15 +168,21 @@ def test_outputs_are_fields_of_the_run_file_and_names_of_env_sh(module: Module) 
     assert {"VERTEX_PROJECT_ID", "CONTAINER_IMAGE_REGISTRY"} <= module.keys_of("env")
 
 
+def test_environments_hand_on_what_the_module_gives(module: Module) -> None:
+    for environment in ENVIRONMENTS:
+        assert Module(ROOT / "terraform/envs" / environment).outputs.keys() == module.outputs.keys()
+
+
 def test_the_guide_names_only_what_is_there(module: Module) -> None:
     guide = GUIDE.read_text()
-    options = re.findall(r"-var='?(\w+)=", guide) + re.findall(r"^\| `(\w+) = ", guide, re.MULTILINE)
-    assert len(options) > 5
-    assert set(options) <= module.variables.keys()
-    printed = re.findall(r"output (?:-raw )?(\w+)", guide) + re.findall(r"the output `(\w+)`", guide)
+    options, settings = re.findall(r"-var='?(\w+)=", guide), re.findall(r"^\| `(\w+) = ", guide, re.MULTILINE)
+    assert options and len(settings) > 5
+    assert set(options) <= Module(ROOT / "terraform/envs/dev").variables.keys()
+    assert set(settings) <= module.variables.keys()
+    printed = re.findall(r"output (?:-raw )?(\w+)", guide) + re.findall(r"[Tt]he output `(\w+)`", guide)
     assert set(printed) == module.outputs.keys()
     accounts = set(re.findall(r"^\| account `vlmpipe-(\w+)`", guide, re.MULTILINE))
     assert accounts == module.keys_of("accounts")
     buckets = set(re.findall(r"^\| bucket `…-(\w+)`", guide, re.MULTILINE))
     assert buckets == module.keys_of("buckets") - {"mirror", "location", "soft_delete_days", "delete_after_days"}
-    assert f"version {module.provider_version}" in guide
+    assert f"version {Module(ROOT / 'terraform/envs/dev').provider_version}" in guide

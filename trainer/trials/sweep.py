@@ -119,7 +119,6 @@ def _prepared(training: Mapping[str, Any]) -> bytes:
 
 def _forked(run_uris: Sequence[str]) -> Run:
     """In children of this process, which imports everything once."""
-    import trainer.checkpoint.sync
     import trainer.evaluation.evaluate as evaluation
     import trainer.train as training
     from trainer.models.registry import family_of

@@ -28,8 +28,10 @@ locals {
 resource "google_storage_bucket" "all" {
   for_each = local.buckets
 
+  project  = var.project
   name     = "${var.project}-${var.name}-${each.key}"
   location = each.value.location
+  labels   = var.labels
 
   uniform_bucket_level_access = true       # roles alone decide, no object has rights of its own
   public_access_prevention    = "enforced" # nobody can publish an object, not even the owner by mistake

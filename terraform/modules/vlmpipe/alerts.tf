@@ -15,7 +15,9 @@ locals {
 resource "google_monitoring_notification_channel" "email" {
   for_each = var.alert_emails
 
+  project      = var.project
   display_name = "${var.name}: ${each.key}"
+  user_labels  = var.labels
   type         = "email"
   labels       = { email_address = each.key }
 
@@ -25,7 +27,9 @@ resource "google_monitoring_notification_channel" "email" {
 resource "google_monitoring_alert_policy" "logs" {
   for_each = length(var.alert_emails) > 0 ? local.alerts : {}
 
+  project               = var.project
   display_name          = "${var.name}: ${each.value.title}"
+  user_labels           = var.labels
   combiner              = "OR"
   notification_channels = [for channel in google_monitoring_notification_channel.email : channel.id]
 

@@ -11,7 +11,7 @@ locals {
     builder   = "Cloud Build of the images"
   }
 
-  project_grants = {
+  project_grants = merge({
     submitter-vertex = {
       account = "submitter", role = "roles/aiplatform.user"
       why     = "Creates, reads and cancels pipeline jobs; creates, changes, pauses and deletes schedules."
@@ -36,7 +36,12 @@ locals {
       account = "builder", role = "roles/logging.logWriter"
       why     = "A build with an account of its own can keep its log in Cloud Logging only."
     }
-  }
+    }, var.tensorboard ? {
+    trainer-tensorboard = {
+      account = "trainer", role = "roles/aiplatform.user"
+      why     = "Vertex AI uploads a job's TensorBoard files as the job's account, and Google names no narrower role for it. With it, jobs may also start jobs."
+    }
+  } : {})
 
   bucket_grants = merge(
     {
@@ -101,6 +106,7 @@ locals {
 resource "google_service_account" "all" {
   for_each = local.accounts
 
+  project      = var.project
   account_id   = "${var.name}-${each.key}"
   display_name = "${var.name} ${each.key}"
   description  = each.value
@@ -143,6 +149,7 @@ resource "google_service_account_iam_member" "submitters" {
 
 # Pushes the images, to this one repository.
 resource "google_artifact_registry_repository_iam_member" "builder" {
+  project    = var.project
   location   = google_artifact_registry_repository.images.location
   repository = google_artifact_registry_repository.images.name
   role       = "roles/artifactregistry.writer"
@@ -151,6 +158,7 @@ resource "google_artifact_registry_repository_iam_member" "builder" {
 
 # Publishes pipelines and starts what was published, from this one repository. Who may publish may start runs, and the other way round.
 resource "google_artifact_registry_repository_iam_member" "submitter" {
+  project    = var.project
   location   = google_artifact_registry_repository.templates.location
   repository = google_artifact_registry_repository.templates.name
   role       = "roles/artifactregistry.writer"
@@ -159,6 +167,7 @@ resource "google_artifact_registry_repository_iam_member" "submitter" {
 
 # For runs that are started in the console from a template: Google asks for it for the account that the pipeline runs as.
 resource "google_artifact_registry_repository_iam_member" "pipeline" {
+  project    = var.project
   location   = google_artifact_registry_repository.templates.location
   repository = google_artifact_registry_repository.templates.name
   role       = "roles/artifactregistry.reader"

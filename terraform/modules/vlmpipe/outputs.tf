@@ -8,9 +8,11 @@ locals {
       pipeline_root       = "gs://${google_storage_bucket.all["runs"].name}/vlmpipe"
     },
     var.encryption_key != "" ? { encryption_spec_key_name = var.encryption_key } : {},
-    var.private_network ? {
+    local.is_psc ? {
       psc_interface_config = { network_attachment = google_compute_network_attachment.jobs[0].id }
     } : {},
+    local.is_peering ? { network = local.network } : {},
+    var.tensorboard ? { tensorboard = google_vertex_ai_tensorboard.runs[0].name } : {},
   )
   templates = "https://${var.location}-kfp.pkg.dev/${var.project}/${google_artifact_registry_repository.templates.name}"
   registry  = "${var.location}-docker.pkg.dev/${var.project}/${google_artifact_registry_repository.images.name}"
@@ -27,16 +29,17 @@ locals {
       CLOUD_BUILD_SOURCES      = "gs://${google_storage_bucket.all["build"].name}/source"
     },
     var.encryption_key != "" ? { VERTEX_CMEK_IDENTIFIER = var.encryption_key } : {},
+    local.is_peering ? { VERTEX_NETWORK = local.network } : {},
   )
 }
 
 output "env_sh" {
-  description = "Content of env.sh: terraform output -raw env_sh > ../env.sh"
+  description = "Content of env.sh, which make reads: terraform output -raw env_sh > env.sh"
   value       = join("", [for name, value in local.env : "export ${name}=${value}\n"])
 }
 
 output "run_file" {
-  description = "The gcp section of a run file; pipeline_image is what make build prints. make fills all but psc_interface_config in from env.sh."
+  description = "The gcp section of a run file; pipeline_image is what make build prints. make fills all but psc_interface_config and tensorboard in from env.sh."
   value       = yamlencode({ gcp = local.gcp })
 }
 
@@ -53,6 +56,11 @@ output "mirror_uri" {
 output "submitter" {
   description = "The account to act as: gcloud auth application-default login --impersonate-service-account=..."
   value       = google_service_account.all["submitter"].email
+}
+
+output "workload_identity_provider" {
+  description = "What google-github-actions/auth is given as its provider; empty without github_repository."
+  value       = var.github_repository != "" ? google_iam_workload_identity_pool_provider.github[0].name : ""
 }
 
 output "secrets" {

@@ -113,18 +113,77 @@ variable "encryption_key" {
 }
 
 variable "private_network" {
-  description = "Whether jobs get a Private Service Connect interface into a network of their own, made here."
+  description = "How jobs reach private addresses: psc (a Private Service Connect interface), peering, or empty for not at all."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = contains(["", "psc", "peering"], var.private_network)
+    error_message = "Give psc, peering or nothing."
+  }
+}
+
+variable "private_network_range" {
+  description = "IPv4 range of the network made here, in CIDR form: for psc its subnet, of which every node takes an address and Google 4; for peering the range that Google's machines take, /18 or larger. Empty takes 10.8.0.0/24 and 10.8.0.0/16."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.private_network_range == "" || can(cidrhost(var.private_network_range, 15))
+    error_message = "Give a range of at least 16 addresses, such as 10.8.0.0/24."
+  }
+
+  validation {
+    condition     = var.private_network != "peering" || var.private_network_range == "" || try(tonumber(split("/", var.private_network_range)[1]) <= 18, false)
+    error_message = "Google plans custom training on peered ranges of /16 to /18: 63 to 15 jobs at once, of 8 nodes each."
+  }
+
+  validation {
+    condition     = var.private_network_range == "" || var.shared_vpc == ""
+    error_message = "The host project's network has ranges of its own: leave private_network_range or shared_vpc out."
+  }
+}
+
+variable "shared_vpc" {
+  description = "A host project's network to use instead of one made here: for psc projects/HOST/regions/REGION/subnetworks/NAME, for peering projects/HOST/global/networks/NAME, which its administrators have connected to Google's services."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = var.shared_vpc == "" || can(regex(var.private_network == "psc" ? "^projects/[^/]+/regions/[^/]+/subnetworks/[^/]+$" : "^projects/[^/]+/global/networks/[^/]+$", var.shared_vpc))
+    error_message = "Give a subnetwork's full resource name for private_network = psc, and a network's for peering."
+  }
+
+  validation {
+    condition     = var.shared_vpc == "" || var.private_network != ""
+    error_message = "Say by private_network how the jobs reach it: psc or peering."
+  }
+}
+
+variable "labels" {
+  description = "Labels of everything made here that takes any, such as { env = \"dev\", team = \"vision\" }."
+  type        = map(string)
+  default     = {}
+
+  validation {
+    condition     = alltrue([for name, value in var.labels : can(regex("^[a-z][a-z0-9_-]{0,62}$", name)) && can(regex("^[a-z0-9_-]{0,63}$", value))])
+    error_message = "Names and values have at most 63 lower-case letters, digits, underscores and dashes; a name begins with a letter."
+  }
+}
+
+variable "tensorboard" {
+  description = "Whether to make a Vertex AI TensorBoard instance (gcp.tensorboard of a run file). Google bills for what is stored in it."
   type        = bool
   default     = false
 }
 
-variable "private_network_range" {
-  description = "IPv4 range of that network's one subnet, in CIDR form; every node takes an address, 4 are Google's."
+variable "github_repository" {
+  description = "Repository OWNER/NAME whose GitHub Actions may act as the submitter account, without a key; empty for none."
   type        = string
-  default     = "10.8.0.0/24"
+  default     = ""
 
   validation {
-    condition     = can(cidrhost(var.private_network_range, 15))
-    error_message = "Give a range of at least 16 addresses, such as 10.8.0.0/24."
+    condition     = var.github_repository == "" || can(regex("^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", var.github_repository))
+    error_message = "Give OWNER/NAME, not an address."
   }
 }

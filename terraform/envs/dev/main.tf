@@ -1,0 +1,81 @@
+# The project in which people try things. Its state is a file in this folder, for one person; terraform/envs/prod shows a shared one.
+# More settings: terraform/modules/vlmpipe/variables.tf.
+
+terraform {
+  required_version = ">= 1.9.0, < 2.0.0"
+
+  required_providers {
+    google = {
+      source  = "hashicorp/google"
+      version = "7.45.0"
+    }
+  }
+}
+
+provider "google" {
+  project = var.project
+  region  = var.location
+}
+
+module "vlmpipe" {
+  source = "../../modules/vlmpipe"
+
+  project    = var.project
+  location   = var.location
+  submitters = var.submitters
+
+  labels                      = { env = "dev" }
+  delete_buckets_with_content = var.delete_buckets_with_content
+}
+
+variable "project" {
+  description = "Id of the Google Cloud project. It exists and has billing."
+  type        = string
+}
+
+variable "location" {
+  description = "Region of pipeline, jobs, buckets and images: one that has your GPUs."
+  type        = string
+  default     = "us-central1"
+}
+
+variable "submitters" {
+  description = "Who may start runs, as IAM members such as user:ann@example.com."
+  type        = set(string)
+  default     = []
+}
+
+variable "delete_buckets_with_content" {
+  description = "Whether terraform destroy deletes buckets that are not empty: with data, checkpoints and registered models."
+  type        = bool
+  default     = false
+}
+
+# Each is described in terraform/modules/vlmpipe/outputs.tf.
+output "env_sh" {
+  value = module.vlmpipe.env_sh
+}
+
+output "run_file" {
+  value = module.vlmpipe.run_file
+}
+
+output "data_bucket" {
+  value = module.vlmpipe.data_bucket
+}
+
+output "mirror_uri" {
+  value = module.vlmpipe.mirror_uri
+}
+
+output "submitter" {
+  value = module.vlmpipe.submitter
+}
+
+output "secrets" {
+  value = module.vlmpipe.secrets
+}
+
+output "workload_identity_provider" {
+  value = module.vlmpipe.workload_identity_provider
+}

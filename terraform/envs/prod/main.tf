@@ -1,0 +1,98 @@
+# The project of scheduled retraining: a mirror, mails when something fails, and nothing is deleted with it. Its state is shared.
+# More settings: terraform/modules/vlmpipe/variables.tf.
+
+terraform {
+  required_version = ">= 1.9.0, < 2.0.0"
+
+  required_providers {
+    google = {
+      source  = "hashicorp/google"
+      version = "7.45.0"
+    }
+  }
+
+  # The bucket exists before, and is given at init: terraform init -backend-config=bucket=NAME
+  backend "gcs" {
+    prefix = "vlmpipe/prod"
+  }
+}
+
+provider "google" {
+  project = var.project
+  region  = var.location
+}
+
+module "vlmpipe" {
+  source = "../../modules/vlmpipe"
+
+  project    = var.project
+  location   = var.location
+  submitters = var.submitters
+
+  labels            = { env = "prod" }
+  github_repository = var.github_repository
+  mirror_location   = var.mirror_location
+  alert_emails      = var.alert_emails
+}
+
+variable "project" {
+  description = "Id of the Google Cloud project. It exists and has billing."
+  type        = string
+}
+
+variable "location" {
+  description = "Region of pipeline, jobs, buckets and images: one that has your GPUs."
+  type        = string
+  default     = "us-central1"
+}
+
+variable "submitters" {
+  description = "Who may start runs, as IAM members such as user:ann@example.com."
+  type        = set(string)
+  default     = []
+}
+
+variable "github_repository" {
+  description = "OWNER/NAME of the repository whose GitHub Actions may start runs; empty for none."
+  type        = string
+  default     = ""
+}
+
+variable "mirror_location" {
+  description = "Second region for copies of checkpoints."
+  type        = string
+}
+
+variable "alert_emails" {
+  description = "Who gets a mail when training fails or stalls."
+  type        = set(string)
+}
+
+# Each is described in terraform/modules/vlmpipe/outputs.tf.
+output "env_sh" {
+  value = module.vlmpipe.env_sh
+}
+
+output "run_file" {
+  value = module.vlmpipe.run_file
+}
+
+output "data_bucket" {
+  value = module.vlmpipe.data_bucket
+}
+
+output "mirror_uri" {
+  value = module.vlmpipe.mirror_uri
+}
+
+output "submitter" {
+  value = module.vlmpipe.submitter
+}
+
+output "secrets" {
+  value = module.vlmpipe.secrets
+}
+
+output "workload_identity_provider" {
+  value = module.vlmpipe.workload_identity_provider
+}

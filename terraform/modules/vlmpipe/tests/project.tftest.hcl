@@ -1,0 +1,286 @@
+# terraform init && terraform test. The provider is played by terraform itself: nothing is created, no credentials are needed.
+
+mock_provider "google" {
+  mock_resource "google_service_account" {
+    defaults = {
+      name   = "projects/my-project/serviceAccounts/account@my-project.iam.gserviceaccount.com"
+      email  = "account@my-project.iam.gserviceaccount.com"
+      member = "serviceAccount:account@my-project.iam.gserviceaccount.com"
+    }
+  }
+  mock_resource "google_artifact_registry_repository" {
+    defaults = { name = "vlmpipe" }
+  }
+  mock_resource "google_compute_network_attachment" {
+    defaults = { id = "projects/my-project/regions/europe-west4/networkAttachments/vlmpipe-jobs" }
+  }
+  mock_resource "google_compute_network" {
+    defaults = { id = "projects/my-project/global/networks/vlmpipe-jobs" }
+  }
+  mock_resource "google_vertex_ai_tensorboard" {
+    defaults = { name = "projects/123456789/locations/europe-west4/tensorboards/987" }
+  }
+  mock_resource "google_iam_workload_identity_pool" {
+    defaults = { name = "projects/123456789/locations/global/workloadIdentityPools/vlmpipe-ci" }
+  }
+  mock_data "google_project" {
+    defaults = { number = "123456789" }
+  }
+}
+
+variables {
+  project  = "my-project"
+  location = "europe-west4"
+}
+
+run "as_it_comes" {
+  assert {
+    condition     = keys(google_storage_bucket.all) == ["build", "data", "runs"]
+    error_message = "Three buckets without a mirror."
+  }
+  assert {
+    condition     = google_storage_bucket.all["runs"].soft_delete_policy[0].retention_duration_seconds == 0
+    error_message = "Deleted checkpoints are billed on."
+  }
+  assert {
+    condition     = google_storage_bucket.all["data"].soft_delete_policy[0].retention_duration_seconds == 604800
+    error_message = "Data that was deleted by mistake is gone."
+  }
+  assert {
+    condition     = alltrue([for rule in google_storage_bucket.all["runs"].lifecycle_rule : one(rule.action).type == "AbortIncompleteMultipartUpload"])
+    error_message = "A rule takes a checkpoint apart."
+  }
+  assert {
+    condition     = length(google_storage_bucket.all["build"].lifecycle_rule) == 2
+    error_message = "Old sources stay."
+  }
+  assert {
+    condition     = yamldecode(output.run_file).gcp.pipeline_root == "gs://my-project-vlmpipe-runs/vlmpipe"
+    error_message = "The run file's pipeline root is not in the runs bucket."
+  }
+  assert {
+    condition     = length(regexall("(?m)^export [A-Z_]+=[^ \"]+$", output.env_sh)) == 9
+    error_message = "env.sh has another form than make can read."
+  }
+  assert {
+    condition     = length(google_monitoring_alert_policy.logs) == 0 && length(data.google_project.this) == 0 && length(google_compute_network.jobs) == 0 && length(google_vertex_ai_tensorboard.runs) == 0 && length(google_iam_workload_identity_pool.ci) == 0 && output.mirror_uri == ""
+    error_message = "Something optional is made unasked."
+  }
+}
+
+run "with_a_mirror_secrets_and_people" {
+  variables {
+    mirror_location = "europe-west1"
+    secrets         = { chat = "pipeline", hf-token = "trainer" }
+    submitters      = ["user:ann@example.com"]
+  }
+
+  assert {
+    condition     = google_storage_bucket.all["mirror"].location == "europe-west1" && length([for name in keys(google_storage_bucket_iam_member.all) : name if strcontains(name, "mirror")]) == 3
+    error_message = "No mirror, or nobody may write to it."
+  }
+  assert {
+    condition     = google_secret_manager_secret_iam_member.reader["chat"].member == google_service_account.all["pipeline"].member
+    error_message = "The pipeline cannot read the webhook."
+  }
+  assert {
+    condition     = contains(keys(google_project_service.all), "secretmanager.googleapis.com")
+    error_message = "Secret Manager is not enabled."
+  }
+  assert {
+    condition     = google_service_account_iam_member.submitters["user:ann@example.com"].role == "roles/iam.serviceAccountTokenCreator"
+    error_message = "Ann cannot act as the submitter."
+  }
+}
+
+run "with_alerts" {
+  variables {
+    alert_emails = ["oncall@example.com", "ann@example.com"]
+  }
+
+  assert {
+    condition     = length(google_monitoring_alert_policy.logs["straggler"].notification_channels) == 2
+    error_message = "An address is not told."
+  }
+  assert {
+    condition     = strcontains(google_monitoring_alert_policy.logs["stalled"].conditions[0].condition_matched_log[0].filter, "textPayload:\"has made no step for\"")
+    error_message = "The alert looks for another text."
+  }
+}
+
+run "with_a_key_a_private_network_and_tensorboard" {
+  variables {
+    encryption_key  = "projects/my-project/locations/europe-west4/keyRings/ring/cryptoKeys/key"
+    private_network = "psc"
+    tensorboard     = true
+  }
+
+  assert {
+    condition     = alltrue([for bucket in google_storage_bucket.all : bucket.encryption[0].default_kms_key_name == var.encryption_key])
+    error_message = "A bucket is without the key."
+  }
+  assert {
+    condition     = keys(google_kms_crypto_key_iam_member.service_agents) == ["registry", "storage", "vertex"]
+    error_message = "A service agent cannot use the key."
+  }
+  assert {
+    condition     = yamldecode(output.run_file).gcp.psc_interface_config.network_attachment == google_compute_network_attachment.jobs[0].id
+    error_message = "The run file does not name the network attachment."
+  }
+  assert {
+    condition     = strcontains(output.env_sh, "export VERTEX_CMEK_IDENTIFIER=projects/my-project/")
+    error_message = "env.sh does not name the key."
+  }
+  assert {
+    condition     = google_compute_subnetwork.jobs[0].ip_cidr_range == "10.8.0.0/24"
+    error_message = "Another range."
+  }
+  assert {
+    condition     = yamldecode(output.run_file).gcp.tensorboard == "projects/123456789/locations/europe-west4/tensorboards/987" && google_vertex_ai_tensorboard.runs[0].encryption_spec[0].kms_key_name == var.encryption_key
+    error_message = "The run file does not name the TensorBoard instance, or it is without the key."
+  }
+  assert {
+    condition     = google_project_iam_member.all["trainer-tensorboard"].role == "roles/aiplatform.user"
+    error_message = "Jobs cannot upload to TensorBoard."
+  }
+}
+
+run "peered" {
+  variables {
+    private_network = "peering"
+  }
+
+  assert {
+    condition     = google_compute_global_address.jobs[0].prefix_length == 16 && google_compute_global_address.jobs[0].address == "10.8.0.0"
+    error_message = "Another range."
+  }
+  assert {
+    condition     = google_service_networking_connection.jobs[0].network == google_compute_network.jobs[0].id && length(google_compute_network_attachment.jobs) == 0
+    error_message = "Another network is connected."
+  }
+  assert {
+    condition     = yamldecode(output.run_file).gcp.network == "projects/123456789/global/networks/vlmpipe-jobs" && strcontains(output.env_sh, "export VERTEX_NETWORK=projects/123456789/")
+    error_message = "Jobs name their network by the project's number."
+  }
+}
+
+run "into_a_shared_vpc" {
+  variables {
+    private_network = "psc"
+    shared_vpc      = "projects/my-host/regions/europe-west4/subnetworks/jobs"
+  }
+
+  assert {
+    condition     = google_compute_network_attachment.jobs[0].project == "my-host" && one(google_compute_network_attachment.jobs[0].subnetworks) == var.shared_vpc && google_project_iam_member.vertex_network[0].project == "my-host"
+    error_message = "The attachment is not beside the host's subnetwork."
+  }
+  assert {
+    condition     = length(google_compute_network.jobs) == 0 && length(google_compute_subnetwork.jobs) == 0
+    error_message = "A network is made beside the shared one."
+  }
+}
+
+run "peered_with_a_shared_vpc" {
+  variables {
+    private_network = "peering"
+    shared_vpc      = "projects/my-host/global/networks/shared"
+  }
+
+  assert {
+    condition     = yamldecode(output.run_file).gcp.network == "projects/123456789/global/networks/shared" && data.google_project.host[0].project_id == "my-host"
+    error_message = "The run file does not name the host's network."
+  }
+  assert {
+    condition     = length(google_service_networking_connection.jobs) + length(google_compute_global_address.jobs) + length(google_compute_network.jobs) == 0
+    error_message = "The host's connection is not ours."
+  }
+}
+
+run "with_labels_and_github" {
+  variables {
+    labels            = { env = "test", team = "vision" }
+    github_repository = "my-team/my-repository"
+  }
+
+  assert {
+    condition     = alltrue([for bucket in google_storage_bucket.all : bucket.labels == tomap(var.labels)]) && google_artifact_registry_repository.images.labels == tomap(var.labels)
+    error_message = "Something is without labels."
+  }
+  assert {
+    condition     = google_iam_workload_identity_pool_provider.github[0].attribute_condition == "assertion.repository == \"my-team/my-repository\""
+    error_message = "Other repositories may act as the submitter."
+  }
+  assert {
+    condition     = endswith(google_service_account_iam_member.github[0].member, "/workloadIdentityPools/vlmpipe-ci/attribute.repository/my-team/my-repository") && output.workload_identity_provider != ""
+    error_message = "The repository may not act as the submitter."
+  }
+}
+
+run "wrong_values_are_refused" {
+  command = plan
+
+  variables {
+    project               = "My Project"
+    location              = "europe-west4-a"
+    name                  = "a-name-that-is-much-too-long"
+    submitters            = ["ann@example.com"]
+    data_soft_delete_days = 3
+    secrets               = { hf-token = "hf_no_account_but_a_value" }
+    private_network_range = "10.8.0.0/29"
+    alert_emails          = ["oncall"]
+    labels                = { Team = "Vision" }
+    github_repository     = "https://github.com/my-team/my-repository"
+  }
+
+  expect_failures = [
+    var.project, var.location, var.name, var.submitters, var.data_soft_delete_days, var.secrets, var.private_network_range, var.alert_emails,
+    var.labels, var.github_repository,
+  ]
+}
+
+run "more_wrong_values_are_refused" {
+  command = plan
+
+  variables {
+    encryption_key  = "my-key"
+    private_network = "vpn"
+  }
+
+  expect_failures = [var.encryption_key, var.private_network]
+}
+
+run "a_multi_region_is_no_mirror_and_a_network_no_subnetwork" {
+  command = plan
+
+  variables {
+    mirror_location = "EU"
+    private_network = "psc"
+    shared_vpc      = "projects/my-host/global/networks/shared"
+  }
+
+  expect_failures = [var.mirror_location, var.shared_vpc]
+}
+
+run "a_mirror_in_the_same_region_and_a_small_range_for_peering_are_refused" {
+  command = plan
+
+  variables {
+    mirror_location       = "europe-west4"
+    private_network       = "peering"
+    private_network_range = "10.8.0.0/24"
+  }
+
+  expect_failures = [var.mirror_location, var.private_network_range]
+}
+
+run "a_key_with_a_mirror_and_a_shared_vpc_without_a_way_into_it_are_refused" {
+  command = plan
+
+  variables {
+    encryption_key  = "projects/my-project/locations/europe-west4/keyRings/ring/cryptoKeys/key"
+    mirror_location = "europe-west1"
+    shared_vpc      = "projects/my-host/global/networks/shared"
+  }
+
+  expect_failures = [var.encryption_key, var.shared_vpc]
+}

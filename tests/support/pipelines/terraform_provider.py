@@ -1,0 +1,148 @@
+"""The Google provider as far as Terraform looks at it: its schema, over the plugin protocol, and nothing behind it.
+
+`terraform validate` holds every argument to that schema, and `terraform test` mocks all resources by it. The registry,
+which has the real provider, is out of a test's reach. Values are not checked, nor that computed ones are left alone:
+the real provider does that.
+Terraform starts this file as a program. Protocol: hashicorp/terraform, docs/plugin-protocol/tfplugin6.proto.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+ADDRESS = "registry.terraform.io/hashicorp/google"  # the full form of hashicorp/google, also where nothing is asked
+GIVEN = {"required": 4, "optional": 5, "computed": 6}  # fields of Schema.Attribute
+NESTINGS = {"list": 2, "set": 3}  # Schema.NestedBlock.NestingMode
+VARINT, BYTES = 0, 2  # protobuf's wire types
+
+
+def run_terraform(arguments: list[str], folder: Path, schema: Path, work: Path) -> subprocess.CompletedProcess[str]:
+    """Run terraform in `folder` with this provider in place of Google's. `work` is an empty folder outside."""
+    version = json.loads(schema.read_text())["version"]
+    system = f"{sys.platform}_{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'amd64'}"
+    program = work / "plugins" / ADDRESS / version / system / f"terraform-provider-google_v{version}"
+    if not program.exists():
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "{schema}"\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    settings = work / "terraform.rc"
+    settings.write_text(f'provider_installation {{\n  filesystem_mirror {{\n    path = "{work}/plugins"\n  }}\n}}\n')
+    environment = {
+        **os.environ,
+        "TF_CLI_CONFIG_FILE": str(settings),
+        "TF_DISABLE_PLUGIN_TLS": "1",  # of both ends on this machine
+        "CHECKPOINT_DISABLE": "1",
+        "TF_IN_AUTOMATION": "1",
+    }
+    return subprocess.run(
+        ["terraform", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def schema_response(schema: Mapping[str, Any]) -> bytes:
+    """GetProviderSchema.Response."""
+    return (
+        _field(1, _schema(schema["provider"]))
+        + b"".join(_entry(2, name, _schema(block)) for name, block in schema["resource"].items())
+        + b"".join(_entry(3, name, _schema(block)) for name, block in schema["data"].items())
+    )
+
+
+def _schema(block: Mapping[str, Any]) -> bytes:
+    return _field(2, _block(block))
+
+
+def _block(block: Mapping[str, Any]) -> bytes:
+    attributes = (_attribute(name, *kind) for name, kind in block["attributes"].items())
+    nested = (
+        _field(1, name.encode())
+        + _field(2, _block(inner))
+        + _number(3, NESTINGS[inner["nesting"]])
+        + _number(4, inner["min_items"])
+        + _number(5, inner["max_items"])
+        for name, inner in block["blocks"].items()
+    )
+    return b"".join(_field(2, one) for one in attributes) + b"".join(_field(3, one) for one in nested)
+
+
+def _attribute(name: str, kind: Any, given: str) -> bytes:
+    marks = b"".join(_number(GIVEN[one], 1) for one in given.split(", "))
+    return _field(1, name.encode()) + _field(2, json.dumps(kind).encode()) + marks
+
+
+def _entry(number: int, key: str, value: bytes) -> bytes:
+    return _field(number, _field(1, key.encode()) + _field(2, value))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | BYTES) + _varint(len(value)) + value
+
+
+def _number(number: int, value: int) -> bytes:
+    return _varint(number << 3 | VARINT) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+class _Service(grpc.GenericRpcHandler):
+    """Answers what validation and mocked tests ask. Any other call, such as one that would create, is unimplemented."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.shut_down = threading.Event()
+        self._answers = {
+            "/tfplugin6.Provider/GetProviderSchema": schema_response(schema),
+            **{
+                f"/tfplugin6.Provider/{name}": b""  # no diagnostics
+                for name in (
+                    "ValidateProviderConfig",
+                    "ValidateResourceConfig",
+                    "ValidateDataResourceConfig",
+                    "StopProvider",
+                )
+            },
+        }
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if details.method == "/plugin.GRPCController/Shutdown":
+            return grpc.unary_unary_rpc_method_handler(self._shutdown)
+        if details.method not in self._answers:
+            return None
+        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._answers[details.method])
+
+    def _shutdown(self, _request: bytes, _context: Any) -> bytes:
+        self.shut_down.set()
+        return b""
+
+
+def main() -> None:
+    """Serve until Terraform says that it is done. The handshake is a line: core and protocol version, address, kind."""
+    service = _Service(json.loads(Path(sys.argv[1]).read_text()))
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((service,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(f"1|6|tcp|127.0.0.1:{port}|grpc", flush=True)
+    service.shut_down.wait()
+    server.stop(None)
+
+
+if __name__ == "__main__":
+    main()
