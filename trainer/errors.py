@@ -165,6 +165,15 @@ def print_error(error: UserError) -> None:
     _print_stderr(f"error: {error.text()}\n", with_traceback=bool(os.environ.get(DEBUG_VARIABLE)))
 
 
+def print_warning(text: str, *, step: str = "train") -> None:
+    """Print what the user should know though the job goes on, to stderr.
+
+    Vertex AI takes a line's severity from its stream, whatever is in it: INFO from stdout, ERROR from stderr. So a
+    filter on severity finds warnings and errors, and only those.
+    """
+    _print_stderr(f"{step}: warning: {text}\n", with_traceback=False)
+
+
 def _print_stderr(text: str, *, with_traceback: bool) -> None:
     """Write in one piece, because ranks share the stream. A full disk must not change the exit code."""
     if with_traceback:

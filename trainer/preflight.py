@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from trainer.checkpoint.staging import sweep_staging
 from trainer.distributed.cluster_env import REPORT_VARIABLE
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ExitCode, UserError, print_warning
 from trainer.sizing.checkpoint_size import checkpoint_bytes
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
@@ -54,8 +54,8 @@ class NodeReport:
     swept: int = 0  # deleted folders of killed processes
     warnings: list[str] = field(default_factory=list)
 
-    def lines(self) -> list[str]:
-        """For people: the findings, then a line for each warning."""
+    def line(self) -> str:
+        """For people: the findings."""
         found = [f"{self.free_bytes / GIB:,.1f} GiB free for temporary files"]
         if self.swept:
             found.append(f"{self.swept} folders of killed processes deleted there")
@@ -65,7 +65,7 @@ class NodeReport:
             found.append(f"output written and read in {1000 * self.output_s:,.0f} ms")
         if self.clock_ahead_s is not None:
             found.append(f"clock within {abs(self.clock_ahead_s):,.1f} s")
-        return [f"preflight: {', '.join(found)}", *(f"preflight: warning: {text}" for text in self.warnings)]
+        return f"preflight: {', '.join(found)}"
 
 
 def check_node(run_uri: str, node: int) -> NodeReport:
@@ -88,8 +88,9 @@ def check_node(run_uri: str, node: int) -> NodeReport:
 
 def announce(report: NodeReport) -> None:
     """Print the report and pass it to this node's ranks."""
-    for line in report.lines():
-        print(line, flush=True)
+    print(report.line(), flush=True)
+    for warning in report.warnings:
+        print_warning(warning, step="preflight")
     os.environ[REPORT_VARIABLE] = json.dumps(asdict(report))
 
 

@@ -26,7 +26,7 @@ from trainer.dataloading.batches import ImageSource, cached_images, no_images, o
 from trainer.dataloading.readers import Readers, open_readers, warnings
 from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
 from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, print_warning
 from trainer.evaluation.reference_log_probs import ReferenceLogProbs
 from trainer.evaluation.validation_loss import Validation, validation_of
 from trainer.feature_cache.reader import FeatureReader
@@ -229,7 +229,7 @@ def build_loader(
     ahead = readers.fetch_ahead(data.train, data.sampler, data.total_steps, job.data.shuffle_shards)
     if worker.is_first:
         for warning in (*warnings(ahead), *_settings_warnings(job.train, data.total_steps)):
-            print(f"train: {warning}", flush=True)
+            print_warning(warning)
     images = replica.takes_images and not data.cached
     loader = PackedLoader(data.train, data.sampler, data.chat, readers.samples, images=images, ahead=ahead)
     return readers, loader

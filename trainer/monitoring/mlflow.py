@@ -11,7 +11,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import require_package
+from trainer.errors import print_warning, require_package
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -112,4 +112,4 @@ def _fields(job: JobConfig) -> dict[str, Any]:
 
 def _warn(error: Exception, missing: str) -> None:
     """Print a warning, without the error's text, which may hold an address with a password."""
-    print(f"train: warning: MLflow: {missing}: {type(error).__name__}", flush=True)
+    print_warning(f"MLflow: {missing}: {type(error).__name__}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.errors import UserError
+from trainer.errors import UserError, print_warning
 from trainer.monitoring.mlflow import open_mlflow
 from trainer.monitoring.train_job_status import open_train_job_status
 from trainer.monitoring.wandb import open_wandb
@@ -77,7 +77,7 @@ def open_tensorboard(run_uri: str) -> TensorBoardLog | None:
     try:
         return TensorBoardLog(path) if path else TensorBoardLog(Path(tempfile.mkdtemp()), copied_to=uri)
     except OSError as error:
-        print(f"train: warning: no TensorBoard files, {uri} cannot be written: {error.strerror}", flush=True)
+        print_warning(f"no TensorBoard files, {uri} cannot be written: {error.strerror}")
         return None
 
 
@@ -86,4 +86,4 @@ def _copying() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"train: warning: TensorBoard's file is not copied: {error.found}", flush=True)
+        print_warning(f"TensorBoard's file is not copied: {error.found}")

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import print_warning
 from trainer.storage.regular_files import read_regular
 
 URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the token's file
@@ -73,7 +74,7 @@ class TrainJobStatus:
         except Exception as error:  # progress for others must never end training
             if not self._has_warned:
                 self._has_warned = True
-                print(f"train: warning: the TrainJob's status may be old: {type(error).__name__}", flush=True)
+                print_warning(f"the TrainJob's status may be old: {type(error).__name__}")
 
 
 def status_of(step: int, values: Mapping[str, Any], total_steps: int) -> dict[str, Any]:
@@ -99,5 +100,5 @@ def open_train_job_status(total_steps: int) -> TrainJobStatus | None:
     try:
         return TrainJobStatus(url, Path(token_file), os.environ.get(CA_CERT), total_steps)
     except OSError as error:  # of the certificate's file; ssl's errors are among them
-        print(f"train: warning: no status of the TrainJob: {type(error).__name__}", flush=True)
+        print_warning(f"no status of the TrainJob: {type(error).__name__}")
         return None

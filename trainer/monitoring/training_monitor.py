@@ -15,6 +15,7 @@ from trainer.checkpoint.mirror.background import MirrorLag
 from trainer.config.job import JobConfig
 from trainer.distributed.process import ProcessContext
 from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
+from trainer.errors import print_warning
 from trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, metrics_of, open_telemetry
 from trainer.monitoring.metrics_writer import MetricsLog
 from trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
@@ -98,7 +99,7 @@ class TrainingMonitor:
                 self._first_loss, self._last_loss = lines[0]["loss"], lines[-1]["loss"]
             self._progress = Progress(job.run.run_uri, "train")
             for reason in damaged:
-                self._note(
+                self._warn(
                     f"training continued after step {first_step}, because a newer checkpoint is damaged: {reason}"
                 )
             if first_step:
@@ -247,13 +248,13 @@ class TrainingMonitor:
     def _straggler_metrics(self, ranks: RankMetrics) -> dict[str, float]:
         found = straggler(self._rank_metrics.forward_s, ranks.forward_s)
         if why := self._straggler_watch.note(found):
-            self._note(f"warning: {self._place(int(found['slowest_rank']))} is a straggler: {why}")
+            self._warn(f"{self._place(int(found['slowest_rank']))} is a straggler: {why}")
         return found
 
     def _gpu_metrics(self, ranks: RankMetrics) -> dict[str, float]:
         """Empty on CPUs."""
         for rank, fault in self._gpu_faults.note(ranks.gpus).items():
-            self._note(f"warning: the GPU of {self._place(rank)} {fault}")
+            self._warn(f"the GPU of {self._place(rank)} {fault}")
         return metrics_of(ranks.gpus)
 
     def _place(self, rank: int) -> str:
@@ -267,7 +268,7 @@ class TrainingMonitor:
         connected = connected_nodes(ranks.num_reducers, self._worker.local_world_size)
         state = state_of(connected, nodes)
         if state == "absent" and not self._reduction:  # warn once
-            self._note(f"warning: {self._reducers.warning(connected, nodes)}")
+            self._warn(f"{self._reducers.warning(connected, nodes)}")
         self._reduction = {"reduction_server": state, "reduction_server_nodes": connected}
         return self._reduction
 
@@ -278,16 +279,16 @@ class TrainingMonitor:
         lags = lag.seconds > self._job.checkpoint.mirror_lag_warning_s
         if lags and not self._mirror_lags:  # warn once, until the mirror has caught up
             why = f", for the last copy failed: {lag.error}" if lag.error else ""
-            self._note(
-                f"warning: the mirror lags: it has nothing of the last {lag.steps} steps, and a checkpoint has waited "
+            self._warn(
+                f"the mirror lags: it has nothing of the last {lag.steps} steps, and a checkpoint has waited "
                 f"{lag.seconds:,.0f} s to be copied{why}"
             )
         self._mirror_lags = lags
         return {"mirror_lag_steps": lag.steps, "mirror_lag_s": lag.seconds}
 
-    def _note(self, text: str) -> None:
-        """Print the text and add it to the step's record."""
-        print(f"train: {text}", flush=True)
+    def _warn(self, text: str) -> None:
+        """Print the warning and add it to the step's record."""
+        print_warning(text)
         self._progress.record.detail.setdefault("notes", []).append(text)
 
     def _compile_metrics(self, done: int) -> dict[str, int]:

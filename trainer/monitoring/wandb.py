@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ExitCode, UserError, print_warning
 from trainer.secret_manager import SecretNotRead, read_secret
 
 if TYPE_CHECKING:
@@ -113,4 +113,4 @@ def _warn(error: Exception, missing: str) -> None:
 
     words = str(error).splitlines() if isinstance(error, SecretNotRead | wandb.errors.Error) else []
     why = words[0] if words else type(error).__name__
-    print(f"train: warning: Weights & Biases: {missing}: {why}", flush=True)
+    print_warning(f"Weights & Biases: {missing}: {why}")

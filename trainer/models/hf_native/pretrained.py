@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig
+from transformers.utils import logging as transformers_logging
 
 from trainer.config.model import ModelConfig, WeightsConfig
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.models.hub_errors import hub_error
 from trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
+
+if not sys.stderr.isatty():
+    transformers_logging.disable_progress_bar()  # in a log every redraw is a line, on Vertex AI an error
 
 
 def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:

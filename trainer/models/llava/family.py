@@ -5,7 +5,6 @@ The model is transformers' own `LlavaForConditionalGeneration`, so an export loa
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from transformers import (
     SiglipImageProcessorPil,
 )
 from transformers.initialization import no_init_weights
-from transformers.utils import logging as transformers_logging
 
 from trainer.config.model import ModelConfig
 from trainer.models.fixed_image_model import SquareFamily, Wiring
@@ -43,9 +41,6 @@ from trainer.models.llava.initial_weights import InitialWeights, stored_projecto
 from trainer.sizing.model_shape import ModelShape
 
 BEHIND_LAYERS = ("post_layernorm", "layernorm", "head")  # names of a tower's modules after its last layer
-
-if not sys.stderr.isatty():
-    transformers_logging.disable_progress_bar()  # in a log, every redraw of a bar is a line
 
 
 def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:

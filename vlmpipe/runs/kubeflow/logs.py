@@ -55,7 +55,7 @@ class PodLogs:
             if not step or steps.get(pod) == step
             for line in self._of_pod(pod, steps.get(pod, ""))
         ]
-        lines.sort(key=lambda one: one.time)
+        lines.sort(key=lambda one: _moment(one.time))
         return lines[-last:] if last else lines
 
     def _pods(self) -> list[str]:
@@ -75,7 +75,7 @@ class PodLogs:
             text = self._log(pod)
         for line in text.splitlines():
             time, _, said = line.partition(" ")
-            if time > since:
+            if not since or _moment(time) > _moment(since):
                 self._last[pod] = time
                 yield Line(time, step, pod, said)
 
@@ -106,6 +106,12 @@ def steps_of_pods(found: kfp_server_api.V2beta1Run) -> dict[str, str]:
             if pod:
                 pods[pod] = step_name(one.display_name) or named.get(one.parent_task_id or "", "")
     return pods
+
+
+def _moment(time: str) -> tuple[str, str]:
+    """Compares as the times do: a fraction of a second may have any number of digits, also none."""
+    seconds, _, fraction = time.removesuffix("Z").partition(".")
+    return seconds, fraction.ljust(9, "0")
 
 
 def step_name(display_name: Any) -> str:

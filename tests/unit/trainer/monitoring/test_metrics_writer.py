@@ -30,7 +30,7 @@ def test_unwritable_tensorboard_folder_is_a_warning(
     log.close()
     assert unseal((tmp_path / "run" / FILE).read_bytes().rstrip()) == {"step": 1, "loss": 2.5}
     assert (folder.exists() and any(folder.iterdir())) == writable
-    assert ("no TensorBoard files" in capsys.readouterr().out) == (not writable)
+    assert ("no TensorBoard files" in capsys.readouterr().err) == (not writable)
 
 
 def test_tensorboard_has_every_number_at_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_server_that_is_not_there_does_not_stop_training(
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert open_mlflow(job(tmp_path, tracking_uri="http://127.0.0.1:9/a-secret-path")) is None
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.startswith("train: warning: MLflow: no metrics: ") and "a-secret-path" not in said
 
 
@@ -83,5 +83,5 @@ def test_a_failing_store_is_reported_once(capsys: pytest.CaptureFixture[str]) ->
     for step in (10, 20):
         log.write(step, {"loss": 1.0})
     log.close()
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("train: warning: MLflow") == 1 and said.rstrip().endswith("BrokenPipeError")

@@ -64,7 +64,7 @@ def test_the_first_step_and_the_last_are_posted(
         assert time.monotonic() - started < INTERVAL_S and endpoint.posted.step == 1, "posts are apart"
         tracker.close()
         assert (endpoint.posted.step, endpoint.posted.total_steps, endpoint.posted.loss) == (40, 40, 1 / 40)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_that_a_trainjob_trains_has_this_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_refused_post_is_one_warning_without_its_text(
         tracker.write(2, VALUES)
         tracker.close()
         assert endpoint.posted.step == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said.count("warning") == 1 and "HTTPError" in said and "secret" not in said
 
 
@@ -99,10 +99,10 @@ def test_without_a_controller_nothing_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert opened(monkeypatch, 40) is None
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""
     variables = {URL: "https://controller/", TOKEN: str(tmp_path / "token"), CA_CERT: str(tmp_path / "none.pem")}
     assert opened(monkeypatch, 40, **variables) is None
-    assert "no status of the TrainJob: FileNotFoundError" in capsys.readouterr().out
+    assert "no status of the TrainJob: FileNotFoundError" in capsys.readouterr().err
     (tmp_path / "none.pem").write_text("no certificate")
     with pytest.raises(ssl.SSLError):
         ssl.create_default_context(cafile=str(tmp_path / "none.pem"))

@@ -100,7 +100,7 @@ def test_refused_access_does_not_stop_training(
         monkeypatch.setenv("WANDB_BASE_URL", receiver.address)
         monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
         assert open_wandb(job(project="digits", **settings)) is None
-    said = capfd.readouterr().out
+    said = capfd.readouterr().err
     assert "train: warning: Weights & Biases: no metrics: " in said and words in said
 
 
@@ -118,7 +118,7 @@ def test_failing_service_is_reported_once_and_training_continues(capfd: pytest.C
         log.write(step, {"loss": 1.0})
     log.close()
     assert run.calls == 1
-    assert capfd.readouterr().out == "train: warning: Weights & Biases: no metrics from step 10 on: BrokenPipeError\n"
+    assert capfd.readouterr().err == "train: warning: Weights & Biases: no metrics from step 10 on: BrokenPipeError\n"
 
 
 def test_unknown_error_is_named_without_its_text(
@@ -129,7 +129,7 @@ def test_unknown_error_is_named_without_its_text(
 
     monkeypatch.setattr("wandb.init", broken)
     assert open_wandb(job(project="digits")) is None
-    assert capfd.readouterr().out == "train: warning: Weights & Biases: no metrics: RuntimeError\n"
+    assert capfd.readouterr().err == "train: warning: Weights & Biases: no metrics: RuntimeError\n"
 
 
 @pytest.mark.parametrize(("run_uri", "with_it"), [("/runs/one", True), ("gs://bucket/runs/one", False)])

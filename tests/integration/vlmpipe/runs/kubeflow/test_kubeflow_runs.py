@@ -245,6 +245,44 @@ def test_logs_are_those_of_the_run_s_pods_with_the_names_of_their_steps(
     assert vlmpipe("logs", run.name).code == 77
 
 
+def test_followed_logs_print_each_line_once_until_the_end(
+    pipelines: FakePipelines,
+    bucket: FakeGcs,
+    run: KubeflowRun,
+    cluster: FakeKubernetes,
+    vlmpipe: Submit,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of a pod that begins meanwhile, and where a fraction of a second has fewer digits than the one before."""
+    tasks = [
+        task(run.run_id, 1, "Train", "RUNNING", pod="wf-1"),
+        task(run.run_id, 2, "Evaluate", "RUNNING", pod="wf-2"),
+    ]
+    pipelines.move(run.run_id, "RUNNING", tasks=tasks)
+    printed = [("2026-11-27T05:00:00.98Z", "step 1"), ("2026-11-27T05:00:00.981Z", "step 2")]
+    cluster.run_pods[run.run_id] = {"wf-1": printed, "wf-2": None}
+    waits: list[float] = []
+
+    def go_on(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            printed.append(("2026-11-27T05:00:00.9815Z", "step 3"))
+        else:
+            printed.append(("2026-11-27T05:00:01Z", "done"))
+            cluster.run_pods[run.run_id]["wf-2"] = [("2026-11-27T05:00:02Z", "exact match 0.9")]
+            pipelines.move(run.run_id, "SUCCEEDED", tasks=tasks)
+
+    monkeypatch.setattr("vlmpipe.cli.runs.time.sleep", go_on)
+    answer = vlmpipe("logs", run.name, "--follow", "--last", "1")
+    assert (answer.code, len(waits)) == (0, 2)
+    assert answer.out.splitlines() == [
+        "2026-11-27T05:00:00 [train] step 2",
+        "2026-11-27T05:00:00 [train] step 3",
+        "2026-11-27T05:00:01 [train] done",
+        "2026-11-27T05:00:02 [evaluate] exact match 0.9",
+    ]
+
+
 @pytest.mark.parametrize(
     ("display_name", "step"), [("Sync checkpoint", "sync-checkpoint"), ("Base: prepare data", "base-prepare-data")]
 )

@@ -1,0 +1,23 @@
+"""Vertex AI takes a line's severity from its stream: what is ordinary must not be on stderr, and warnings must be."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.trainer.runs import make_run
+
+
+def test_a_training_without_trouble_prints_nothing_to_stderr_and_a_warning_there(tmp_path: Path) -> None:
+    changes = {"features.cache": "off", "train.max_steps": 3, "train.strategy": "fsdp", "train.ema_decay": 0.999}
+    job = make_run(tmp_path, "run", changes, features="off")
+    command = [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "1", "--", "trainer.train"]
+    command += ["--config", f"{job.run.run_uri}/run.json"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "train: done" in said.stdout
+    (warning,) = said.stderr.splitlines()
+    assert warning.startswith("train: warning: train.ema_decay 0.999: after all 3 steps the average")
+    assert "warning" not in said.stdout
+    assert json.loads(Path(job.run.run_uri, "steps/train.json").read_text())["state"] == "done"
