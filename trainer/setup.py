@@ -74,7 +74,7 @@ class TrainingSetup:
     shape: ModelShape
     compiling: CompileChoice
     validation: Validation | None  # where the run validates
-    forward_timer: ForwardTimer | None  # where no rank waits for another in a forward pass
+    forward_timer: ForwardTimer | None  # None with nothing to time
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def build_strategy(
     worker: ProcessContext,
     compiling: CompileChoice,
 ) -> tuple[Strategy, ForwardTimer | None]:
-    """The training module under its strategy, and a timer where no rank waits for another in a forward pass."""
+    """The training module under its strategy, and a timer of what no rank waits for another in."""
     module = family.training_module(job.model, built.model, cached=data.cached).train()
     Recompute.of(job.train).apply(family, module)
     use_tf32(job.train.precision, worker.device)
@@ -261,7 +261,7 @@ def build_strategy(
     if worker.is_first:
         print(f"train: compile {compiling.state}: {compiling.why}", flush=True)
     strategy = strategy_of(job.train, module, units, worker)
-    timed = waitless(job.train, module, units)
+    timed = waitless(job.train, module, units, compiled=compiling.on)
     timer = ForwardTimer(timed, worker.device) if timed else None
     if worker.is_first and job.train.strategy.startswith("zero"):
         content = json.dumps(getattr(strategy, "settings", {}), indent=1, sort_keys=True)

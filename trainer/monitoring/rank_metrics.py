@@ -24,25 +24,42 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 
-# By strategy: what a rank computes without waiting for another. Of the other strategies, zero3 gathers the weights of
-# each linear layer on its own, and tensor and pipeline parallel ranks wait within layers or have different ones.
+# By strategy: what a rank computes without waiting for another. Ranks of the others wait within layers: for a linear
+# layer's weights (zero3), for sums (tensor parallelism), for keys and values (context parallelism).
 WAITLESS_MODULE = ("ddp", "zero1", "zero2")
 WAITLESS_LAYERS = ("fsdp", "hsdp")  # whose weights are gathered before the layer begins
 
 
-def waitless(config: TrainConfig, module: nn.Module, units: ShardingUnits) -> list[nn.Module]:
-    """The modules whose forward passes are timed on each rank to find stragglers; none where ranks would wait."""
-    if config.context_parallel > 1:
-        return []
-    if config.strategy in WAITLESS_MODULE:
+def waitless(config: TrainConfig, module: nn.Module, units: ShardingUnits, *, compiled: bool) -> list[nn.Module]:
+    """The modules whose forward passes are timed on each rank to find stragglers.
+
+    Where ranks wait within layers, one linear layer of each language layer, if `compiled` is false: within a compiled
+    layer nothing can be timed.
+    """
+    if config.context_parallel == 1 and config.strategy in WAITLESS_MODULE:
         return [module]
-    return [*units.tower_layers, *units.language_layers] if config.strategy in WAITLESS_LAYERS else []
+    if config.context_parallel == 1 and config.strategy in WAITLESS_LAYERS:
+        return [*units.tower_layers, *units.language_layers]
+    return [] if compiled else [linear for layer in units.language_layers for linear in _widest_linear(layer)]
+
+
+def _widest_linear(layer: nn.Module) -> list[nn.Module]:
+    """The layer's largest linear layer that does not narrow, which tensor parallelism splits by outputs: no rank waits
+    in it. None of an expert's, to which ranks send different numbers of tokens."""
+    found = [
+        module
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features >= module.in_features
+        if ".experts." not in f".{name}."
+    ]
+    return sorted(found, key=lambda one: one.out_features * one.in_features)[-1:]
 
 
 class ForwardTimer:
     """Adds up the seconds of modules' forward passes in training; on a GPU by events, without synchronizing.
 
-    Must be made after the strategy: FSDP's own hooks, which gather weights, are to run before the clock starts.
+    Must be made after the strategy: hooks of FSDP and DeepSpeed, which gather weights, are to run before the clock
+    starts.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
@@ -50,26 +67,29 @@ class ForwardTimer:
         self._on_gpu = device.type == "cuda"
         self._started: Any = None
         self._events: list[tuple[Any, Any]] = []
+        self._ran: set[nn.Module] = set()
         for module in modules:
             module.register_forward_pre_hook(lambda *_: self._start())
-            module.register_forward_hook(lambda *_: self._stop())
+            module.register_forward_hook(lambda one, *_: self._stop(one))
 
     def seconds(self) -> float:
-        """Total so far. On a GPU, waits for the last forward pass."""
+        """Total so far, by the number of modules that this rank runs: pipeline parallel ranks have different ones.
+        On a GPU, waits for the last forward pass."""
         for start, end in self._events:
             end.synchronize()
             self._seconds += start.elapsed_time(end) / 1000
         self._events = []
-        return self._seconds
+        return self._seconds / max(1, len(self._ran))
 
     def _start(self) -> None:
         if torch.is_grad_enabled():  # it is off in validation
             self._started = self._now()
 
-    def _stop(self) -> None:
+    def _stop(self, module: nn.Module) -> None:
         started, self._started = self._started, None
         if started is None:
             return
+        self._ran.add(module)
         if self._on_gpu:
             self._events.append((started, self._now()))
         else:
@@ -86,13 +106,14 @@ class ForwardTimer:
 def straggler(before_s: Sequence[float], after_s: Sequence[float]) -> dict[str, float]:
     """The slowest rank between two readings of all timers, and its time as a multiple of the mean.
 
-    Empty for one rank, or where nothing was timed.
+    Empty where fewer than two ranks were timed: one with a part of the tower only has none of the modules.
     """
     spent = [after - before for before, after in zip(before_s, after_s, strict=True)]
-    if len(spent) < 2 or not sum(spent):
+    timed = sum(seconds > 0 for seconds in spent)
+    if timed < 2:
         return {}
     slowest = max(range(len(spent)), key=spent.__getitem__)
-    return {"straggler_spread": spent[slowest] * len(spent) / sum(spent), "slowest_rank": slowest}
+    return {"straggler_spread": spent[slowest] * timed / sum(spent), "slowest_rank": slowest}
 
 
 class StragglerWatch:

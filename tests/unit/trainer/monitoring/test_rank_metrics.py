@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.support.trainer.tiny_runs import TINY
+from trainer.config.train import TrainConfig
 from trainer.monitoring import rank_metrics
-from trainer.monitoring.rank_metrics import ForwardTimer, StragglerWatch, straggler
+from trainer.monitoring.rank_metrics import ForwardTimer, StragglerWatch, straggler, waitless
 
 
 class Clock:
@@ -49,6 +54,37 @@ def test_the_slowest_rank_since_the_last_line_is_named() -> None:
     assert straggler(before, after) == {"straggler_spread": pytest.approx(2.0), "slowest_rank": 2}
     assert straggler(after, after) == {}, "nothing was timed"
     assert straggler([0.0], [1.0]) == {}, "one rank has nobody to wait for"
+    timed = straggler([0.0] * 3, [0.0, 1.0, 3.0])
+    assert timed == {"straggler_spread": pytest.approx(1.5), "slowest_rank": 2}, (
+        "the first rank runs nothing that is timed"
+    )
+
+
+def test_seconds_are_by_the_number_of_modules_that_this_rank_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of other pipeline stages are never run here."""
+    clock = Clock()
+    monkeypatch.setattr(rank_metrics, "time", clock)
+    modules = [Slow(clock), Slow(clock), Slow(clock)]
+    timer = ForwardTimer(modules, torch.device("cpu"))
+    for module in modules[:2] * 3:
+        module(1.0)
+    assert timer.seconds() == 3
+
+
+def test_where_ranks_wait_within_layers_a_linear_layer_is_timed_that_waits_for_nobody() -> None:
+    """Not one that narrows, which sums over tensor parallel ranks, nor an expert's, whose tokens differ by rank."""
+    layer = nn.ModuleDict(
+        {
+            "query": nn.Linear(8, 8),
+            "up": nn.Linear(8, 24),
+            "down": nn.Linear(24, 8),
+            "experts": nn.ModuleList([nn.Linear(8, 99)]),
+        }
+    )
+    settings = TrainConfig.model_validate(TINY["train"] | {"strategy": "zero3"})
+    units: Any = SimpleNamespace(language_layers=[layer, layer], tower_layers=[])
+    assert waitless(settings, layer, units, compiled=False) == [layer["up"], layer["up"]]
+    assert waitless(settings, layer, units, compiled=True) == []
 
 
 def test_a_rank_that_stays_slow_is_warned_of_once() -> None:
