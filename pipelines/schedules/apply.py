@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines.compile import FOLDER, compile_pipeline
-from pipelines.schedules.client import Change, RunSchedule, Schedules, wanted_schedule
+from pipelines.schedules.base import Change, RunSchedule, Schedules
 from pipelines.submit import require_own_project
+from pipelines.submit_kubeflow import endpoint_of
 from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, schedule_client
 from vlmpipe.backends.vertex.pipeline_job import prepare
-from vlmpipe.config.target_requirements import require_vertex
+from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files, require_vertex
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -35,11 +36,14 @@ if TYPE_CHECKING:
 
 STARTS_SHOWN = 3
 
+ScheduleTarget = Literal["vertex", "kubeflow"]
+
 
 @dataclass(frozen=True)
 class SchedulePlan:
     """The schedule that a run file wants beside the one that is live."""
 
+    target: ScheduleTarget
     wanted: RunSchedule
     settings: ScheduleConfig
     live: RunSchedule | None  # None: there is none, or only one that is over
@@ -63,7 +67,7 @@ class SchedulePlan:
             "action": self.action,
             "changes": [vars(change) for change in self.changes],
             "live": self.live.as_json() if self.live else None,
-            "cron": self.wanted.schedule.cron,
+            "cron": self.wanted.when,
             "next_starts": [start.isoformat() for start in self.starts],
             "runs_per_month": self.runs_per_month,
             "usd_per_month": self.month.usd,
@@ -81,28 +85,39 @@ class SchedulePlan:
             "nothing": f"schedule {self.wanted.name}: live and as the run file says; apply does nothing",
         }
         at_once = self.settings.max_concurrent_active_run_count
-        meanwhile = "waits" if self.settings.allow_queueing else "is skipped"
         cost = "not known" if self.month.usd is None else f"about {dollars(self.month.usd)} a month"
         table = {
             "when": f"{self.settings.cron} in {self.settings.timezone}, {self.runs_per_month:.1f} runs a month",
             "next": ", ".join(f"{start:%a %Y-%m-%d %H:%M %Z}" for start in self.starts) or "never",
-            "at once": f"{at_once} run{'s' if at_once > 1 else ''}; one that is due meanwhile {meanwhile}",
+            "at once": f"{at_once} run{'s' if at_once > 1 else ''}; {self._meanwhile}",
             "cost": f"{cost}, {self.month.machines}, {self.month.term} (plan: {self.month.state})",
             "pipeline": f"{self.pipeline}, job {self.wanted.digest}",
         }
         if self.live:
-            table["live"] = f"{self.live.schedule.name}, {self.live.state}"
+            table["live"] = f"{self.live.address}, {self.live.state}"
         if self.question:
             table["asks"] = f"{self.question}; --yes answers"
         lines = [first[self.action], *(f"  note: {note}" for note in self.notes)]
         lines += [f"  {name:<9} {value}" for name, value in table.items()]
         return lines + [f"  change    {change.field}: {change.live} -> {change.wanted}" for change in self.changes]
 
+    @property
+    def _meanwhile(self) -> str:
+        """What becomes of runs that are due while too many are active."""
+        if self.target == "kubeflow":
+            return f"of those due meanwhile {'each' if self.settings.allow_queueing else 'the last'} starts afterwards"
+        return f"one that is due meanwhile {'waits' if self.settings.allow_queueing else 'is skipped'}"
+
 
 def plan_schedule(
-    config: RunConfig, schedules: Schedules, now: dt.datetime, template: Template | None = None
+    config: RunConfig,
+    schedules: Schedules[Any],
+    now: dt.datetime,
+    template: Template | None = None,
+    *,
+    target: ScheduleTarget = "vertex",
 ) -> SchedulePlan:
-    """Compare the run file's schedule with the live one. Nothing on Vertex AI is changed.
+    """Compare the run file's schedule with the live one. Nothing is changed there.
 
     With a template, whose run file `config` is, the published pipeline is started instead of one compiled here.
 
@@ -116,15 +131,11 @@ def plan_schedule(
         )
     spending = spending_of(config, plan_config(config))
     fail_on_error(spending, force=False)
-    job = config.model_copy(update={"schedule": None})  # runs do not depend on when they start
-    if template:
-        compiled, template_uri = template.compiled, template.address
-    else:
-        compiled, template_uri = compile_pipeline(job, "vertex", FOLDER / f"{config.name}.scheduled.yaml"), ""
-    submission = prepare(job, compiled.path, job_id="", template_uri=template_uri)
-    wanted = wanted_schedule(submission, config.name, settings)
+    wanted, pipeline = _wanted(config, settings, template, target)
     live = schedules.find(config.name)
     live = None if live is None or live.is_over else live
+    if target == "kubeflow":
+        spending = replace(spending, usd=None, unknown="machines of your own have no price here")
     runs = runs_per_month(settings.cron)
     month = replace(
         spending,
@@ -136,22 +147,46 @@ def plan_schedule(
     starts = starts_after(settings.cron, settings.timezone, first)
     coming = takewhile(lambda start: not settings.end_time or start <= settings.end_time, starts)
     return SchedulePlan(
+        target=target,
         wanted=wanted,
         settings=settings,
         live=live,
         changes=live.changes_to(wanted) if live else [],
         month=month,
         runs_per_month=runs,
-        question=reasons_to_confirm(month, config.plan.confirm_above_usd),
-        pipeline=compiled.path,
+        question="" if target == "kubeflow" else reasons_to_confirm(month, config.plan.confirm_above_usd),
+        pipeline=pipeline,
         starts=list(islice(coming, min(STARTS_SHOWN, settings.max_run_count or STARTS_SHOWN))),
     )
+
+
+def _wanted(
+    config: RunConfig, settings: ScheduleConfig, template: Template | None, target: ScheduleTarget
+) -> tuple[RunSchedule, Path]:
+    """The schedule of the run file, and its compiled pipeline."""
+    job = config.model_copy(update={"schedule": None})  # runs do not depend on when they start
+    if target == "kubeflow":
+        from pipelines.schedules.kubeflow import wanted_recurring_run
+
+        if template:
+            raise ConfigError(f"{template.address} is a pipeline of Vertex AI", expected="a run file for Kubeflow")
+        path = compile_pipeline(job, "kubeflow", FOLDER / f"{config.name}.scheduled.kubeflow.yaml").path
+        return wanted_recurring_run(config.name, settings, path), path
+    from pipelines.schedules.vertex import wanted_schedule
+
+    if template:
+        compiled, template_uri = template.compiled, template.address
+    else:
+        compiled, template_uri = compile_pipeline(job, "vertex", FOLDER / f"{config.name}.scheduled.yaml"), ""
+    submission = prepare(job, compiled.path, job_id="", template_uri=template_uri)
+    return wanted_schedule(submission, config.name, settings), compiled.path
 
 
 def apply_schedule(
     config: RunConfig,
     template: Template | None = None,
     *,
+    target: ScheduleTarget = "vertex",
     force: bool,
     yes: bool,
     ask: Callable[[str], bool] | None,
@@ -161,22 +196,32 @@ def apply_schedule(
 
     Raises UserError where that is not possible.
     """
-    schedules = schedules_of(config)
-    plan = plan_schedule(config, schedules, now, template)
+    schedules = schedules_of(config, target)
+    plan = plan_schedule(config, schedules, now, template, target=target)
     if plan.live and not plan.changes:
         return plan, plan.live
-    if not force:
-        # Otherwise the first run would fail, at night.
-        plan = replace(plan, notes=tuple(require_buckets(config)))
-    limit_usd = config.plan.confirm_above_usd
-    require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
+    if target == "vertex":
+        if not force:
+            # Otherwise the first run would fail, at night.
+            plan = replace(plan, notes=tuple(require_buckets(config)))
+        limit_usd = config.plan.confirm_above_usd
+        require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
     if plan.live:
         return plan, schedules.update(plan.live, plan.wanted, plan.changes)
     return plan, schedules.create(plan.wanted)
 
 
-def schedules_of(config: RunConfig) -> Schedules:
-    """The schedules in the run file's project and location. Raises ConfigError where these are missing."""
+def schedules_of(config: RunConfig, target: ScheduleTarget = "vertex") -> Schedules[Any]:
+    """The schedules in the run file's project and location, or on its Kubeflow Pipelines. Raises ConfigError where
+    these are missing."""
+    if target == "kubeflow":
+        from pipelines.schedules.kubeflow import KubeflowSchedules
+
+        require_kubeflow(config)
+        require_reached_files(config, "kubeflow")
+        return KubeflowSchedules(endpoint_of(config), config.kubeflow.namespace, config.kubeflow.experiment)
+    from pipelines.schedules.vertex import VertexSchedules
+
     require_vertex(config)
     require_own_project(config)
-    return Schedules(Place.of(config), schedule_client(config.gcp.location))
+    return VertexSchedules(Place.of(config), schedule_client(config.gcp.location))

@@ -1,4 +1,4 @@
-"""A small, strict stand-in for the API of Kubeflow Pipelines 2: experiments and runs, over HTTP.
+"""A small, strict stand-in for the API of Kubeflow Pipelines 2: experiments, runs and recurring runs, over HTTP.
 
 A request's body must have the fields of kfp's own API types and no others, a run's pipeline must be one that kfp's own
 types read, and its parameters must be the pipeline's. What the fake does not know is answered 501, never guessed.
@@ -23,8 +23,12 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from vlmpipe.rehearsal.http_server import Handler, LocalServer
 
 RUNS = re.compile(r"/apis/v2beta1/runs(?:/(?P<id>[^/:]+)(?P<verb>:terminate)?)?")
+RECURRING = re.compile(r"/apis/v2beta1/recurringruns(?:/(?P<id>[^/:]+)(?P<verb>:enable|:disable)?)?")
 EXPERIMENTS = "/apis/v2beta1/experiments"
 NEVER = "1970-01-01T00:00:00Z"  # when a run ends that is not over, as the service says
+PAGE_SIZE = 2  # at most, whatever is asked: so that tests turn pages
+SIX_FIELDS = re.compile(r"(\S+ ){5}[0-6*?,/-]+")  # seconds first; weekdays from 0 to 6
+GIVEN_FOR_A_SCHEDULE = {"recurring_run_id", "status", "created_at", "updated_at", "error", "namespace"}
 GIVEN_BY_THE_SERVICE = {"run_id", "state", "created_at", "finished_at", "run_details", "error", "state_history"}
 
 
@@ -44,6 +48,7 @@ class FakePipelines(LocalServer):
         self.token, self.multi_user = token, multi_user
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
+        self.recurring: dict[str, dict[str, Any]] = {}
         self.faults: list[int] = []  # codes of the next answers
 
     def move(self, run_id: str, state: str, *, error: str = "", tasks: list[dict[str, Any]] | None = None) -> None:
@@ -93,7 +98,46 @@ class _Handler(Handler):
             return self._experiments(body, query)
         if match := RUNS.fullmatch(path):
             return self._runs(match, body)
+        if match := RECURRING.fullmatch(path):
+            return self._recurring(match, body, query)
         raise Refused(501, f"this stand-in does not know {self.command} {path}")
+
+    def _recurring(self, match: re.Match[str], body: bytes, query: dict[str, str]) -> Any:
+        fake, number = self.fake, match["id"]
+        if number is None and self.command == "GET":
+            if fake.multi_user and not query.get("namespace"):
+                raise Refused(400, "Invalid input error: a namespace is missing")
+            first = int(query.get("page_token") or 0)
+            last = first + min(PAGE_SIZE, int(query["page_size"]))
+            found = list(fake.recurring.values())
+            return {"recurringRuns": found[first:last], "next_page_token": str(last) if last < len(found) else ""}
+        if number is None and self.command == "POST":
+            return self._schedule(checked(body, kfp_server_api.V2beta1RecurringRun, GIVEN_FOR_A_SCHEDULE))
+        if number not in fake.recurring:
+            raise Refused(404, f"Recurring run {number} not found")
+        if match["verb"] and self.command == "POST":
+            fake.recurring[number]["status"] = {":enable": "ENABLED", ":disable": "DISABLED"}[match["verb"]]
+            return {}
+        if self.command == "DELETE" and not match["verb"]:
+            del fake.recurring[number]
+            return {}
+        if self.command != "GET" or match["verb"]:
+            raise Refused(501, f"this stand-in does not know {self.command} of a recurring run")
+        return fake.recurring[number]
+
+    def _schedule(self, content: dict[str, Any]) -> dict[str, Any]:
+        self._check_pipeline(content)
+        cron = content.get("trigger", {}).get("cron_schedule", {}).get("cron", "")
+        if not SIX_FIELDS.fullmatch(cron):
+            raise Refused(400, f"Invalid input error: Schedule cron is not a valid cron expression: {cron!r}")
+        if not 1 <= int(content.get("max_concurrency", 0)) <= 10:
+            raise Refused(400, "Invalid input error: Max concurrency of the recurring run must be between 1 and 10")
+        if content.get("mode") not in ("ENABLE", "DISABLE"):
+            raise Refused(400, "Invalid input error: Unrecognized recurring run mode")
+        made = {**content, "recurring_run_id": str(uuid.uuid4()), "created_at": _now()}
+        made["status"] = {"ENABLE": "ENABLED", "DISABLE": "DISABLED"}[made.pop("mode")]
+        self.fake.recurring[made["recurring_run_id"]] = made
+        return made
 
     def _experiments(self, body: bytes, query: dict[str, str]) -> Any:
         fake = self.fake
@@ -133,6 +177,13 @@ class _Handler(Handler):
         return run
 
     def _create(self, content: dict[str, Any]) -> dict[str, Any]:
+        self._check_pipeline(content)
+        run_id = str(uuid.uuid4())
+        run = {"run_id": run_id, "state": "PENDING", "created_at": _now(), "finished_at": NEVER, **content}
+        self.fake.runs[run_id] = run
+        return run
+
+    def _check_pipeline(self, content: dict[str, Any]) -> None:
         if content.get("experiment_id") not in self.fake.experiments:
             raise Refused(404, f"Experiment {content.get('experiment_id')} not found")
         if not content.get("display_name"):
@@ -145,10 +196,6 @@ class _Handler(Handler):
         given = (content.get("runtime_config") or {}).get("parameters") or {}
         if unknown := set(given) - set(pipeline.root.input_definitions.parameters):
             raise Refused(400, f"Invalid input error: parameter {min(unknown)} is not part of the pipeline")
-        run_id = str(uuid.uuid4())
-        run = {"run_id": run_id, "state": "PENDING", "created_at": _now(), "finished_at": NEVER, **content}
-        self.fake.runs[run_id] = run
-        return run
 
 
 def checked(body: bytes, kind: Any, not_given: set[str]) -> dict[str, Any]:

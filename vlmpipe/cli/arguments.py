@@ -26,6 +26,13 @@ class TargetOption(StrEnum):
     local = "local"
 
 
+class ServiceTarget(StrEnum):
+    """Services that start runs."""
+
+    vertex = "vertex"
+    kubeflow = "kubeflow"
+
+
 RunFile = Annotated[
     Path,
     typer.Argument(

@@ -53,7 +53,7 @@ EXAMPLES = {
     "data export": ("digits-20260301-120000 --format llama-factory --output build/digits",
                     "configs/digits.yaml --format messages --output build/digits --json"),
     "schedule plan": ("my-run.yaml", "my-run.yaml 'schedule.cron=0 6 * * 1' --json"),
-    "schedule apply": ("my-run.yaml", "my-run.yaml --yes"),
+    "schedule apply": ("my-run.yaml --yes", "my-run.yaml --target kubeflow"),
     "schedule list": ("my-run.yaml", "my-run.yaml --json"),
     "schedule pause": ("my-run.yaml", "my-run.yaml --json"),
     "schedule resume": ("my-run.yaml", "my-run.yaml --catch-up"),

@@ -1,30 +1,35 @@
-"""`vlmpipe schedule`: recurring runs on Vertex AI, as the run file describes them."""
+"""`vlmpipe schedule`: recurring runs on Vertex AI or Kubeflow, as the run file describes them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Source, load, load_source
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, ServiceTarget, Source, load, load_source
 from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
-    from pipelines.schedules.client import RunSchedule, Schedules
+    from pipelines.schedules.base import RunSchedule, Schedules
 
-app = typer.Typer(help="Recurring runs on Vertex AI, as the run file describes them.", no_args_is_help=True)
+SERVICES = {"vertex": "Vertex AI", "kubeflow": "Kubeflow"}
+Where = Annotated[ServiceTarget, typer.Option("--target", help="Where the schedule is.")]
+
+app = typer.Typer(help="Recurring runs on a service, as the run file says.", no_args_is_help=True)
 
 
 @app.command("plan")
-def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show what apply would change on Vertex AI. The next starts too, and the cost a month. Changes nothing."""
+def plan_command(
+    config: Source, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
+) -> None:
+    """Show what apply would change. The next starts too, and the cost a month. Changes nothing."""
     from pipelines.schedules.apply import plan_schedule, schedules_of
 
     settings, template = load_source(config, overrides)
-    with doing("planning a run and reading the schedules on Vertex AI"):
-        plan = plan_schedule(settings, schedules_of(settings), _now(), template)
+    with doing(f"planning a run and reading the schedules on {SERVICES[target]}"):
+        plan = plan_schedule(settings, schedules_of(settings, target.value), _now(), template, target=target.value)
     print_json(plan.as_json()) if as_json else print_lines(plan.lines())
 
 
@@ -32,6 +37,7 @@ def plan_command(config: Source, overrides: Overrides = None, as_json: AsJson = 
 def apply_command(
     config: Source,
     overrides: Overrides = None,
+    target: Where = ServiceTarget.vertex,
     force: Annotated[bool, typer.Option("--force", help="Do it without checking buckets.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever a month costs.")] = False,
     as_json: AsJson = False,
@@ -41,22 +47,24 @@ def apply_command(
     from vlmpipe.planner.cost.approval import terminal_confirm
 
     source, ask = load_source(config, overrides), terminal_confirm()
-    with doing("planning a run and changing the schedule on Vertex AI"):
-        plan, live = apply_schedule(*source, force=force, yes=yes, ask=ask, now=_now())
+    with doing(f"planning a run and changing the schedule on {SERVICES[target]}"):
+        plan, live = apply_schedule(*source, target=target.value, force=force, yes=yes, ask=ask, now=_now())
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})
         return
     done = {"create": "created", "update": "changed", "nothing": "is already as in the run file"}
-    print_lines([*plan.lines(), f"schedule {plan.wanted.name} {done[plan.action]}: {live.schedule.name}"])
+    print_lines([*plan.lines(), f"schedule {plan.wanted.name} {done[plan.action]}: {live.address}"])
 
 
 @app.command("list")
-def list_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """List vlmpipe's schedules in the run file's project."""
+def list_command(
+    config: RunFile, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
+) -> None:
+    """List the schedules that vlmpipe made."""
     from pipelines.schedules.apply import schedules_of
 
-    with doing("reading the schedules on Vertex AI"):
-        found = schedules_of(load(config, overrides)).all()
+    with doing(f"reading the schedules on {SERVICES[target]}"):
+        found = schedules_of(load(config, overrides), target.value).all()
     if as_json:
         print_json({"schedules": [live.as_json() for live in found]})
         return
@@ -66,9 +74,11 @@ def list_command(config: RunFile, overrides: Overrides = None, as_json: AsJson =
 
 
 @app.command("pause")
-def pause_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def pause_command(
+    config: RunFile, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
+) -> None:
     """Start no more runs until resume. Runs that have begun continue."""
-    schedules, live = _find(config, overrides)
+    schedules, live = _find(config, overrides, target)
     _say(schedules.pause(live) if live.state == "active" else live, as_json)
 
 
@@ -76,40 +86,41 @@ def pause_command(config: RunFile, overrides: Overrides = None, as_json: AsJson 
 def resume_command(
     config: RunFile,
     overrides: Overrides = None,
+    target: Where = ServiceTarget.vertex,
     catch_up: Annotated[
         bool, typer.Option("--catch-up", help="Also start the runs that were due while it was paused.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Start runs again."""
-    schedules, live = _find(config, overrides)
+    schedules, live = _find(config, overrides, target)
     _say(schedules.resume(live, catch_up=catch_up) if live.state == "paused" else live, as_json)
 
 
 @app.command("delete")
-def delete_command(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def delete_command(
+    config: RunFile, overrides: Overrides = None, target: Where = ServiceTarget.vertex, as_json: AsJson = False
+) -> None:
     """Delete the schedule. Its runs stay, and those that have begun continue."""
-    schedules, live = _find(config, overrides)
+    schedules, live = _find(config, overrides, target)
     schedules.delete(live)
     if as_json:
-        print_json({"deleted": live.schedule.name})
+        print_json({"deleted": live.address})
     else:
-        print_lines([f"schedule {live.name} is deleted: {live.schedule.name}"])
+        print_lines([f"schedule {live.name} is deleted: {live.address}"])
 
 
-def _find(config: Path, overrides: list[str] | None) -> tuple[Schedules, RunSchedule]:
+def _find(config: Path, overrides: list[str] | None, target: ServiceTarget) -> tuple[Schedules[Any], RunSchedule]:
     from pipelines.schedules.apply import schedules_of
 
     settings = load(config, overrides)
-    with doing("reading the schedules on Vertex AI"):
-        schedules = schedules_of(settings)
+    with doing(f"reading the schedules on {SERVICES[target]}"):
+        schedules = schedules_of(settings, target.value)
         return schedules, schedules.require(settings.name)
 
 
 def _say(live: RunSchedule, as_json: bool) -> None:
-    print_json(live.as_json()) if as_json else print_lines(
-        [f"schedule {live.name} is {live.state}: {live.schedule.name}"]
-    )
+    print_json(live.as_json()) if as_json else print_lines([f"schedule {live.name} is {live.state}: {live.address}"])
 
 
 def _now() -> datetime:

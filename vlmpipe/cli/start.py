@@ -17,6 +17,7 @@ from vlmpipe.cli.arguments import (
     OptionalSource,
     Overrides,
     RunFile,
+    ServiceTarget,
     TargetOption,
     load,
     load_source,
@@ -34,13 +35,6 @@ YES = ("--yes", "Do not ask, whatever it costs.")
 DRY_RUN = ("--dry-run", "Print what would be sent, and send nothing.")
 
 DETACH = ("--detach", "Leave once it is started, and do not watch it.")
-
-
-class SubmitTarget(StrEnum):
-    """Where `submit` starts a run."""
-
-    vertex = "vertex"
-    kubeflow = "kubeflow"
 
 
 class OnlyOption(StrEnum):
@@ -96,7 +90,7 @@ def run(
     there = {"--force": force, "--yes": yes, "--dry-run": dry_run, "--detach": detach}
     if target != TargetOption.local:
         _refuse_options(here, "on this machine", "leave it out; elsewhere every run is new unless --run-id names one")
-        where = SubmitTarget(target.value)
+        where = ServiceTarget(target.value)
         submit(str(config), overrides, where, force, yes, dry_run, run_id, detach, plain, as_json, fail_on_reject)
         return
     _refuse_options(there, "on Vertex AI or Kubeflow", "leave it out, or add --target vertex or kubeflow")
@@ -123,7 +117,7 @@ def run(
 def submit(
     config: OptionalSource = "",
     overrides: Overrides = None,
-    target: Annotated[SubmitTarget, typer.Option(help="Where to start it.")] = SubmitTarget.vertex,
+    target: Annotated[ServiceTarget, typer.Option(help="Where to start it.")] = ServiceTarget.vertex,
     force: Annotated[bool, _flag(*FORCE)] = False,
     yes: Annotated[bool, _flag(*YES)] = False,
     dry_run: Annotated[bool, _flag(*DRY_RUN)] = False,
@@ -152,7 +146,7 @@ def submit(
             f"found {given}{', --only' if only else ''}",
             expected="vlmpipe submit CONFIG [--only train], or vlmpipe submit --job-spec FILE",
         )
-    if target == SubmitTarget.kubeflow and (job_spec or only):
+    if target == ServiceTarget.kubeflow and (job_spec or only):
         given = "--job-spec" if job_spec else "--only"
         raise ConfigError(f"{given} is given with --target kubeflow", expected="a run of the whole pipeline there")
     if job_spec or only:
@@ -172,7 +166,7 @@ def submit(
             expected="a run that is watched to its end",
             fix="leave one out; vlmpipe status RUN --watch --fail-on-reject watches a run that was started",
         )
-    if target == SubmitTarget.kubeflow:
+    if target == ServiceTarget.kubeflow:
         _submit_to_kubeflow(
             config, overrides or [], run_id, force=force, dry_run=dry_run, detach=detach, plain=plain, as_json=as_json,
             fail_on_reject=fail_on_reject,

@@ -11,7 +11,7 @@ from google.cloud.aiplatform_v1.types import Schedule
 
 from pipelines.compile import Compiled, compile_pipeline
 from pipelines.schedules import apply as schedule_plan
-from pipelines.schedules.client import Schedules
+from pipelines.schedules.vertex import VertexSchedules
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
 from vlmpipe.config.run_config import RunConfig
@@ -179,7 +179,7 @@ def test_without_any_answer_the_outcome_is_reported_as_unknown(
 ) -> None:
     vertex.faults += [Fault("drop_after"), Fault("status", method="GET", times=9999)]
     with monkeypatch.context() as patched:
-        patched.setattr(Schedules, "find", lambda self, name: None)  # as it was before the faults began
+        patched.setattr(VertexSchedules, "find", lambda self, name: None)  # as it was before the faults began
         answer = schedule("apply", WEEKLY)
     assert (answer.code, "whether the schedule was made is not known" in answer.err) == (69, True)
     vertex.faults.clear()

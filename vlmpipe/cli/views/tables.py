@@ -16,7 +16,7 @@ from vlmpipe.runs.live_view import LOOKS, render
 
 if TYPE_CHECKING:
     from pipelines.check import Finding
-    from pipelines.schedules.client import RunSchedule
+    from pipelines.schedules.base import RunSchedule
     from vlmpipe.job_spec.rules import Violation
     from vlmpipe.runs.local.state import RunState
     from vlmpipe.runs.local.summary import RunReport
@@ -143,9 +143,8 @@ def print_schedules(schedules: Sequence[RunSchedule]) -> None:
     """Schedules that are live, a line each."""
     table = _list_table("schedule", "state", "when", "next start", "runs started", "resource")
     for live in schedules:
-        schedule = live.schedule
-        following = f"{schedule.next_run_time:%Y-%m-%d %H:%M UTC}" if schedule.next_run_time else "-"
-        started = str(schedule.started_run_count)
-        table.add_row(live.name, live.state, schedule.cron, following, started, schedule.name.rpartition("/")[2])
+        following = f"{live.next_start:%Y-%m-%d %H:%M UTC}" if live.next_start else "-"
+        started = "-" if live.started is None else str(live.started)
+        table.add_row(live.name, live.state, live.when, following, started, live.address.rpartition("/")[2])
     console = standard_output()
     console.print(table if schedules else "no schedules of vlmpipe here")

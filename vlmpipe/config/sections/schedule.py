@@ -1,4 +1,4 @@
-"""The run file's `schedule` section: recurring runs on Vertex AI."""
+"""The run file's `schedule` section: recurring runs on Vertex AI or Kubeflow."""
 
 from __future__ import annotations
 
@@ -26,14 +26,22 @@ def _cron(text: str) -> str:
 
 
 class ScheduleConfig(Section):
-    """Recurring runs on Vertex AI."""
+    """Recurring runs, which `vlmpipe schedule apply` makes on Vertex AI or Kubeflow."""
 
     cron: Annotated[str, AfterValidator(_cron)] = Field(description="When to start, five cron fields.")
-    timezone: Annotated[str, AfterValidator(_timezone)] = Field("UTC", description="Time zone of cron.")
+    timezone: Annotated[str, AfterValidator(_timezone)] = Field(
+        "UTC", description="Time zone of cron; on Kubeflow UTC."
+    )
     start_time: datetime | None = Field(None, description="First moment at which runs may start (RFC 3339).")
     end_time: datetime | None = Field(None, description="Moment after which no run starts (RFC 3339).")
-    max_run_count: Positive | None = Field(None, description="Runs after which the schedule ends; null for no end.")
+    max_run_count: Positive | None = Field(
+        None, description="Runs after which the schedule ends; null for no end. Not on Kubeflow."
+    )
     max_concurrent_active_run_count: Positive = Field(
         1, description="Runs of this schedule that may be active at once; 1 keeps retrainings from overlapping."
     )
-    allow_queueing: bool = Field(False, description="Queue a run that is due while too many are active, or skip it.")
+    allow_queueing: bool = Field(
+        False,
+        description="Queue a run that is due while too many are active, or skip it; on Kubeflow, start each that was "
+        "due meanwhile, or the last.",
+    )

@@ -34,8 +34,8 @@ class _Client(Client):
         return self._healthz_api.healthz_service_get_healthz(_request_timeout=REQUEST_TIMEOUT_S)
 
 
-class KubeflowRuns:
-    """The runs of one Kubeflow Pipelines. Errors of kfp's client become UserErrors.
+class KubeflowApi:
+    """kfp's client of one Kubeflow Pipelines, whose errors become UserErrors.
 
     Args:
         endpoint: address of the API, https:// unless it says otherwise.
@@ -43,24 +43,63 @@ class KubeflowRuns:
     """
 
     def __init__(self, endpoint: str, namespace: str = "") -> None:
-        self._endpoint, self._namespace = endpoint, namespace
+        self.endpoint, self.namespace = endpoint, namespace
         token = os.environ.get(TOKEN_VARIABLE)
         credentials = ServiceAccountTokenVolumeCredentials(token) if token else None
-        with self._translated("reach"):
+        with self.translated("reach"):
             # Its default, kubeflow, stands for none; without one it asks the API whether there are several users.
-            self._client = _Client(host=endpoint, namespace=namespace or "kubeflow", credentials=credentials)
+            self.client = _Client(host=endpoint, namespace=namespace or "kubeflow", credentials=credentials)
+
+    def experiment(self, name: str) -> str:
+        """Id of the experiment, which is made where it is not there."""
+        return str(self.client.create_experiment(name, namespace=self.namespace or None).experiment_id)
+
+    @contextlib.contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        """Errors as UserErrors. What kfp's client prints, links and warnings, would break --json and is dropped."""
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except HTTPError as error:
+            raise UserError(
+                f"could not {doing} {self.endpoint}: {error}",
+                expected="the address of Kubeflow Pipelines' API",
+                fix="correct kubeflow.endpoint or KF_PIPELINES_ENDPOINT, or start the port-forward again",
+                code=ExitCode.UNAVAILABLE,
+            ) from error
+        except kfp_server_api.ApiException as error:
+            raise self._refusal(error, doing) from error
+
+    def _refusal(self, error: kfp_server_api.ApiException, doing: str) -> UserError:
+        said = f"could not {doing} {self.endpoint}: {error.status} {_message(error)}"
+        if error.status == 404:
+            return UserError(said, expected="one that this Kubeflow Pipelines has", code=ExitCode.NOT_FOUND)
+        if error.status in (401, 403):
+            fix = f"give a token: {TOKEN_VARIABLE}, or kfp's own configuration; or ask who administers Kubeflow"
+            return UserError(said, expected="an account that may do so", fix=fix, code=ExitCode.NO_PERMISSION)
+        if error.status in PASSING:
+            return UserError(said, fix="try again", code=ExitCode.UNAVAILABLE)
+        return ConfigError(said, fix="Kubeflow Pipelines 2.14 or newer takes the compiled file")
+
+
+class KubeflowRuns:
+    """The runs of one Kubeflow Pipelines."""
+
+    def __init__(self, endpoint: str, namespace: str = "") -> None:
+        self._api = KubeflowApi(endpoint, namespace)
 
     def start(self, package: Path, *, name: str, experiment: str, parameters: dict[str, Any]) -> KubeflowRun:
         """Start a run of a compiled pipeline. Raises UserError where it was not started, or that is not known."""
-        with self._translated("start a run on"):
-            found = self._client.create_experiment(experiment, namespace=self._namespace or None)
-            answer = self._client.run_pipeline(found.experiment_id, name, str(package), params=parameters)
-        return KubeflowRun(self._endpoint.rstrip("/"), str(answer.run_id), name, self._namespace)
+        with self._api.translated("start a run on"):
+            found = self._api.experiment(experiment)
+            answer = self._api.client.run_pipeline(found, name, str(package), params=parameters)
+        return KubeflowRun(self._api.endpoint.rstrip("/"), str(answer.run_id), name, self._api.namespace)
 
     def get(self, run: KubeflowRun) -> kfp_server_api.V2beta1Run:
         """Raises UserError (exit 66) where there is no such run."""
-        with self._translated(f"read run {run.argument} of"):
-            return self._client.get_run(run.run_id)
+        with self._api.translated(f"read run {run.argument} of"):
+            return self._api.client.get_run(run.run_id)
 
     def cancel(self, run: KubeflowRun) -> bool:
         """Ask for the run's end. False where that was asked before; raises ConfigError for one that is over."""
@@ -73,37 +112,9 @@ class KubeflowRuns:
                 expected="one that is running",
                 fix=f"vlmpipe status {run.argument}",
             )
-        with self._translated(f"cancel run {run.argument} of"):
-            self._client.terminate_run(run.run_id)
+        with self._api.translated(f"cancel run {run.argument} of"):
+            self._api.client.terminate_run(run.run_id)
         return True
-
-    @contextlib.contextmanager
-    def _translated(self, doing: str) -> Iterator[None]:
-        """Errors as UserErrors. What kfp's client prints, links and warnings, would break --json and is dropped."""
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
-        except HTTPError as error:
-            raise UserError(
-                f"could not {doing} {self._endpoint}: {error}",
-                expected="the address of Kubeflow Pipelines' API",
-                fix="correct kubeflow.endpoint or KF_PIPELINES_ENDPOINT, or start the port-forward again",
-                code=ExitCode.UNAVAILABLE,
-            ) from error
-        except kfp_server_api.ApiException as error:
-            raise self._refusal(error, doing) from error
-
-    def _refusal(self, error: kfp_server_api.ApiException, doing: str) -> UserError:
-        said = f"could not {doing} {self._endpoint}: {error.status} {_message(error)}"
-        if error.status == 404:
-            return UserError(said, expected="a run that this Kubeflow Pipelines has", code=ExitCode.NOT_FOUND)
-        if error.status in (401, 403):
-            fix = f"give a token: {TOKEN_VARIABLE}, or kfp's own configuration; or ask who administers Kubeflow"
-            return UserError(said, expected="an account that may do so", fix=fix, code=ExitCode.NO_PERMISSION)
-        if error.status in PASSING:
-            return UserError(said, fix="try again", code=ExitCode.UNAVAILABLE)
-        return ConfigError(said, fix="Kubeflow Pipelines 2.14 or newer takes the compiled file")
 
 
 def _message(error: kfp_server_api.ApiException) -> str:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSchedulesRequest, PipelineJob, Schedule
 from google.protobuf import field_mask_pb2, json_format
 
-from trainer.errors import ConfigError, ExitCode, UserError
+from pipelines.schedules.base import Change, Schedules
+from trainer.errors import UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL, Submission
 from vlmpipe.backends.vertex.retries import Answer, may_have_arrived, retrying, send_once
@@ -42,17 +44,8 @@ DELETE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Change:
-    """One field of a live schedule that is not what the run file wants."""
-
-    field: str
-    live: str
-    wanted: str
-
-
-@dataclass(frozen=True)
-class RunSchedule:
-    """A schedule: the live one, or the one that a run file describes."""
+class VertexSchedule:
+    """A schedule of Vertex AI: the live one, or the one that a run file describes."""
 
     schedule: Schedule
 
@@ -64,6 +57,22 @@ class RunSchedule:
     @property
     def state(self) -> str:
         return str(self.schedule.state.name).lower()
+
+    @property
+    def address(self) -> str:
+        return str(self.schedule.name)
+
+    @property
+    def when(self) -> str:
+        return str(self.schedule.cron)
+
+    @property
+    def next_start(self) -> datetime | None:
+        return self.schedule.next_run_time or None
+
+    @property
+    def started(self) -> int | None:
+        return int(self.schedule.started_run_count)
 
     @property
     def is_over(self) -> bool:
@@ -82,7 +91,7 @@ class RunSchedule:
         content.pop("createPipelineJobRequest", None)
         return {"run_file": self.name, "digest": self.digest, **content}
 
-    def changes_to(self, wanted: RunSchedule) -> list[Change]:
+    def changes_to(self, wanted: VertexSchedule) -> list[Change]:
         """What must change for this live schedule to become the wanted one."""
         fields = [*FIELDS, *(["start_time"] if wanted.schedule.start_time else [])]
         ours, theirs = (json_format.MessageToDict(Schedule.pb(one.schedule)) for one in (self, wanted))
@@ -98,7 +107,7 @@ class RunSchedule:
         return found
 
 
-def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig) -> RunSchedule:
+def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig) -> VertexSchedule:
     """The schedule that starts this job. It contains the whole pipeline, which is therefore pinned."""
     job = PipelineJob(submission.job)
     labels = {key: value for key, value in job.labels.items() if key != SUBMISSION_LABEL}
@@ -116,59 +125,32 @@ def wanted_schedule(submission: Submission, name: str, settings: ScheduleConfig)
         allow_queueing=settings.allow_queueing,
         create_pipeline_job_request=CreatePipelineJobRequest(parent=submission.place.parent, pipeline_job=job),
     )
-    return RunSchedule(schedule)
+    return VertexSchedule(schedule)
 
 
-class Schedules:
-    """The schedules of one project and location. Errors of Google's client become UserErrors."""
+class VertexSchedules(Schedules[VertexSchedule]):
+    """The schedules of one project and location."""
 
     def __init__(self, place: Place, client: ScheduleServiceClient) -> None:
-        self._place, self._client = place, client
+        super().__init__(place.parent, "the console, under Vertex AI, Pipelines, Schedules")
+        self._where, self._client = place, client
 
-    def all(self) -> list[RunSchedule]:
-        """Those that vlmpipe made, whatever their state."""
-        return self._call(lambda: list(self._ours(ListSchedulesRequest(parent=self._place.parent))))
+    def all(self) -> list[VertexSchedule]:
+        return self._call(lambda: list(self._ours(ListSchedulesRequest(parent=self._where.parent))))
 
-    def find(self, name: str) -> RunSchedule | None:
-        """The schedule of this run file; one that is over only where there is no other.
-
-        Raises UserError when there are two, because the one to change is ambiguous.
-        """
-        found = self._call(lambda: list(self._named(name)))
-        going = [live for live in found if not live.is_over]
-        if len(going) > 1:
-            names = ", ".join(live.schedule.name for live in going)
-            raise UserError(
-                f"{len(going)} schedules of {name} are there: {names}",
-                expected="one schedule of a run file",
-                fix="delete all but one in the console, under Vertex AI, Pipelines, Schedules",
-                code=ExitCode.UNAVAILABLE,
-            )
-        return next(iter(going or found), None)
-
-    def require(self, name: str) -> RunSchedule:
-        """As `find`. Raises ConfigError when there is none that still starts runs."""
-        live = self.find(name)
-        if live is None or live.is_over:
-            raise ConfigError(
-                f"{self._place.parent} has no schedule of {name}" + (" that is not over" if live else ""),
-                fix="vlmpipe schedule apply makes one; vlmpipe schedule list shows those that are there",
-            )
-        return live
-
-    def create(self, wanted: RunSchedule) -> RunSchedule:
+    def create(self, wanted: VertexSchedule) -> VertexSchedule:
         """Create the schedule, once, however often an answer is lost."""
-        sent, token = RunSchedule(Schedule(wanted.schedule)), secrets.token_hex(8)
+        sent, token = VertexSchedule(Schedule(wanted.schedule)), secrets.token_hex(8)
         sent.job.labels[SUBMISSION_LABEL] = token
         faults: list[Exception] = []
 
-        def attempt() -> RunSchedule:
+        def attempt() -> VertexSchedule:
             if may_have_arrived(faults):
-                for live in self._named(wanted.name):
+                for live in self._named_now(wanted.name):
                     if live.job.labels.get(SUBMISSION_LABEL) == token:
                         return live
-            return RunSchedule(
-                send_once(self._client.create_schedule, parent=self._place.parent, schedule=sent.schedule)
+            return VertexSchedule(
+                send_once(self._client.create_schedule, parent=self._where.parent, schedule=sent.schedule)
             )
 
         try:
@@ -183,29 +165,26 @@ class Schedules:
                 code=error.code,
             ) from error
 
-    def update(self, live: RunSchedule, wanted: RunSchedule, changes: list[Change]) -> RunSchedule:
-        """Set the changed fields of the live schedule. Runs that have begun are not affected."""
+    def update(self, live: VertexSchedule, wanted: VertexSchedule, changes: Sequence[Change]) -> VertexSchedule:
+        """Set the changed fields."""
         schedule = Schedule(wanted.schedule)
         schedule.name = live.schedule.name
-        RunSchedule(schedule).job.labels[SUBMISSION_LABEL] = live.job.labels.get(SUBMISSION_LABEL, "")
+        VertexSchedule(schedule).job.labels[SUBMISSION_LABEL] = live.job.labels.get(SUBMISSION_LABEL, "")
         mask = field_mask_pb2.FieldMask(paths=[change.field for change in changes])
-        return RunSchedule(
+        return VertexSchedule(
             self._call(lambda: send_once(self._client.update_schedule, schedule=schedule, update_mask=mask))
         )
 
-    def pause(self, live: RunSchedule) -> RunSchedule:
-        """Start no run until it is resumed. Runs that have begun continue."""
+    def pause(self, live: VertexSchedule) -> VertexSchedule:
         self._call(lambda: send_once(self._client.pause_schedule, name=live.schedule.name))
         return self._get(live)
 
-    def resume(self, live: RunSchedule, *, catch_up: bool) -> RunSchedule:
-        """Start runs again. `catch_up`: also those that were due while it was paused."""
+    def resume(self, live: VertexSchedule, *, catch_up: bool) -> VertexSchedule:
         request = {"name": live.schedule.name, "catch_up": catch_up}
         self._call(lambda: send_once(self._client.resume_schedule, request=request))
         return self._get(live)
 
-    def delete(self, live: RunSchedule) -> None:
-        """Delete the schedule. Runs that have begun continue, and all runs stay."""
+    def delete(self, live: VertexSchedule) -> None:
         faults: list[Exception] = []
 
         def attempt() -> None:
@@ -218,19 +197,22 @@ class Schedules:
 
         self._call(attempt, faults)
 
-    def _get(self, live: RunSchedule) -> RunSchedule:
-        return RunSchedule(self._call(lambda: send_once(self._client.get_schedule, name=live.schedule.name)))
+    def _get(self, live: VertexSchedule) -> VertexSchedule:
+        return VertexSchedule(self._call(lambda: send_once(self._client.get_schedule, name=live.schedule.name)))
 
-    def _named(self, name: str) -> Iterator[RunSchedule]:
-        request = ListSchedulesRequest(parent=self._place.parent, filter=f'display_name="{name}"')
-        return (live for live in self._ours(request) if live.name == name)
+    def _named(self, name: str) -> Iterator[VertexSchedule]:
+        return iter(self._call(lambda: self._named_now(name)))
 
-    def _ours(self, request: ListSchedulesRequest) -> Iterator[RunSchedule]:
-        found = map(RunSchedule, send_once(self._client.list_schedules, request=request))
+    def _named_now(self, name: str) -> list[VertexSchedule]:
+        request = ListSchedulesRequest(parent=self._where.parent, filter=f'display_name="{name}"')
+        return [live for live in self._ours(request) if live.name == name]
+
+    def _ours(self, request: ListSchedulesRequest) -> Iterator[VertexSchedule]:
+        found = map(VertexSchedule, send_once(self._client.list_schedules, request=request))
         return (live for live in found if live.name)
 
     def _call(self, call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
-        with translate_errors(self._place):
+        with translate_errors(self._where):
             return retrying(call, faults)
 
 

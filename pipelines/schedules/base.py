@@ -1,0 +1,128 @@
+"""What `vlmpipe schedule` needs of a service that starts runs regularly."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from trainer.errors import ConfigError, ExitCode, UserError
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field of a live schedule that is not what the run file wants."""
+
+    field: str
+    live: str
+    wanted: str
+
+
+class RunSchedule(Protocol):
+    """A schedule: a live one, or the one that a run file describes."""
+
+    @property
+    def name(self) -> str:
+        """The run file's name; empty for a schedule that vlmpipe did not create."""
+
+    @property
+    def address(self) -> str:
+        """Its name in the service; empty for one that is not live."""
+
+    @property
+    def state(self) -> str:
+        """active, paused or completed."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def digest(self) -> str:
+        """Of the pipeline and its parameters."""
+
+    @property
+    def when(self) -> str:
+        """Its cron line, as the service has it."""
+
+    @property
+    def next_start(self) -> datetime | None:
+        """None where there is none, or the service does not say."""
+
+    @property
+    def started(self) -> int | None:
+        """Runs so far; None where the service does not say."""
+
+    def as_json(self) -> dict[str, Any]: ...
+    def changes_to(self, wanted: Self) -> list[Change]:
+        """What must change for this live schedule to become the wanted one."""
+
+
+One = TypeVar("One", bound=RunSchedule)
+
+
+class Schedules(ABC, Generic[One]):
+    """The schedules in one place. Errors of the service's client become UserErrors.
+
+    Args:
+        place: where they are, for messages.
+        page: where people delete one by hand.
+    """
+
+    def __init__(self, place: str, page: str) -> None:
+        self._place, self._page = place, page
+
+    @abstractmethod
+    def all(self) -> list[One]:
+        """Those that vlmpipe made, whatever their state."""
+
+    @abstractmethod
+    def create(self, wanted: One) -> One:
+        """Create the schedule, once. Raises UserError where that failed, or where it is not known."""
+
+    @abstractmethod
+    def update(self, live: One, wanted: One, changes: Sequence[Change]) -> One:
+        """Bring the live schedule to the wanted one. Runs that have begun are not affected."""
+
+    @abstractmethod
+    def pause(self, live: One) -> One:
+        """Start no run until it is resumed. Runs that have begun continue."""
+
+    @abstractmethod
+    def resume(self, live: One, *, catch_up: bool) -> One:
+        """Start runs again. `catch_up`: also those that were due while it was paused."""
+
+    @abstractmethod
+    def delete(self, live: One) -> None:
+        """Delete the schedule. Runs that have begun continue, and all runs stay."""
+
+    def find(self, name: str) -> One | None:
+        """The schedule of this run file; one that is over only where there is no other.
+
+        Raises UserError when there are two, because the one to change is ambiguous.
+        """
+        found = list(self._named(name))
+        going = [live for live in found if not live.is_over]
+        if len(going) > 1:
+            names = ", ".join(live.address for live in going)
+            raise UserError(
+                f"{len(going)} schedules of {name} are there: {names}",
+                expected="one schedule of a run file",
+                fix=f"delete all but one in {self._page}",
+                code=ExitCode.UNAVAILABLE,
+            )
+        return next(iter(going or found), None)
+
+    def require(self, name: str) -> One:
+        """As `find`. Raises ConfigError when there is none that still starts runs."""
+        live = self.find(name)
+        if live is None or live.is_over:
+            raise ConfigError(
+                f"{self._place} has no schedule of {name}" + (" that is not over" if live else ""),
+                fix="vlmpipe schedule apply makes one; vlmpipe schedule list shows those that are there",
+            )
+        return live
+
+    def _named(self, name: str) -> Iterator[One]:
+        return (live for live in self.all() if live.name == name)

@@ -1,0 +1,174 @@
+"""`vlmpipe schedule --target kubeflow` with kfp's client against the strict stand-in: what is live becomes what the run
+file says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.compile import Compiled, compile_pipeline
+from pipelines.schedules import apply as schedule_plan
+from tests.fakes.kubeflow_pipelines import FakePipelines
+from tests.support.paths import ROOT
+from tests.support.vertex.submit_runs import Answer, Submit
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.runs.kubeflow.client import TOKEN_VARIABLE
+
+pytest_plugins = ("tests.support.vertex.fixtures",)
+DIGITS = (str(ROOT / "configs/digits.yaml"), "cluster.replica_count=1")
+WEEKLY = "schedule.cron=0 3 * * 1"
+
+
+@pytest.fixture
+def pipelines(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePipelines]:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    with FakePipelines() as server:
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.endpoint)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, tuple[str, Compiled]]:
+    """What was compiled, by run file without its name: compiling takes as long as all the rest of a command."""
+    return {}
+
+
+@pytest.fixture
+def schedule(vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch, compiled: dict[str, tuple[str, Compiled]]) -> Any:
+    def compile_once(config: RunConfig, target: str, path: Path) -> Compiled:
+        key = config.model_copy(update={"name": "one"}).model_dump_json()
+        if key not in compiled:
+            answer = compile_pipeline(config, target, path)
+            compiled[key] = path.read_text(), answer
+        content, answer = compiled[key]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        return Compiled(**{**vars(answer), "path": path})
+
+    monkeypatch.setattr(schedule_plan, "compile_pipeline", compile_once)
+
+    def run(verb: str, *arguments: str) -> Answer:
+        if any("cron=" in one and one != WEEKLY for one in arguments):
+            arguments = tuple(one for one in arguments if one != WEEKLY)
+        return vlmpipe("schedule", verb, *DIGITS, *arguments, "--target", "kubeflow")
+
+    return run
+
+
+def only(pipelines: FakePipelines) -> dict[str, Any]:
+    (found,) = pipelines.recurring.values()
+    return found
+
+
+def test_a_schedule_is_created_once_and_starts_the_compiled_pipeline(pipelines: FakePipelines, schedule: Any) -> None:
+    plan = schedule("plan", WEEKLY, "--json")
+    assert plan.code == 0, plan.err
+    assert (plan.json["action"], plan.json["usd_per_month"], pipelines.recurring) == ("create", None, {})
+    said = schedule("apply", WEEKLY)
+    assert said.code == 0 and "schedule digits created" in said.out
+    assert "of those due meanwhile the last starts afterwards" in said.out and "not known" in said.out
+    live = only(pipelines)
+    assert live["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * 1"}}
+    assert (live["status"], int(live["max_concurrency"]), live["no_catchup"]) == ("ENABLED", 1, True)
+    assert live["experiment_id"] in pipelines.experiments
+    assert schedule("apply", WEEKLY, "--json").json["action"] == "nothing"
+    assert only(pipelines) is live
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("schedule.cron=30 6 * * 7", "cron: 0 0 3 * * 1 -> 0 30 6 * * 0"),
+        ("schedule.end_time=2099-01-01T00:00:00+01:00", "end_time: None -> 2098-12-31 23:00:00+00:00"),
+        ("schedule.max_concurrent_active_run_count=3", "max_concurrency: 1 -> 3"),
+        ("schedule.allow_queueing=true", "no_catchup: True -> False"),
+        ("train.epochs=7", "pipeline: "),
+    ],
+)
+def test_a_changed_schedule_is_made_anew_and_stays_paused(
+    pipelines: FakePipelines, schedule: Any, override: str, field: str
+) -> None:
+    schedule("apply", WEEKLY)
+    schedule("pause", WEEKLY)
+    before = only(pipelines)
+    changed = schedule("apply", WEEKLY, override)
+    assert (changed.code, f"change    {field}" in changed.out) == (0, True), changed.err
+    after = only(pipelines)
+    assert after["recurring_run_id"] != before["recurring_run_id"] and after["status"] == "DISABLED"
+    assert schedule("plan", WEEKLY, override, "--json").json["action"] == "nothing"
+
+
+def test_pause_resume_delete_and_list(pipelines: FakePipelines, schedule: Any) -> None:
+    for name in ("first", "second", "third"):  # more than a page of the stand-in's
+        assert schedule("apply", WEEKLY, f"name={name}").code == 0
+    foreign = {**next(iter(pipelines.recurring.values())), "recurring_run_id": "another", "description": "by hand"}
+    pipelines.recurring["another"] = foreign
+    assert [one["run_file"] for one in schedule("list", "--json").json["schedules"]] == ["first", "second", "third"]
+    for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "active"), ("resume", "active")):
+        answer = schedule(verb, WEEKLY, "name=second")
+        assert (answer.code, f"schedule second is {state}" in answer.out) == (0, True)
+    table = schedule("list").out
+    assert "third" in table and "0 0 3 * * 1" in table
+    assert schedule("delete", "name=second").code == 0
+    assert [one["display_name"] for one in pipelines.recurring.values()] == ["first", "third", "first"]
+    missing = schedule("pause", "name=second")
+    assert (missing.code, "has no schedule of second" in missing.err) == (64, True)
+
+
+def test_whether_missed_runs_are_started_is_fixed_when_it_is_made(pipelines: FakePipelines, schedule: Any) -> None:
+    schedule("apply", WEEKLY)
+    schedule("pause", WEEKLY)
+    refused = schedule("resume", WEEKLY, "--catch-up")
+    assert (refused.code, "only the last of the runs" in refused.err) == (64, True)
+    schedule("apply", WEEKLY, "schedule.allow_queueing=true")
+    assert schedule("resume", WEEKLY).code == 64
+    assert schedule("resume", WEEKLY, "--catch-up").code == 0
+    assert only(pipelines)["status"] == "ENABLED"
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("schedule.timezone=Europe/Paris", "Kubeflow's scheduler has one time zone"),
+        ("schedule.max_run_count=3", "counts no runs"),
+        ("schedule.max_concurrent_active_run_count=11", "at most 10 on Kubeflow"),
+        ("schedule.cron=0 3 * * 5-7", "5,6,0"),
+    ],
+)
+def test_what_kubeflows_scheduler_cannot_do_is_refused(
+    pipelines: FakePipelines, schedule: Any, override: str, words: str
+) -> None:
+    refused = schedule("apply", WEEKLY, override)
+    assert (refused.code, words in refused.err, pipelines.recurring) == (64, True, {})
+
+
+def test_two_of_a_name_are_not_chosen_between(pipelines: FakePipelines, schedule: Any) -> None:
+    """As after a change whose second half, the deletion, failed."""
+    schedule("apply", WEEKLY)
+    pipelines.recurring["another"] = {**only(pipelines), "recurring_run_id": "another"}
+    refused = schedule("apply", WEEKLY, "schedule.allow_queueing=true")
+    assert (refused.code, "2 schedules of digits" in refused.err, len(pipelines.recurring)) == (69, True, 2)
+
+
+def test_one_that_is_over_is_followed_by_a_new_one(pipelines: FakePipelines, schedule: Any) -> None:
+    schedule("apply", WEEKLY)
+    only(pipelines)["trigger"]["cron_schedule"]["end_time"] = "2020-01-01T00:00:00Z"
+    assert schedule("list", "--json").json["schedules"][0]["state"] == "COMPLETED"
+    assert schedule("apply", WEEKLY, "--json").json["action"] == "create"
+    assert len(pipelines.recurring) == 2
+
+
+def test_an_error_of_the_service_is_a_sentence(pipelines: FakePipelines, schedule: Any) -> None:
+    pipelines.token = "needed"
+    assert schedule("apply", WEEKLY).code == 77
+    assert pipelines.recurring == {}
+
+
+def test_a_kubeflow_for_several_users_needs_a_namespace(pipelines: FakePipelines, schedule: Any) -> None:
+    pipelines.multi_user = True
+    assert schedule("list").code == 64
+    assert schedule("apply", WEEKLY, "kubeflow.namespace=team").code == 0
+    assert schedule("list", "kubeflow.namespace=team", "--json").json["schedules"][0]["run_file"] == "digits"
