@@ -1,4 +1,4 @@
-"""A small, strict stand-in for the API of Kubeflow Pipelines 2: experiments, runs and recurring runs, over HTTP.
+"""A small, strict stand-in for the API of Kubeflow Pipelines 2: experiments, runs, recurring runs and pipelines.
 
 A request's body must have the fields of kfp's own API types and no others, a run's pipeline must be one that kfp's own
 types read, and its parameters must be the pipeline's. What the fake does not know is answered 501, never guessed.
@@ -14,9 +14,11 @@ import json
 import re
 import uuid
 from datetime import UTC, datetime
+from email import message_from_bytes
 from typing import Any
 
 import kfp_server_api
+import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
@@ -24,6 +26,8 @@ from vlmpipe.rehearsal.http_server import Handler, LocalServer
 
 RUNS = re.compile(r"/apis/v2beta1/runs(?:/(?P<id>[^/:]+)(?P<verb>:terminate)?)?")
 RECURRING = re.compile(r"/apis/v2beta1/recurringruns(?:/(?P<id>[^/:]+)(?P<verb>:enable|:disable)?)?")
+PIPELINES = re.compile(r"/apis/v2beta1/pipelines(?:/(?P<id>[^/:]+)(?P<versions>/versions)?)?")
+UPLOAD_VERSION = "/apis/v2beta1/pipelines/upload_version"
 EXPERIMENTS = "/apis/v2beta1/experiments"
 NEVER = "1970-01-01T00:00:00Z"  # when a run ends that is not over, as the service says
 PAGE_SIZE = 2  # at most, whatever is asked: so that tests turn pages
@@ -49,7 +53,9 @@ class FakePipelines(LocalServer):
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.recurring: dict[str, dict[str, Any]] = {}
-        self.faults: list[int] = []  # codes of the next answers
+        self.pipelines: dict[str, dict[str, Any]] = {}
+        self.versions: dict[str, dict[str, Any]] = {}
+        self.faults: list[int] = []  # codes of the next answers; 0 for a right one
 
     def move(self, run_id: str, state: str, *, error: str = "", tasks: list[dict[str, Any]] | None = None) -> None:
         """Bring a run to a state, as the service's controller does."""
@@ -87,8 +93,8 @@ class _Handler(Handler):
 
     def _answer(self, body: bytes) -> Any:
         fake = self.fake
-        if fake.faults:
-            raise Refused(fake.faults.pop(0), "the service is not well")
+        if fake.faults and (code := fake.faults.pop(0)):
+            raise Refused(code, "the service is not well")
         if fake.token and self.headers.get("Authorization") != f"Bearer {fake.token}":
             raise Refused(401, "Request header error: there is no user identity header.")
         path, query = self.path_and_query()
@@ -98,9 +104,62 @@ class _Handler(Handler):
             return self._experiments(body, query)
         if match := RUNS.fullmatch(path):
             return self._runs(match, body)
+        if (self.command, path) == ("POST", UPLOAD_VERSION):
+            return self._upload_version(body, query)
+        if match := PIPELINES.fullmatch(path):
+            return self._pipelines(match, body, query)
         if match := RECURRING.fullmatch(path):
             return self._recurring(match, body, query)
         raise Refused(501, f"this stand-in does not know {self.command} {path}")
+
+    def _pipelines(self, match: re.Match[str], body: bytes, query: dict[str, str]) -> Any:
+        fake = self.fake
+        if match["versions"] and self.command == "GET":
+            first = int(query.get("page_token") or 0)
+            last = first + min(PAGE_SIZE, int(query["page_size"]))
+            found = [one for one in fake.versions.values() if one["pipeline_id"] == match["id"]]
+            return {"pipeline_versions": found[first:last], "next_page_token": str(last) if last < len(found) else ""}
+        if match["id"] or (self.command == "GET" and not query.get("filter")):
+            raise Refused(501, f"this stand-in does not know {self.command} {match.string}")
+        if self.command == "GET":
+            wanted = json.loads(query["filter"])["predicates"][0]
+            if (wanted["operation"], wanted["key"]) != ("EQUALS", "display_name"):
+                raise Refused(501, f"this stand-in does not know the filter {wanted}")
+            place = query.get("namespace", "")
+            named = [one for one in fake.pipelines.values() if one["display_name"] == wanted["stringValue"]]
+            return {"pipelines": [one for one in named if one.get("namespace", "") == place]}
+        content = checked(body, kfp_server_api.V2beta1Pipeline, {"pipeline_id", "created_at", "error"})
+        if any(one["display_name"] == content.get("display_name") for one in fake.pipelines.values()):
+            raise Refused(409, "Already exist error: the name of the pipeline is taken")
+        made = {**content, "pipeline_id": str(uuid.uuid4()), "created_at": _now()}
+        fake.pipelines[made["pipeline_id"]] = made
+        return made
+
+    def _upload_version(self, body: bytes, query: dict[str, str]) -> Any:
+        fake = self.fake
+        if query.get("pipelineid") not in fake.pipelines:
+            raise Refused(404, f"Pipeline {query.get('pipelineid')} not found")
+        mail = b"Content-Type: " + self.headers["Content-Type"].encode() + b"\r\n\r\n" + body
+        (part,) = message_from_bytes(mail).get_payload()
+        if part.get_param("name", header="content-disposition") != "uploadfile":
+            raise Refused(400, "Failed to find the file in the form")
+        documents = list(yaml.safe_load_all(part.get_payload(decode=True)))
+        try:
+            json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
+        except json_format.ParseError as error:
+            raise Refused(400, f"Invalid input error: pipeline spec is invalid: {error}") from error
+        known = [one for one in fake.versions.values() if one["pipeline_id"] == query["pipelineid"]]
+        if any(one["display_name"] == query.get("name") for one in known):
+            raise Refused(409, "Already exist error: the name of the pipeline version is taken")
+        made = {
+            "pipeline_id": query["pipelineid"],
+            "pipeline_version_id": str(uuid.uuid4()),
+            "display_name": query["name"],
+            "created_at": _now(),
+            "pipeline_spec": documents[0],
+        }
+        fake.versions[made["pipeline_version_id"]] = made
+        return made
 
     def _recurring(self, match: re.Match[str], body: bytes, query: dict[str, str]) -> Any:
         fake, number = self.fake, match["id"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +12,14 @@ from trainer.errors import ConfigError
 from trainer.gc_control import collector_off
 from vlmpipe import api
 from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson, TargetOption, load
+from vlmpipe.cli.arguments import AsJson, ServiceTarget, TargetOption, load
 from vlmpipe.cli.output import doing, print_json, print_lines
 
 if TYPE_CHECKING:
     from pipelines.compile import Compiled
+    from pipelines.templates.kubeflow import PublishedToKubeflow
+    from pipelines.templates.publish import Published
+    from vlmpipe.config.run_config import RunConfig
 
 Configs = Annotated[
     list[str],
@@ -34,7 +37,7 @@ def compile_(
 ) -> None:
     """Compile run files into pipelines. One YAML file each, named <name>.<target>.yaml."""
     with collector_off():
-        for compiled in _compiled(configs, target, output):
+        for _, compiled in _compiled(configs, target, output):
             print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
             print_lines([f"  {one}" for one in compiled.unused])
 
@@ -54,26 +57,52 @@ def publish(
         list[str] | None,
         typer.Option(metavar="TAG", help="A further tag, beside latest and vlmpipe's version. Repeatable."),
     ] = None,
+    target: Annotated[ServiceTarget, typer.Option(help="Where the templates are.")] = ServiceTarget.vertex,
     output: Output = Path("build/pipelines"),
     as_json: AsJson = False,
 ) -> None:
     """Compile run files and publish them as templates. The console, submit and schedule start runs of them."""
-    from pipelines.templates.artifact_registry import Registry
-    from pipelines.templates.publish import all_tags
-    from pipelines.templates.publish import publish as publish_one
-
-    all_tags(tag or [])  # before anything is compiled
-    there = Registry(registry)
-    every = list(_compiled(configs, TargetOption.vertex, output))  # so that none is published if one cannot be compiled
-    with doing(f"publishing to {registry}"):
-        done = [publish_one(there, compiled, tag or []) for compiled in every]
+    done: Sequence[Published | PublishedToKubeflow]
+    if target == ServiceTarget.kubeflow:
+        if tag:
+            raise ConfigError(
+                "--tag is given with --target kubeflow", expected="none: versions there have their fingerprint as name"
+            )
+        done = _published_to_kubeflow(configs, output)
+    else:
+        done = _published(configs, registry, tag or [], output)
     if as_json:
         print_json({"published": [one.as_json() for one in done]})
     else:
         print_lines([line for one in done for line in one.lines()])
 
 
-def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterator[Compiled]:
+def _published(configs: list[str], registry: str, tags: list[str], output: Path) -> list[Published]:
+    from pipelines.templates.artifact_registry import Registry
+    from pipelines.templates.publish import all_tags
+    from pipelines.templates.publish import publish as publish_one
+
+    all_tags(tags)  # before anything is compiled
+    there = Registry(registry)
+    every = list(_compiled(configs, TargetOption.vertex, output))  # so that none is published if one cannot be compiled
+    with doing(f"publishing to {registry}"):
+        return [publish_one(there, compiled, tags) for _, compiled in every]
+
+
+def _published_to_kubeflow(configs: list[str], output: Path) -> list[PublishedToKubeflow]:
+    from pipelines.submit_kubeflow import endpoint_of
+    from pipelines.templates.kubeflow import publish_to_kubeflow
+    from vlmpipe.runs.kubeflow.client import KubeflowApi
+
+    every = list(_compiled(configs, TargetOption.kubeflow, output))
+    with doing("publishing to Kubeflow"):
+        return [
+            publish_to_kubeflow(KubeflowApi(endpoint_of(config), config.kubeflow.namespace), compiled)
+            for config, compiled in every
+        ]
+
+
+def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterator[tuple[RunConfig, Compiled]]:
     files = [Path(text) for text in configs if "=" not in text]
     overrides = [text for text in configs if "=" in text]
     if not files:
@@ -86,4 +115,4 @@ def _compiled(configs: list[str], target: TargetOption, output: Path) -> Iterato
     for path, config in loaded.items():
         with doing(f"compiling {config.name} for {target.value}"):
             compiled = api.compile(config, target.value, path)
-        yield compiled
+        yield config, compiled

@@ -1,0 +1,78 @@
+"""Published pipelines on Kubeflow: `vlmpipe publish --target kubeflow`. Its page starts and schedules runs of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import kfp_server_api
+
+from pipelines.compile import Compiled
+from trainer.errors import os_errors
+from vlmpipe.runs.kubeflow.client import KubeflowApi
+
+PAGE_SIZE = 100
+FINGERPRINT_CHARS = 16
+
+
+@dataclass(frozen=True)
+class PublishedToKubeflow:
+    """A version of a pipeline after `publish`."""
+
+    compiled: Compiled
+    link: str  # to its page
+    version: str  # content-<fingerprint>
+    uploaded: bool  # False: it was there already
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": str(self.compiled.path),
+            "template": self.link,
+            "version": self.version,
+            "uploaded": self.uploaded,
+        }
+
+    def lines(self) -> list[str]:
+        done = "published" if self.uploaded else "is there already"
+        return [f"{self.compiled.name} {done}: {self.link}", f"  version   {self.version}"]
+
+
+def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKubeflow:
+    """Upload a compiled pipeline as a version of the pipeline of its name, unless that version is there.
+
+    A version is named by the fingerprint of its file. Kubeflow starts the newest unless told another.
+    Raises UserError where the service refuses. Repeating it completes the rest.
+    """
+    with os_errors(f"reading {compiled.path}"):
+        fingerprint = hashlib.sha256(compiled.path.read_bytes()).hexdigest()[:FINGERPRINT_CHARS]
+    version = f"content-{fingerprint}"
+    with api.translated("publish on"):
+        pipeline = _pipeline(api, compiled.name)
+        found = next((one for one in _versions(api, pipeline) if one.display_name == version), None)
+        uploaded = found is None
+        if found is None:
+            found = api.client.upload_pipeline_version(str(compiled.path), version, pipeline_id=pipeline)
+    page = f"{api.endpoint.rstrip('/')}/#/pipelines/details/{pipeline}/version/{found.pipeline_version_id}"
+    return PublishedToKubeflow(compiled, page, version, uploaded)
+
+
+def _pipeline(api: KubeflowApi, name: str) -> str:
+    """Id of the pipeline of that name, which is made, empty, where there is none."""
+    wanted = json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})
+    answer = api.client.list_pipelines(page_size=PAGE_SIZE, filter=wanted, namespace=api.namespace or None)
+    if answer.pipelines:
+        return str(answer.pipelines[0].pipeline_id)
+    return str(api.client.create_pipeline(name, api.namespace).pipeline_id)
+
+
+def _versions(api: KubeflowApi, pipeline: str) -> list[kfp_server_api.V2beta1PipelineVersion]:
+    found: list[kfp_server_api.V2beta1PipelineVersion] = []
+    token = ""
+    while True:
+        answer = api.client.list_pipeline_versions(pipeline, page_token=token, page_size=PAGE_SIZE)
+        found += answer.pipeline_versions or []
+        token = answer.next_page_token or ""
+        if not token:
+            return found
