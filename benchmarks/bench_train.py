@@ -20,6 +20,7 @@ SUITE = Suite(
         Part("split", "training.step_split", 90, "what a step spends CPU time on; its rate beside its products alone"),
         Part("attention", "training.attention", 45, "one layer, by sample and under a mask"),
         Part("compiled", "training.compiled_steps", 75, "train.compile beside eager layers"),
+        Part("telemetry", "training.telemetry", 40, "clocks of layers and reports of ranks, as a share of a step"),
         Part("families", "training.families", 40, "family hf beside the family by hand"),
         Part("relevance", "training.relevance", 60, "textures beside decoding; a step beside its forward passes"),
         Part("preferences", "training.preferences", 40, "a DPO step beside its passes, and beside cross-entropy"),

@@ -57,6 +57,7 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
         "step: compiled or eager": {"digits, cached features"},
         "time to compile": {"digits, cached features"},
     },
+    "bench_train --only telemetry": {"telemetry as a share of a step": {"digits"}},
     "bench_train --only strategies": {
         f"step: {name} or ddp": {f"{processes} processes"}
         for processes, names in {2: ("fsdp", "zero1", "zero2", "zero3", "pp"), 4: FOUR}.items()
@@ -75,7 +76,7 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
 }
 FIGURES = {  # without a baseline
     "time to plan an epoch", "preparation", "tokens and labels beyond tokenizing", "training waits for data",
-    "time to compile",
+    "time to compile", "telemetry as a share of a step",
     "outside forward, backward, optimizer: all threads", "outside forward, backward, optimizer: training thread",
 }  # fmt: skip
 EQUAL_LOSSES = "losses with unchanged gradients equal those of the baseline (relative 1e-05)"
@@ -95,6 +96,7 @@ CHECKS = {
     },
     "bench_train --only attention": {"attention and its gradients are the same by sample and under a mask"},
     "bench_train --only compiled": {"compiled layers give the loss of every step (relative 0.0001)"},
+    "bench_train --only telemetry": set(),
     "bench_train --only strategies": {EQUAL_LOSSES},
     "bench_train --only features": {
         EQUAL_LOSSES,
