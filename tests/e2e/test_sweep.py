@@ -34,7 +34,7 @@ def read(path: Path) -> dict[str, Any]:
 def test_a_variant_without_data_leaves_the_others_and_the_report_says_so(tmp_path: Path) -> None:
     variants = {"slow": {RATE: 1e-4}, "fast": {RATE: 1e-2}, "dataless": {"data.source": "empty.json"}}
     claim = {"claim": "Fast is better", "variant": "fast", "against": ["slow"]}
-    write_run_file(tmp_path, variants=variants, starts=1, trainings_per_job=2, hypotheses=[claim])
+    write_run_file(tmp_path, variants=variants, starts=1, trainings_per_job=3, hypotheses=[claim])
     with Terminal(tmp_path, "run", "sweep.yaml", "--run-id", "r1") as terminal:
         answer = terminal.answer(deadline_s=600)
     run = tmp_path / "runs/runs/r1"
