@@ -77,7 +77,6 @@ def copy(tmp_path: Path) -> Path:
 @needs_terraform
 def test_terraform_runs_the_modules_own_tests(copy: Path, tmp_path: Path) -> None:
     module = copy / "modules/vlmpipe"
-    _terraform(module, tmp_path, "init", "-backend=false")
     assert re.search(r"Success! [1-9]\d passed, 0 failed", _terraform(module, tmp_path, "test"))
 
 
@@ -85,7 +84,7 @@ def test_terraform_runs_the_modules_own_tests(copy: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_an_environment_is_valid_with_the_provider_that_it_pins(environment: str, copy: Path, tmp_path: Path) -> None:
     folder = copy / "envs" / environment
-    _terraform(folder, tmp_path, "init", "-backend=false")
+    _terraform(folder, tmp_path, "get")
     _terraform(folder, tmp_path, "validate")
     assert Module(folder).provider_version == json.loads(SCHEMA.read_text())["version"]
 
@@ -110,7 +109,6 @@ def test_the_provider_that_the_tests_use_is_strict(copy: Path, tmp_path: Path) -
         text = (module / file).read_text()
         assert right in text
         (module / file).write_text(text.replace(right, wrong, 1))
-    _terraform(module, tmp_path, "init", "-backend=false")
     with pytest.raises(AssertionError) as refused:
         _terraform(module, tmp_path, "validate")
     for *_, words in MISTAKES:

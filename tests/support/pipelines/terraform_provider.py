@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import stat
 import subprocess
 import sys
@@ -22,23 +21,22 @@ from typing import Any
 
 import grpc
 
-ADDRESS = "registry.terraform.io/hashicorp/google"  # the full form of hashicorp/google, also where nothing is asked
 GIVEN = {"required": 4, "optional": 5, "computed": 6}  # fields of Schema.Attribute
 NESTINGS = {"list": 2, "set": 3}  # Schema.NestedBlock.NestingMode
 VARINT, BYTES = 0, 2  # protobuf's wire types
 
 
 def run_terraform(arguments: list[str], folder: Path, schema: Path, work: Path) -> subprocess.CompletedProcess[str]:
-    """Run terraform in `folder` with this provider in place of Google's. `work` is an empty folder outside."""
-    version = json.loads(schema.read_text())["version"]
-    system = f"{sys.platform}_{'arm64' if platform.machine() in ('arm64', 'aarch64') else 'amd64'}"
-    program = work / "plugins" / ADDRESS / version / system / f"terraform-provider-google_v{version}"
-    if not program.exists():
-        program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "{schema}"\n')
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    """Run terraform in `folder` with this provider in place of Google's. `work`: a folder for its files.
+
+    The provider needs no `terraform init`, which would look for the real one; `terraform get` fetches modules.
+    """
+    program = work / "terraform-provider-google"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "{schema}"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
     settings = work / "terraform.rc"
-    settings.write_text(f'provider_installation {{\n  filesystem_mirror {{\n    path = "{work}/plugins"\n  }}\n}}\n')
+    overrides = f'dev_overrides {{\n    "hashicorp/google" = "{work}"\n  }}\n  direct {{}}'
+    settings.write_text(f"provider_installation {{\n  {overrides}\n}}\n")
     environment = {
         **os.environ,
         "TF_CLI_CONFIG_FILE": str(settings),
