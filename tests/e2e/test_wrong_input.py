@@ -347,7 +347,7 @@ def test_without_an_intact_checkpoint_nothing_is_deleted_or_restarted(halted: Pa
         damage(commit.parent)
     before = {path: path.stat().st_mtime_ns for path in run.glob("checkpoints/*/*")}
     refused(
-        vlmpipe(halted, "run", RUN_FILE, "cluster.replica_count=1"),
+        vlmpipe(halted, "run", RUN_FILE),
         ExitCode.CHECKPOINT_CORRUPT,
         "no checkpoint of this run verifies",
         "restore the files (nothing was deleted), or start a new run (--fresh",
