@@ -219,17 +219,18 @@ KINDS: dict[str, Kind] = {
         **GLM,
     ),
     "qianfan_ocr": Kind(
-        "<IMG_CONTEXT>",
+        "<image>",
         text={"model_type": "qwen3"},
         vision={"patch_size": [4, 4], "image_size": [16, 16], "drop_path_rate": 0.0},
         config={"downsample_ratio": 0.5},
         images={"size": SQUARE, "min_patches": 1, "max_patches": 2},
         processor={"image_seq_length": 4},
-        tokens=("<img>", "</img>", "<video>"),
+        tokens=("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
         named={
             "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
             "video_token": "<video>",
         },
+        image_token="<IMG_CONTEXT>",
     ),
     "deepseek_vl": Kind(
         "<image_placeholder>",

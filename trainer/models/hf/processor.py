@@ -61,7 +61,8 @@ class PublishedImages:
         self.hidden, self._patch_size = int(config.get_text_config().hidden_size), config.vision_config.patch_size
         self.image_token_id = int(config.image_token_id)
         self.image_token = str(tokenizer.convert_ids_to_tokens(self.image_token_id))
-        self.placeholder = str(self.processor.image_token)
+        # One processor (Qianfan-OCR) has a token of its own for what templates write.
+        self.placeholder = str(getattr(self.processor, "image_placeholder_token", "") or self.processor.image_token)
         self.typed_token_ids = [int(one) for one in self.processor.image_token_ids if one is not None]
         settings = self.processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt")
         own = inspect.getfullargspec(self.processor._process_images).args
