@@ -13,7 +13,7 @@ from trainer.errors import ConfigError, ExitCode, UserError
 
 @dataclass(frozen=True)
 class Change:
-    """One field of a live schedule that is not what the run file wants."""
+    """AnySchedule field of a live schedule that is not what the run file wants."""
 
     field: str
     live: str
@@ -59,10 +59,10 @@ class RunSchedule(Protocol):
         """What must change for this live schedule to become the wanted one."""
 
 
-One = TypeVar("One", bound=RunSchedule)
+AnySchedule = TypeVar("AnySchedule", bound=RunSchedule)
 
 
-class Schedules(ABC, Generic[One]):
+class Schedules(ABC, Generic[AnySchedule]):
     """The schedules in one place. Errors of the service's client become UserErrors.
 
     Args:
@@ -74,30 +74,30 @@ class Schedules(ABC, Generic[One]):
         self._place, self._page = place, page
 
     @abstractmethod
-    def all(self) -> list[One]:
+    def all(self) -> list[AnySchedule]:
         """Those that vlmpipe made, whatever their state."""
 
     @abstractmethod
-    def create(self, wanted: One) -> One:
+    def create(self, wanted: AnySchedule) -> AnySchedule:
         """Create the schedule, once. Raises UserError where that failed, or where it is not known."""
 
     @abstractmethod
-    def update(self, live: One, wanted: One, changes: Sequence[Change]) -> One:
+    def update(self, live: AnySchedule, wanted: AnySchedule, changes: Sequence[Change]) -> AnySchedule:
         """Bring the live schedule to the wanted one. Runs that have begun are not affected."""
 
     @abstractmethod
-    def pause(self, live: One) -> One:
+    def pause(self, live: AnySchedule) -> AnySchedule:
         """Start no run until it is resumed. Runs that have begun continue."""
 
     @abstractmethod
-    def resume(self, live: One, *, catch_up: bool) -> One:
+    def resume(self, live: AnySchedule, *, catch_up: bool) -> AnySchedule:
         """Start runs again. `catch_up`: also those that were due while it was paused."""
 
     @abstractmethod
-    def delete(self, live: One) -> None:
+    def delete(self, live: AnySchedule) -> None:
         """Delete the schedule. Runs that have begun continue, and all runs stay."""
 
-    def find(self, name: str) -> One | None:
+    def find(self, name: str) -> AnySchedule | None:
         """The schedule of this run file; one that is over only where there is no other.
 
         Raises UserError when there are two, because the one to change is ambiguous.
@@ -114,7 +114,7 @@ class Schedules(ABC, Generic[One]):
             )
         return next(iter(going or found), None)
 
-    def require(self, name: str) -> One:
+    def require(self, name: str) -> AnySchedule:
         """As `find`. Raises ConfigError when there is none that still starts runs."""
         live = self.find(name)
         if live is None or live.is_over:
@@ -124,5 +124,5 @@ class Schedules(ABC, Generic[One]):
             )
         return live
 
-    def _named(self, name: str) -> Iterator[One]:
+    def _named(self, name: str) -> Iterator[AnySchedule]:
         return (live for live in self.all() if live.name == name)

@@ -10,11 +10,11 @@ from typing import Any
 import kfp_server_api
 
 from pipelines.compile import Compiled
+from pipelines.templates.publish import CONTENT_TAG, FINGERPRINT_CHARS
 from trainer.errors import os_errors
 from vlmpipe.runs.kubeflow.client import KubeflowApi
 
 PAGE_SIZE = 100
-FINGERPRINT_CHARS = 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKube
     """
     with os_errors(f"reading {compiled.path}"):
         fingerprint = hashlib.sha256(compiled.path.read_bytes()).hexdigest()[:FINGERPRINT_CHARS]
-    version = f"content-{fingerprint}"
+    version = f"{CONTENT_TAG}{fingerprint}"
     with api.translated("publish on"):
         pipeline = _pipeline(api, compiled.name)
         found = next((one for one in _versions(api, pipeline) if one.display_name == version), None)

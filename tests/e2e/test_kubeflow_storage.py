@@ -64,13 +64,13 @@ def test_a_run_on_a_volume_goes_from_data_to_a_registered_model(cluster: FakeKub
 
 def goes_to_its_end(cluster: FakeKubernetes, place: str, *storage: str) -> None:
     """Run the graph with everything under `place`, and assert what it leaves there."""
-    overrides = [f"output.root_uri={place}/root", f"register.registry={place}/registry", *storage, *SMALL]
+    overrides = [f"output.root_uri={place}/output", f"register.registry={place}/registry", *storage, *SMALL]
     program = [sys.executable, "-m", "tests.support.pipelines.kubeflow_graph", "configs/digits.yaml", "r1"]
     done = subprocess.run([*program, *overrides], cwd=ROOT, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     jobs = [name.rpartition("-")[0] for name in cluster.jobs]
     assert jobs == ["digits-cache-features", "digits-train", "digits-evaluate"]
-    run, registry = open_storage(f"{place}/root/runs/r1"), open_storage(f"{place}/registry")
+    run, registry = open_storage(f"{place}/output/runs/r1"), open_storage(f"{place}/registry")
     names = [info.name for info in run.list()]
     assert {"report.html", "evaluate.json", "export/model.safetensors"} <= set(names)
     assert any(name.startswith("logs/events.out.tfevents") for name in names)

@@ -10,6 +10,15 @@ from pathlib import Path
 from tests.support.trainer.runs import make_run
 
 
+def test_reading_weights_draws_no_progress_bars_in_a_log() -> None:
+    script = (
+        "import trainer.models.hf_native.pretrained\n"
+        "from transformers.utils import logging\n"
+        "assert not logging.is_progress_bar_enabled()"
+    )
+    subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, check=True, timeout=120)
+
+
 def test_a_training_without_trouble_prints_nothing_to_stderr_and_a_warning_there(tmp_path: Path) -> None:
     changes = {"features.cache": "off", "train.max_steps": 3, "train.strategy": "fsdp", "train.ema_decay": 0.999}
     job = make_run(tmp_path, "run", changes, features="off")
