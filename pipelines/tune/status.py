@@ -17,7 +17,8 @@ from trainer.storage.records import read_record_file
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.config.sections.tune import Value
 from vlmpipe.runs.local.run import is_running
-from vlmpipe.runs.local.state import RunState, Step
+from vlmpipe.runs.run_state import RunState
+from vlmpipe.runs.steps import Step
 from vlmpipe.runs.submitted import submitted_record
 
 if TYPE_CHECKING:

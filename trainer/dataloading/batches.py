@@ -18,6 +18,7 @@ from trainer.config.model import ModelConfig
 from trainer.data.chat.encode import IGNORED
 from trainer.data.loader import PackedLoader, PackedSequence
 from trainer.data.packing import Int64Array
+from trainer.dataloading.selection import selection_inputs
 from trainer.distributed.data_parallel_rank import DataParallelRank
 from trainer.feature_cache.reader import FeatureReader
 from trainer.models.arr_coc.inputs import SelectionInputs
@@ -117,7 +118,7 @@ def collate(rows: Sequence[PackedSequence], image_source: ImageSource, *, part: 
         samples=CuSeqlens.of([row.sample_tokens for row in rows], labels.shape[1]),
         image_tokens=sum(sum(row.image_token_counts) for row in rows),
         pairs=_pairs(rows, label_index),
-        selection=SelectionInputs.of(rows, label_index) if rows[0].selectable else None,
+        selection=selection_inputs(rows, label_index) if rows[0].selectable else None,
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from vlmpipe.runs.local.state import RunState, Step, clock, remaining
+from vlmpipe.runs.run_state import RunState, clock, remaining
+from vlmpipe.runs.steps import Step
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -14,12 +14,11 @@ from trainer.storage.records import unseal
 from trainer.trials.files import JOB_STEP
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts
-from vlmpipe.runs.local.stages import DECIDING
-from vlmpipe.runs.local.state import parse_record
+from vlmpipe.runs.steps import DECIDING, parse_record
 
 if TYPE_CHECKING:
     from trainer.progress import StepRecord
-    from vlmpipe.runs.local.state import RunState
+    from vlmpipe.runs.run_state import RunState
 
 RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json", "comparison.json")
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock

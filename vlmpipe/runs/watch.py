@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from trainer.errors import ExitCode, UserError
 from vlmpipe.runs.live_view import View
-from vlmpipe.runs.local.state import RunState
+from vlmpipe.runs.run_state import RunState
 
 LOCAL_POLL_S, SERVICE_POLL_S = 0.5, 15.0
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from trainer.data.loader import PackedSequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,25 +43,6 @@ class SelectionInputs:
     def image_tokens(self) -> int:
         """Of all images, before selection."""
         return sum(rows * columns for rows, columns in self.grids)
-
-    @classmethod
-    def of(cls, rows: Sequence[PackedSequence], label_index: NDArray[np.int64]) -> SelectionInputs:
-        """label_index: positions before those of labels, in the flattened sequences."""
-        length = len(rows[0].input_ids)
-        selectable = [row.selectable for row in rows if row.selectable is not None]
-        ends = np.concatenate([n * length + np.cumsum(row.sample_tokens, dtype=np.int64) for n, row in enumerate(rows)])
-        question_index = np.flatnonzero(np.concatenate([one.is_question for one in selectable]))
-        images = [count for row in rows for count in row.sample_images]
-        return cls(
-            torch.from_numpy(question_index),
-            torch.from_numpy(np.searchsorted(ends, question_index, side="right")),
-            torch.from_numpy(np.searchsorted(ends, label_index + 1, side="right")),
-            tuple(itertools.chain.from_iterable([number] * count for number, count in enumerate(images))),
-            tuple(grid for one in selectable for grid in one.grids),
-            tuple(count for one in selectable for count in one.slots),
-            tuple(one.seed + place for one in selectable for place in range(len(one.slots))),
-            tuple(row.sample_tokens for row in rows),
-        )
 
     def sample_tokens_with(self, kept: Sequence[Sized]) -> list[list[int]]:
         """Tokens of the samples of each sequence with so many tokens of each image instead of all slots."""

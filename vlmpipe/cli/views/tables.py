@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pipelines.check import Finding
     from pipelines.schedules.base import RunSchedule
     from vlmpipe.job_spec.rules import Violation
-    from vlmpipe.runs.local.state import RunState
     from vlmpipe.runs.local.summary import RunReport
+    from vlmpipe.runs.run_state import RunState
     from vlmpipe.runs.submitted import RunRecord
 
 PIPE_WIDTH = 160

@@ -15,7 +15,7 @@ from vlmpipe.runs.kubeflow.client import KubeflowRuns
 from vlmpipe.runs.kubeflow.logs import PodLogs
 from vlmpipe.runs.kubeflow.names import KubeflowRun
 from vlmpipe.runs.kubeflow.status import KubeflowStatus, status_of
-from vlmpipe.runs.local.state import Step
+from vlmpipe.runs.steps import Step
 
 LAST_LOG_LINES = 1000
 LOGS = "vlmpipe logs"

@@ -15,11 +15,11 @@ from trainer.storage.base import join_uri
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.runs.kubeflow.client import OVER
 from vlmpipe.runs.kubeflow.names import KubeflowRun
-from vlmpipe.runs.local.stages import steps_of, with_reused_stages, without_absent
-from vlmpipe.runs.local.state import RunState, Step, step_of_record
 from vlmpipe.runs.local.summary import result_lines, stage_lines
 from vlmpipe.runs.local.sweep import comparison_lines
+from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
+from vlmpipe.runs.steps import Step, step_of_record, steps_of, with_reused_stages, without_absent
 
 OUTCOMES = {
     "PENDING": "waiting", "RUNNING": "running", "CANCELING": "stopping", "PAUSED": "paused", "SUCCEEDED": "done",

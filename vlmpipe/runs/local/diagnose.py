@@ -16,8 +16,10 @@ from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_line
 from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
 from vlmpipe.runs.local.stages import stage_folders
-from vlmpipe.runs.local.state import ATTEMPT_LINE, STOPPED, Step, read_state
+from vlmpipe.runs.local.state import ATTEMPT_LINE, read_state
+from vlmpipe.runs.run_state import STOPPED
 from vlmpipe.runs.stack_dumps import read_stall
+from vlmpipe.runs.steps import Step
 
 LOG_BYTES = 4 << 20  # the end of each log: what ended a job is there
 RUN_FILES = (MARKER, "run.json", "steps", "logs")

@@ -23,7 +23,8 @@ from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file, write_record
 from trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
-from vlmpipe.runs.local.state import STOPPED, RunState, read_state
+from vlmpipe.runs.local.state import read_state
+from vlmpipe.runs.run_state import STOPPED, RunState
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -9,29 +9,29 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from trainer.errors import UNEXPECTED_PREFIX, DataError, ExitCode
+from trainer.errors import UNEXPECTED_PREFIX, DataError
 from trainer.progress import StepRecord
 from trainer.storage.records import read_record_file, unseal
 from trainer.storage.regular_files import NotRegularFileError, open_regular
-from vlmpipe.runs.local.stages import (
-    DECIDING,
+from vlmpipe.runs.local.stages import is_sweep, stage_folders
+from vlmpipe.runs.local.sweep import sweep_records
+from vlmpipe.runs.run_state import RunState
+from vlmpipe.runs.steps import (
+    EARLIER,
     OF_A_SWEEP,
-    is_sweep,
-    stage_folders,
+    Step,
+    parse_record,
+    step_of_record,
     steps_of,
     with_reused_stages,
     without_absent,
 )
-from vlmpipe.runs.local.sweep import sweep_records
 
-EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
 METRICS_TAIL_BYTES = 1 << 14
 LOG_TAIL_BYTES = 1 << 17
 RATE_LINES = 5  # metrics lines that the remaining time is judged by
@@ -43,108 +43,7 @@ ERROR_LINES = [
 LABEL, UNDER_LABEL = re.compile(r"  (expected|to do):"), " " * 12
 TRACEBACK = re.compile(r'  File ".*", line \d+')
 ATTEMPT_LINE = "vlmpipe: this attempt started at"  # in pipeline.log, which holds all attempts
-# Exit codes of a run that was stopped, and can be resumed.
-STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))
-
 _AGGREGATED = ("reused", "done", "failed", "stopped", "running")  # of several steps the last one in this order counts
-
-_RECORD = TypeAdapter(StepRecord)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step. `state` is waiting, running, done, reused, failed, stopped or skipped."""
-
-    name: str
-    state: str = "waiting"
-    elapsed_s: float = 0.0
-    done: float = 0
-    total: float = 0
-    unit: str = ""
-    message: str = ""
-    detail: dict[str, Any] = field(default_factory=dict)
-    started_s: float = 0.0  # Unix seconds; 0 while it waits
-    stage: str = ""  # empty in a run without stages, and of the steps after all of them
-
-    @property
-    def title(self) -> str:
-        """The step's name in the pipeline, which begins with the stage's."""
-        return f"{self.stage}-{self.name}" if self.stage else self.name
-
-    @property
-    def share(self) -> float:
-        """Share of the step that is done, 0 to 1; 0 if not known."""
-        return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code in the record of a step that failed."""
-        return int(self.detail.get("exit_code", ExitCode.UNEXPECTED))
-
-    @property
-    def eta_s(self) -> float | None:
-        """Seconds left at the speed so far; None if not known."""
-        if self.state != "running" or self.share <= 0:
-            return None
-        return self.elapsed_s * (1 - self.share) / self.share
-
-
-@dataclass(frozen=True)
-class RunState:
-    """State of a run. `metrics` is the last line of the current stage's metrics.jsonl, `train_eta_s` follows from the
-    last few."""
-
-    run_id: str
-    steps: tuple[Step, ...]
-    metrics: dict[str, Any] = field(default_factory=dict)
-    train_eta_s: float | None = None
-
-    def step(self, name: str) -> Step:
-        """The current stage's step of that name."""
-        return next(step for step in self.steps if step.name == name and step.stage in ("", self.stage))
-
-    @property
-    def stages(self) -> list[str]:
-        """The stages in order; one with an empty name in a run without stages."""
-        return [step.stage for step in self.steps if step.name in DECIDING]
-
-    @property
-    def decided(self) -> list[str]:
-        """The stages whose gate has decided."""
-        return [step.stage for step in self.steps if step.name in DECIDING and step.state in ("done", "reused")]
-
-    @property
-    def stage(self) -> str:
-        """The current stage: the first one whose gate has not decided, else the last."""
-        return next((stage for stage in self.stages if stage not in self.decided), (self.stages or [""])[-1])
-
-    @property
-    def failed(self) -> Step | None:
-        """The first step that failed."""
-        return next((step for step in self.steps if step.state == "failed"), None)
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes in the steps' records."""
-        return [note for step in self.steps for note in step.detail.get("notes") or []]
-
-    def ended(self, exit_code: int | None) -> RunState:
-        """The state after the run: steps that did not start were skipped, those that did not end stopped or failed.
-
-        `exit_code` is the run's, None when it was killed. In a run that was stopped no step counts as failed, whatever
-        its record says of the signal; in one that failed, a step without an end failed and could not record it.
-        """
-        by_request = exit_code in STOPPED
-        unfinished = "stopped" if by_request else "failed"
-
-        def close(step: Step) -> Step:
-            if step.state == "waiting":
-                return replace(step, state="skipped")
-            if step.state == "running":
-                return replace(step, state=unfinished)
-            return replace(step, state="stopped") if by_request and step.state == "failed" else step
-
-        return replace(self, steps=tuple(map(close, self.steps)))
 
 
 def read_state(folder: Path, *, now_s: float, since_s: float = 0.0) -> RunState:
@@ -218,29 +117,6 @@ def _earlier(folder: Path, name: str, now_s: float, since_s: float) -> Step:
     return Step(name)
 
 
-def parse_record(name: str, content: Mapping[str, Any]) -> StepRecord | None:
-    """The record in a `steps/<name>.json`, or None where it is of another version, or damaged."""
-    try:
-        return _RECORD.validate_python({"step": name, "started_s": 0, **content})
-    except ValidationError:
-        return None
-
-
-def step_of_record(record: StepRecord, elapsed_s: float) -> Step:
-    """The step that wrote this record, with the time that it has taken."""
-    return Step(
-        name=record.step,
-        state=record.state,
-        elapsed_s=elapsed_s,
-        done=record.done,
-        total=record.total,
-        unit=record.unit,
-        message=record.message,
-        detail=dict(record.detail),
-        started_s=record.started_s,
-    )
-
-
 def _metrics_tail(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in read_tail(path, METRICS_TAIL_BYTES).splitlines()[-RATE_LINES:]:
@@ -298,15 +174,3 @@ def _clauses(lines: Iterable[str], prefix: str) -> Iterator[str]:
             return
         begun = True
         yield text
-
-
-def clock(seconds: float) -> str:
-    """Seconds for people: 3.2 s, 0:41, 1:02:03."""
-    return f"{seconds:.1f} s" if seconds < 10 else remaining(seconds)
-
-
-def remaining(seconds: float) -> str:
-    """A remaining time, always as a clock: 0:07."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -27,15 +27,9 @@ from vlmpipe.runs.local.run import (
     run_argument,
 )
 from vlmpipe.runs.local.stages import RUN_FILE_COPY, is_sweep, stage_folders
-from vlmpipe.runs.local.state import (
-    STOPPED,
-    RunState,
-    clock,
-    first_error,
-    read_state,
-    read_tail,
-)
+from vlmpipe.runs.local.state import first_error, read_state, read_tail
 from vlmpipe.runs.local.sweep import comparison_lines
+from vlmpipe.runs.run_state import STOPPED, RunState, clock
 
 LAST_LOG_LINES = 15
 LAST_LOG_BYTES = 1 << 14

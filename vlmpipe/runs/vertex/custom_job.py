@@ -16,8 +16,9 @@ from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.custom_job import WHAT
 from vlmpipe.backends.vertex.retries import list_all, send_request
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
-from vlmpipe.runs.local.state import RunState, Step, step_of_record
+from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, read_files
+from vlmpipe.runs.steps import Step, step_of_record
 from vlmpipe.runs.vertex.client import OVER, USER, VIEWER, Runs, cancel_job, state_of
 from vlmpipe.runs.vertex.logs import job_numbers
 from vlmpipe.runs.vertex.names import Address

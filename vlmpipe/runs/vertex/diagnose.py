@@ -31,7 +31,7 @@ from vlmpipe.runs.vertex.status import JOB_STEPS, VertexStatus, named_code, stat
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import CustomJob, PipelineJob
 
-    from vlmpipe.runs.local.state import Step
+    from vlmpipe.runs.steps import Step
 
 LAST_LOG_LINES = 1000
 PREFLIGHT = "preflight.json"

@@ -21,11 +21,11 @@ from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.cost.approval import dollars
 from vlmpipe.runs.failure_patterns import Hit, hits
 from vlmpipe.runs.local.fault_summary import restart_lines
-from vlmpipe.runs.local.stages import steps_of, with_reused_stages, without_absent
-from vlmpipe.runs.local.state import EARLIER, RunState, Step, step_of_record
 from vlmpipe.runs.local.summary import result_lines, stage_lines
 from vlmpipe.runs.local.sweep import comparison_lines
+from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
+from vlmpipe.runs.steps import EARLIER, Step, step_of_record, steps_of, with_reused_stages, without_absent
 from vlmpipe.runs.submitted import continue_with
 from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.runs.vertex.names import Address

@@ -17,7 +17,7 @@ from tests.support.vertex.runs import JOB, LINK, RUN, course, put, put_ladder, p
 from tests.support.vertex.submit_runs import CONFIG, Submit, submitter
 from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, DONE, TRAINING, Move
 from vlmpipe.runs import watch
-from vlmpipe.runs.local.state import Step
+from vlmpipe.runs.steps import Step
 from vlmpipe.runs.submitted import RunRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)

@@ -18,16 +18,10 @@ from trainer.storage.local import LocalStorage
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.local.run import Marker
-from vlmpipe.runs.local.stages import OPTIONAL, STEPS
-from vlmpipe.runs.local.state import (
-    ATTEMPT_LINE,
-    RunState,
-    Step,
-    clock,
-    first_error,
-    read_state,
-)
+from vlmpipe.runs.local.state import ATTEMPT_LINE, first_error, read_state
 from vlmpipe.runs.local.summary import RunReport, report_of
+from vlmpipe.runs.run_state import RunState, clock
+from vlmpipe.runs.steps import OPTIONAL, STEPS, Step
 
 NOW_S = 1_000_100.0
 

@@ -32,8 +32,8 @@ from vlmpipe.runs.local.run import (
     read_marker,
     require_writable,
 )
-from vlmpipe.runs.local.state import RunState
 from vlmpipe.runs.local.summary import report_of
+from vlmpipe.runs.run_state import RunState
 
 NOW = datetime(2026, 11, 20, 15, 30, 0)
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]

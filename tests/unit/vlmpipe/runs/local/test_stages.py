@@ -18,9 +18,10 @@ from vlmpipe.runs.live_view import PlainView
 from vlmpipe.runs.local.control import log_files, read_logs
 from vlmpipe.runs.local.diagnose import diagnose_folder
 from vlmpipe.runs.local.run import Marker
-from vlmpipe.runs.local.stages import OF_THE_RUN, OPTIONAL, STEPS
-from vlmpipe.runs.local.state import RunState, read_state
+from vlmpipe.runs.local.state import read_state
 from vlmpipe.runs.local.summary import report_of
+from vlmpipe.runs.run_state import RunState
+from vlmpipe.runs.steps import OF_THE_RUN, OPTIONAL, STEPS
 
 BEGAN_S = 1000.0
 OF_A_STAGE = [name for name in STEPS if name not in (*OF_THE_RUN, *OPTIONAL)]

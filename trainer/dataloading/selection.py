@@ -1,0 +1,32 @@
+"""What a model that selects tokens of images is given with each micro-batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from trainer.data.loader import PackedSequence
+from trainer.data.packing import Int64Array
+from trainer.models.arr_coc.inputs import SelectionInputs
+
+
+def selection_inputs(rows: Sequence[PackedSequence], label_index: Int64Array) -> SelectionInputs:
+    """label_index: positions before those of labels, in the flattened sequences."""
+    length = len(rows[0].input_ids)
+    selectable = [row.selectable for row in rows if row.selectable is not None]
+    ends = np.concatenate([n * length + np.cumsum(row.sample_tokens, dtype=np.int64) for n, row in enumerate(rows)])
+    question_index = np.flatnonzero(np.concatenate([one.is_question for one in selectable]))
+    images = [count for row in rows for count in row.sample_images]
+    return SelectionInputs(
+        question_index=torch.from_numpy(question_index),
+        question_samples=torch.from_numpy(np.searchsorted(ends, question_index, side="right")),
+        label_samples=torch.from_numpy(np.searchsorted(ends, label_index + 1, side="right")),
+        image_samples=tuple(itertools.chain.from_iterable([number] * count for number, count in enumerate(images))),
+        grids=tuple(grid for one in selectable for grid in one.grids),
+        slots=tuple(count for one in selectable for count in one.slots),
+        seeds=tuple(one.seed + place for one in selectable for place in range(len(one.slots))),
+        sample_tokens=tuple(row.sample_tokens for row in rows),
+    )

@@ -1,0 +1,124 @@
+"""The steps of a run, which are the same on every target: their names, in order, and what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.errors import ExitCode
+from trainer.progress import StepRecord
+
+STEPS = (
+    "resolve-run",
+    "prepare-data",
+    "cache-features",
+    "train",
+    "sync-checkpoint",
+    "evaluate",
+    "benchmark",
+    "decide",
+    "register-model",
+    "deploy-model",
+    "notify",
+)
+OF_A_SWEEP = ("resolve-run", "prepare-data", "cache-features", "train-variants", "compare-variants")  # its last stage
+DECIDING = ("decide", "compare-variants")  # the last step of a stage
+OPTIONAL = ("benchmark", "deploy-model")  # a run without the section has no such step
+OF_THE_RUN = ("register-model", "deploy-model", "notify")  # once, after all stages
+EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data.tasks they do most of the step's work
+
+_RECORD = TypeAdapter(StepRecord)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. `state` is waiting, running, done, reused, failed, stopped or skipped."""
+
+    name: str
+    state: str = "waiting"
+    elapsed_s: float = 0.0
+    done: float = 0
+    total: float = 0
+    unit: str = ""
+    message: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+    started_s: float = 0.0  # Unix seconds; 0 while it waits
+    stage: str = ""  # empty in a run without stages, and of the steps after all of them
+
+    @property
+    def title(self) -> str:
+        """The step's name in the pipeline, which begins with the stage's."""
+        return f"{self.stage}-{self.name}" if self.stage else self.name
+
+    @property
+    def share(self) -> float:
+        """Share of the step that is done, 0 to 1; 0 if not known."""
+        return min(1.0, max(0.0, self.done / self.total)) if self.total > 0 else 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code in the record of a step that failed."""
+        return int(self.detail.get("exit_code", ExitCode.UNEXPECTED))
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left at the speed so far; None if not known."""
+        if self.state != "running" or self.share <= 0:
+            return None
+        return self.elapsed_s * (1 - self.share) / self.share
+
+
+def steps_of(stages: Sequence[str], *, sweeps: bool = False) -> Iterator[tuple[str, str]]:
+    """Stage and name of each step, in order. `sweeps`: the last stage is a sweep."""
+    *earlier, last = stages
+    of_a_stage = [name for name in STEPS if name not in OF_THE_RUN]
+    for stage in earlier:
+        yield from ((stage, name) for name in of_a_stage)
+    yield from ((last, name) for name in (OF_A_SWEEP if sweeps else of_a_stage))
+    yield from (("", name) for name in (("notify",) if sweeps else OF_THE_RUN))
+
+
+def without_absent(steps: Iterable[Step]) -> list[Step]:
+    """The steps, without optional ones that have not begun: most runs have none."""
+    return [step for step in steps if step.name not in OPTIONAL or step.state not in ("waiting", "skipped")]
+
+
+def with_reused_stages(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Of a stage that an earlier attempt of the run finished only the first step and the gate run: the rest is reused.
+
+    The last stage's steps all run.
+    """
+    decided = [step.stage for step in steps if step.name in DECIDING and step.state not in ("waiting", "skipped")]
+    last = [step.stage for step in steps if step.name in DECIDING][-1:]
+    return tuple(
+        replace(step, state="reused", message="accepted in an earlier attempt")
+        if step.state in ("waiting", "skipped") and step.stage in decided and step.stage not in last and step.stage
+        else step
+        for step in steps
+    )
+
+
+def parse_record(name: str, content: Mapping[str, Any]) -> StepRecord | None:
+    """The record in a `steps/<name>.json`, or None where it is of another version, or damaged."""
+    try:
+        return _RECORD.validate_python({"step": name, "started_s": 0, **content})
+    except ValidationError:
+        return None
+
+
+def step_of_record(record: StepRecord, elapsed_s: float) -> Step:
+    """The step that wrote this record, with the time that it has taken."""
+    return Step(
+        name=record.step,
+        state=record.state,
+        elapsed_s=elapsed_s,
+        done=record.done,
+        total=record.total,
+        unit=record.unit,
+        message=record.message,
+        detail=dict(record.detail),
+        started_s=record.started_s,
+    )
