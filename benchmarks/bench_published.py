@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from vlmpipe.planner.backtest import (
+from benchmarks.planner.published_runs import (
     Outcome,
     has_memory,
     memory_outcome,

@@ -155,9 +155,9 @@ def reducers_needed(nodes: int, nic_gbps: float) -> int:
     return math.ceil(nodes * nic_gbps / REDUCER_GBPS)
 
 
-def read_yaml(name: str) -> dict[str, Any]:
-    """One of the catalog's own files."""
-    data: dict[str, Any] = yaml.load((FOLDER / name).read_text(encoding="utf-8"), Loader=_Loader)
+def read_yaml(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """One of the catalog's own files, or one of the same form elsewhere."""
+    data: dict[str, Any] = yaml.load((folder / name).read_text(encoding="utf-8"), Loader=_Loader)
     return data
 
 

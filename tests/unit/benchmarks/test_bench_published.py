@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.bench_published import PICTURE, picture
+from benchmarks.planner.published_runs import outcomes, published_text_runs
 from tests.support.paths import ROOT
-from vlmpipe.planner.backtest import outcomes, published_text_runs
 
 
 def test_the_picture_in_the_docs_is_that_of_the_forecasts() -> None:

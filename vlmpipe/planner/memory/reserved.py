@@ -24,7 +24,7 @@ def idle_parts(
     """Reserved and free at the fullest moment of a step, `moment`, in which `held` is in use; without pipelines.
 
     Read in torch/distributed/fsdp/_fully_shard (_fsdp_collectives.py, _fsdp_param_group.py) and held to published
-    figures of reserved memory (`vlmpipe.planner.backtest`).
+    figures of reserved memory (`benchmarks.planner.published_runs`).
     """
     parts = []
     half = config.train.compute_type == "bf16"

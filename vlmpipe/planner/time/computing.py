@@ -4,7 +4,7 @@ Products and attention take FLOPs / the rates that a GPU sustains in training (`
 activations, residuals and the loss compute little and move much: their bytes / the memory's bandwidth. So small models,
 where more is moved for each FLOP, reach a smaller share of the peak, and fast GPUs a smaller one than slow GPUs.
 
-The bytes and shares below are fitted to published runs, see `vlmpipe.planner.backtest`.
+The bytes and shares below are fitted to published runs, see `benchmarks.planner.published_runs`.
 """
 
 from __future__ import annotations

@@ -39,4 +39,4 @@ def _measured() -> Interval:
 
 @functools.cache
 def _intervals() -> dict[Kind, Interval]:
-    return {kind: Interval(**entry) for kind, entry in read_yaml("published_runs.yaml")["intervals"].items()}
+    return {kind: Interval(**entry) for kind, entry in read_yaml("intervals.yaml").items()}

@@ -14,7 +14,7 @@ from vlmpipe.planner.time.communication import Transfer, link_seconds, seconds
 
 # Seconds by which computing takes longer for each second that hidden communication takes on a GPU's own links: NCCL's
 # kernels take multiprocessors and memory bandwidth. Fitted to published runs of FSDP on A100 and H100 that differ in
-# tokens for each byte (`vlmpipe.planner.backtest`): with 4k tokens a pass hidden traffic shows almost whole.
+# tokens for each byte (`benchmarks.planner.published_runs`): with 4k tokens a pass hidden traffic shows almost whole.
 SLOWED_BY_HIDDEN = 0.8
 
 

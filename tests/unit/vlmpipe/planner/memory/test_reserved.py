@@ -1,4 +1,4 @@
-"""Memory that torch reserves beside what is in use; test_backtest.py holds it to published figures."""
+"""Memory that torch reserves beside what is in use; test_published_runs.py holds it to published figures."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planner.published_runs import published_runs, scenario
 from tests.support.planner.configs import run_config
 from trainer.monitoring.training_monitor import goodput
-from vlmpipe.planner.backtest import published_runs, scenario
 from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.saving import save_time
 

@@ -1,7 +1,7 @@
 """Back-test: what the planner predicts for training runs that others measured and published.
 
-The runs, with their sources, are `catalog/published_runs.yaml`. `make bench-published` prints them, and
-tests/unit/vlmpipe/planner/test_backtest.py holds the errors to bounds.
+The runs, with their sources, are `published_runs.yaml`. `make bench-published` prints them, and
+tests/unit/benchmarks/planner/test_published_runs.py holds the errors to bounds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from trainer.sizing.flops import model_flops_per_sequence
 from trainer.sizing.model_shape import ModelShape, Part, Stack
-from vlmpipe.catalog.machines import FOLDER, MIB_PER_GIB, Gpu, Machine, load_catalog, read_yaml
+from vlmpipe.catalog.machines import MIB_PER_GIB, Gpu, Machine, load_catalog, read_yaml
 from vlmpipe.config.run_config import parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.estimate import estimate_memory
@@ -27,6 +28,7 @@ from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
 
+FOLDER = Path(__file__).parent
 # Text models get the smallest tower and no images.
 NO_TOWER = Stack(1, 64, 1, 1, 64, 64, False, 0)
 SMALLEST_CLIP = {
@@ -84,7 +86,7 @@ class Outcome:
 @functools.cache
 def published_runs() -> tuple[PublishedRun, ...]:
     """All of `published_runs.yaml`, also those that the planner cannot express."""
-    return tuple(PublishedRun(**entry) for entry in _data()["runs"])
+    return tuple(PublishedRun(**entry) for entry in data()["runs"])
 
 
 @functools.cache
@@ -128,7 +130,7 @@ def memory_outcome(run: PublishedRun) -> Outcome:
     What the source keeps beside the inputs of layers (`kept_bytes`) is added to a trace that keeps nothing else, and a
     compiled loss (`logit_bytes`) to one whose loss has few logits at a time.
     """
-    case, sizes = scenario(run), _data()["models"][run.model]
+    case, sizes = scenario(run), data()["models"][run.model]
     changes = {
         "model.tower": {"config": SMALLEST_CLIP},
         "model.language_model": {"weights": sizes["hub"]},
@@ -147,7 +149,7 @@ def memory_outcome(run: PublishedRun) -> Outcome:
 
 def has_memory(run: PublishedRun) -> bool:
     """Whether `memory_outcome` can predict it: not for models that the catalogue lacks."""
-    return "memory_gib" in run.measured and "hub" in _data()["models"][run.model]
+    return "memory_gib" in run.measured and "hub" in data()["models"][run.model]
 
 
 def outcomes(runs: Iterable[PublishedRun] | None = None) -> list[Outcome]:
@@ -215,7 +217,7 @@ def scenario(run: PublishedRun) -> Scenario:
 
 
 def _hardware(run: PublishedRun) -> tuple[Machine, Gpu]:
-    catalog, entry = load_catalog(), dict(_data()["gpus"][run.gpu])
+    catalog, entry = load_catalog(), dict(data()["gpus"][run.gpu])
     machine = replace(catalog.machines[entry.pop("machine_type")], nic_gbps=entry.pop("nic_gbps"))
     gpu = catalog.gpus[entry.pop("accelerator_type")]
     if "memory_mib" in entry:
@@ -224,7 +226,7 @@ def _hardware(run: PublishedRun) -> tuple[Machine, Gpu]:
 
 
 def _shape(run: PublishedRun) -> ModelShape:
-    sizes = _data()["models"][run.model]
+    sizes = data()["models"][run.model]
     hidden, heads, intermediate = sizes["hidden"], sizes["heads"], sizes["intermediate"]
     kv_heads, gated, head_dim = sizes.get("kv_heads", heads), sizes.get("gated", False), hidden // heads
     layer = Stack(sizes["layers"], hidden, heads, kv_heads, head_dim, intermediate, gated, 0)
@@ -280,5 +282,5 @@ def _model_tflops(case: Scenario, time: Time) -> float:
 
 
 @functools.cache
-def _data() -> dict[str, Any]:
-    return read_yaml("published_runs.yaml")
+def data() -> dict[str, Any]:
+    return read_yaml("published_runs.yaml", FOLDER)

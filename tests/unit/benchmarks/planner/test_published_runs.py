@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.planner.configs import A100_80, LLAVA_7B, machine, run_config
-from tests.support.short_form import chosen
-from vlmpipe.catalog.machines import read_yaml
-from vlmpipe.catalog.prices import load_prices
-from vlmpipe.planner.backtest import (
+from benchmarks.planner.published_runs import (
     Outcome,
     PublishedRun,
+    data,
     has_memory,
     memory_outcome,
     outcomes,
@@ -23,6 +20,9 @@ from vlmpipe.planner.backtest import (
     quartiles,
     scenario,
 )
+from tests.support.planner.configs import A100_80, LLAVA_7B, machine, run_config
+from tests.support.short_form import chosen
+from vlmpipe.catalog.prices import load_prices
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.interval import interval_of
@@ -37,10 +37,9 @@ NEVER_FITTED = [one for one in RUNS if one.run.source in OTHER_SOURCES and not o
 
 
 def test_every_published_run_is_predicted_or_says_why_not() -> None:
-    data = read_yaml("published_runs.yaml")
     assert len({run.id for run in published_runs()}) == len(published_runs()) >= 38
     for run in published_runs():
-        assert run.source in data["sources"] and run.gpu in data["gpus"], run.id
+        assert run.source in data()["sources"] and run.gpu in data()["gpus"], run.id
         assert run.measured and bool(run.why_not) != bool(run.train), run.id
     assert len(RUNS) + sum(bool(run.why_not) for run in published_runs()) == len(published_runs())
 
