@@ -14,19 +14,22 @@ from tests.support.trainer.tiny_runs import strategy_changes
 
 pytestmark = needs_torchao
 MEAN_DIFFERENCE = 0.005  # of losses, about twice what 30 steps of a toy showed against fp32
-CASES = chosen(
-    {f"{name}, {recipe}": (name, recipe) for name in ("ddp", "fsdp", "hsdp") for recipe in ("tensorwise", "rowwise")},
+RECIPES = ("tensorwise", "rowwise")
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = chosen(
+    {f"{name}, {recipe}": (name, recipe, {}) for name in ("ddp", "fsdp", "hsdp") for recipe in RECIPES}
+    | {f"context parallel, {recipe}": ("fsdp", recipe, {"train.context_parallel": 2}) for recipe in RECIPES},
     lambda name: name == "fsdp, tensorwise",
 )
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_stay_close_to_bf16_and_resume_exactly(case: str, tmp_path: Path) -> None:
-    strategy, recipe = CASES[case]
+    strategy, recipe, layout = CASES[case]
     nodes = NODES.get(strategy, 1)
     base: dict[str, Any] = strategy_changes(strategy) | {
         "train.precision": "bf16",
         "train.micro_batch_size": 2 // nodes,
+        **layout,
     }
     runs = {
         "bf16": base,
