@@ -139,6 +139,22 @@ def test_nothing_but_the_pipeline_deletes_checkpoints_and_deleted_ones_are_not_b
         assert "delete_after_days = 0" in settings
 
 
+UNLABELLED = {
+    "google_compute_global_address.jobs"
+}  # a range for peering: whether the API takes labels there was not tried
+
+
+def test_everything_that_takes_labels_has_those_of_the_module(module: Module) -> None:
+    types = json.loads(SCHEMA.read_text())["resource"]
+    without = set()
+    for address, settings in module.resources.items():
+        attributes = types.get(address.partition(".")[0], {}).get("attributes", {})
+        name = "user_labels" if "user_labels" in attributes else "labels" if "labels" in attributes else ""
+        if name and settings.get(name) != "${var.labels}":
+            without.add(address)
+    assert without == UNLABELLED
+
+
 def test_buckets_are_private_and_are_not_destroyed_with_content_unasked(module: Module) -> None:
     bucket = module.resources["google_storage_bucket.all"]
     assert bucket["uniform_bucket_level_access"] is True

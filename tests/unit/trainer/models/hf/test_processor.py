@@ -61,3 +61,11 @@ def test_settings_of_the_image_processor_can_be_changed(tmp_path: Path) -> None:
         section = ModelConfig.model_validate(model_section(folder, image_processor={"max_patches": most}))
         counts[most] = published_images(section.tower, section.image_processor).texts(((64, 16),))[0].runs
     assert counts == {1: (4,), 2: (12,)}, "two patches come with one of the whole image"
+
+
+def test_a_template_may_write_another_token_for_an_image_than_features_replace(tmp_path: Path) -> None:
+    """Qianfan-OCR's does."""
+    images = published_images(WeightsConfig(weights=str(publish("qianfan_ocr", tmp_path))), None)
+    assert (images.placeholder, images.image_token) == ("<image>", "<IMG_CONTEXT>")
+    (written,) = images.texts(((16, 16),))
+    assert written == ImageText("<img><image></img>", (4,))
