@@ -86,11 +86,12 @@ class SchedulePlan:
         }
         at_once = self.settings.max_concurrent_active_run_count
         cost = "not known" if self.month.usd is None else f"about {dollars(self.month.usd)} a month"
+        term = "" if self.target == "kubeflow" else f", {self.month.term}"  # machines of one's own have none
         table = {
             "when": f"{self.settings.cron} in {self.settings.timezone}, {self.runs_per_month:.1f} runs a month",
             "next": ", ".join(f"{start:%a %Y-%m-%d %H:%M %Z}" for start in self.starts) or "never",
             "at once": f"{at_once} run{'s' if at_once > 1 else ''}; {self._meanwhile}",
-            "cost": f"{cost}, {self.month.machines}, {self.month.term} (plan: {self.month.state})",
+            "cost": f"{cost}, {self.month.machines}{term} (plan: {self.month.state})",
             "pipeline": f"{self.pipeline}, job {self.wanted.digest}",
         }
         if self.live:
