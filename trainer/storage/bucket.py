@@ -31,7 +31,7 @@ NONCE_KEY = "vlmpipe-write"  # of an object's metadata; see decision 6
 class BucketStorage:
     """Objects under `<scheme><bucket>/<path>`. Safe to use from several threads.
 
-    `fetch` keeps files under VLMPIPE_CACHE_DIR (else the system's temporary folder), by bucket and object name.
+    `fetch` keeps files under VLMPIPE_CACHE_DIR (else the system's temporary folder), by service, bucket and object name.
     """
 
     scheme: ClassVar[str]
@@ -77,7 +77,7 @@ class BucketStorage:
         info = self.stat(name)
         if info is None:
             raise no_such_object(self.uri(name))
-        target = cache_folder() / self.bucket_name / self._key(name)
+        target = cache_folder() / self.scheme.partition(":")[0] / self.bucket_name / self._key(name)
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             # Processes of one machine fetch the same shards: one downloads, the others wait.
