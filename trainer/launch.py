@@ -28,6 +28,8 @@ from trainer.storage import open_storage
 from trainer.storage.records import read_record
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
+# torchrun kills processes so long after it passed on SIGTERM; by itself after 30 s, as always before 2.12.
+SHUTDOWN_VARIABLE, SHUTDOWN_S = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 3600
 # Blocks of GPU memory that grow in place leave fewer holes: up to 30 % less was reserved for the same step
 # (docs/decisions/0095-gpu-memory-is-allocated-in-segments-that-grow.md).
 ALLOCATOR_VARIABLES, GROWING_SEGMENTS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True"
@@ -50,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     meet(cluster, timeout_s=rendezvous_timeout_s())
     for variable in NODE_LEVEL_VARIABLES:
         os.environ.pop(variable, None)
+    os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN_S))  # who sent the signal has a limit, and knows it
     if not any(os.environ.get(variable) for variable in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS
     with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:

@@ -24,6 +24,7 @@ from trainer.data.shards.index import Index, SplitIndex
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from trainer.dataloading.readers import Readers, open_readers, warnings
+from trainer.distributed.agreement import meet
 from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
 from trainer.distributed.process import ProcessContext
 from trainer.errors import ConfigError, print_warning
@@ -116,6 +117,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
     family = family_of(job.model)
     data = open_data(job)
     built = build_model(job, family, data, replica)
+    meet(worker)  # reading weights, a node may be much faster than another
     readers, loader = build_loader(job, data, built, replica, worker)
     if lacks_centre(built.model, built.deferred):
         rows = [loader.pack_sequence(row) for row in data.sampler.first_rows(CENTRE_SEQUENCES)]

@@ -1,4 +1,4 @@
-"""Collectives by which all ranks agree on a value or raise the same error."""
+"""Collectives by which all ranks agree on a value or raise the same error. They wait for a rank for hours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 import torch.distributed as dist
 
-from trainer.distributed.process import ProcessContext
+from trainer.distributed.process import ProcessContext, patient_group
 from trainer.errors import ExitCode, UserError, os_errors
 
 T = TypeVar("T")
@@ -16,8 +16,14 @@ T = TypeVar("T")
 def agree(value: T) -> T:
     """Rank 0's value on all ranks. Collective."""
     shared: list[T] = [value]
-    dist.broadcast_object_list(shared, src=0)
+    dist.broadcast_object_list(shared, src=0, group=patient_group())
     return shared[0]
+
+
+def meet(worker: ProcessContext) -> None:
+    """Wait until all ranks are here. Collective."""
+    if worker.world_size > 1:
+        dist.barrier(group=patient_group())
 
 
 def together(worker: ProcessContext, doing: str, action: Callable[[], T]) -> T:
@@ -52,7 +58,7 @@ def raise_together(error: UserError | None, worker: ProcessContext) -> None:
     """Raise on all ranks when any has an error, preferably one that names its cause. Collective."""
     own = (error.found, error.expected, error.fix, int(error.code)) if error else None
     gathered: list[tuple[str, str, str, int] | None] = [None] * worker.world_size
-    dist.all_gather_object(gathered, own)
+    dist.all_gather_object(gathered, own, group=patient_group())
     if errors := [each for each in gathered if each]:
         found, expected, fix, code = min(errors, key=lambda each: each[3] == ExitCode.UNEXPECTED)
         raise UserError(found, expected=expected, fix=fix, code=code)

@@ -12,16 +12,24 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 
 from trainer.distributed.cluster_env import read_cluster
 from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, run_main
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of ranks that do the same work
+# Of ranks whose work takes differently long, such as transfers of a node's first rank, and answers. That a rank has
+# ended is noticed at once.
+PATIENCE = timedelta(hours=6)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MAPPED_FROM_BYTES, KEPT_BYTES = 32 << 20, 1 << 30  # the first is glibc's limit
+
+
+_PATIENT: WeakKeyDictionary[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,11 @@ class ProcessContext:
         return self.world_size // self.local_world_size
 
 
-def start_worker() -> ProcessContext:
-    """Join the process group of torchrun's variables; without them, start one of a single rank."""
+def start_worker(timeout: timedelta = COLLECTIVE_TIMEOUT) -> ProcessContext:
+    """Join the process group of torchrun's variables; without them, start one of a single rank.
+
+    timeout: of its collectives; those by which ranks agree have PATIENCE (`patient_group`).
+    """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cpu")
@@ -69,10 +80,19 @@ def start_worker() -> ProcessContext:
     alone: dict[str, Any] = {}
     if "MASTER_ADDR" not in os.environ:
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **alone)
+    dist.init_process_group(backend, timeout=timeout, **alone)
     cluster = read_cluster(os.environ)
     reducers = cluster.num_reducers if cluster else 0
     return ProcessContext(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
+
+
+def patient_group() -> ProcessGroup:
+    """All ranks, for collectives that wait for hours. Collective when it is first called."""
+    world = dist.group.WORLD
+    assert world is not None, "there is no process group"
+    if world not in _PATIENT:
+        _PATIENT[world] = dist.new_group(backend="gloo", timeout=PATIENCE)
+    return _PATIENT[world]
 
 
 def keep_freed_memory() -> None:
@@ -107,7 +127,7 @@ def run_worker(main: Callable[[], int | None]) -> None:
     """
     code = run_main(main)
     if dist.is_initialized() and code in (ExitCode.OK, ExitCode.PREEMPTED):
-        dist.barrier()
+        dist.barrier(group=patient_group())
         dist.destroy_process_group()
     leave(code)
 

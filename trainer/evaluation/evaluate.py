@@ -33,7 +33,7 @@ from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
 from trainer.dataloading.batches import cached_images, collate, online_images
 from trainer.dataloading.readers import open_readers
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
+from trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
 from trainer.errors import DataError
 from trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
 from trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
@@ -52,6 +52,7 @@ from trainer.models.image_processor import image_preparer
 from trainer.models.image_tokens import ImageForm, image_form_of
 from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
 from trainer.models.layers.preference import answer_tokens
+from trainer.models.layers.recompute_policy import Recompute
 from trainer.models.registry import family_of
 from trainer.progress import Progress
 from trainer.storage import open_storage
@@ -59,7 +60,7 @@ from trainer.storage.base import Storage
 from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import seal_lines, write_record
 
-LOSS_ROWS_PER_RANK = 4
+LOSS_ROWS_PER_RANK = 1  # the memory of the machine is not known, nor how long a packed sequence is
 
 
 @dataclass(frozen=True)
@@ -103,17 +104,20 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
                 progress.update(asked, len(mine) * len(rounds), unit="questions", message=control)
     relevant = relevance_of_questions(job, subject, mine, worker) if job.model.relevance else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
-    loss, preferences = validation_loss(job, subject, worker)
     everyone: list[Any] = [None] * worker.world_size
     dist.all_gather_object(everyone, answered)
     all_relevant: list[Any] = [None] * worker.world_size
     dist.all_gather_object(all_relevant, relevant)
-    if not progress:
-        return
     predictions = {
         control: sorted((p for part in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
         for control in rounds
     }
+    store = open_storage(job.run.run_uri)
+    if progress:  # before what may run out of memory
+        store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
+    loss, preferences = validation_loss(job, subject, worker)
+    if not progress:
+        return
     stats = json.loads(subject.prepared.read("stats.json"))
     by_chance = chance(questions, {name: each["majority_answer"] or "" for name, each in stats["slices"].items()})
     pictures = {(q.id, q.turn): (*subject.split.image_sha256(q.sample), q.question) for q in questions}
@@ -140,14 +144,12 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         ).hexdigest(),
         "wall_s": time.perf_counter() - started,
     }
-    store = open_storage(job.run.run_uri)
     if job.model.relevance:
         write_record(
             store,
             RELEVANCE_MAPS,
             {"maps": [dict(zip(("id", "turn"), key, strict=True)) | one for key, one in found if one["relevance"]]},
         )
-    store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
     write_record(store, "evaluate.json", result)
     progress.finish(message=f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions")
 
@@ -260,6 +262,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     cached = features is not None
     source = cached_images(features, job.model) if features else online_images(image_preparer(job.model))
     module = model.family.training_module(job.model, model.model, cached=cached).eval()
+    Recompute(loss_chunk_tokens=job.train.loss_chunk_tokens).apply(model.family, module)
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
     loader = PackedLoader(subject.split, sequence, model.chat, subject.shards, images=not cached)
     pairs: dict[str, list[float]] = {}
@@ -312,7 +315,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="trainer.evaluation.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args(arguments)
-    evaluate(JobConfig.load(options.config), start_worker())
+    evaluate(JobConfig.load(options.config), start_worker(PATIENCE))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,8 @@ def vqa_accuracy(answer: str, prediction: str) -> float:
 def anls(answer: str, prediction: str) -> float:
     """Normalised Levenshtein similarity, 0 below one half: how well text was read, tolerating single letters.
 
-    Source: Biten et al. 2019, arXiv 1905.13648, equation 1. Case and white space do not matter.
+    Source: Biten et al. 2019, arXiv 1905.13648, equation 1, where one half itself counts 0; in programs that compute it
+    and here it counts one half. Case and white space do not matter.
     """
     expected, read = (" ".join(text.lower().split()) for text in (answer, prediction))
     if expected == read:

@@ -125,9 +125,10 @@ class ReferenceLogProbs:
         for step in range(steps):
             if np.isnan(known[sampler.members(sampler.batch(step))]).any():
                 rows = loader.sequences_for_step(step, self._replica.index, self._replica.count)
-                log_probs = self._strategy.forward_loss(collate(rows, self._image_source)).view(-1, 2).tolist()
+                log_probs = self._strategy.forward_loss(collate(rows, self._image_source))
                 ids = [numbers[identity] for row in rows for identity in row.sample_ids]
-                found |= dict(zip(ids, log_probs, strict=True))
+                if ids:  # in the last step a rank may have padding alone, of which the pass gives a loss of 0
+                    found |= dict(zip(ids, log_probs.view(-1, 2).tolist(), strict=True))
             if (step + 1) % max(1, steps // PARTS) == 0 or step + 1 == steps:
                 yield step + 1 == steps, found
                 found = {}

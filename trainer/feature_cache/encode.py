@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config.job import JobConfig
 from trainer.data.shards.index import Index
 from trainer.data.shards.prepared_files import open_prepared
 from trainer.data.shards.tar import ShardReader
-from trainer.distributed.agreement import agree
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
+from trainer.distributed.agreement import agree, meet
+from trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
 from trainer.feature_cache.reader import missing_images
 from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
 from trainer.models.image_processor import image_preparer, images_within
@@ -63,7 +62,7 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
                     done = min(len(missing), number * size + len(features))
                     progress.update(done, len(missing), unit="images")
             write_shard(store, Path(scratch), features, description)
-    dist.barrier()
+    meet(worker)
     if progress:
         progress.update(len(missing), len(missing), unit="images")
         progress.finish(message=f"encoded {len(missing)} images into {uri}")
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
-    build(JobConfig.load(options.config), start_worker())
+    build(JobConfig.load(options.config), start_worker(PATIENCE))
 
 
 if __name__ == "__main__":

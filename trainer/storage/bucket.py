@@ -31,7 +31,7 @@ NONCE_KEY = "vlmpipe-write"  # of an object's metadata; see decision 6
 class BucketStorage:
     """Objects under `<scheme><bucket>/<path>`. Safe to use from several threads.
 
-    `fetch` keeps files under VLMPIPE_CACHE_DIR (else the system's temporary folder), by service, bucket and object name.
+    `fetch` keeps files under VLMPIPE_CACHE_DIR (else the system's temporary folder), by service, bucket and object.
     """
 
     scheme: ClassVar[str]

@@ -49,6 +49,8 @@ class Ema:
         try:
             yield
         finally:
+            if torch.cuda.is_available():  # with train.offload the device may still have to copy them from the host
+                torch.cuda.synchronize()
             self._swap()
 
     @torch.no_grad()

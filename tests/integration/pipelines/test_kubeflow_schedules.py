@@ -69,7 +69,11 @@ def test_a_schedule_is_created_once_and_starts_the_compiled_pipeline(pipelines: 
     assert (plan.json["action"], plan.json["usd_per_month"], pipelines.recurring) == ("create", None, {})
     said = schedule("apply", WEEKLY)
     assert said.code == 0 and "schedule digits created" in said.out
-    assert "of those due meanwhile the last starts afterwards" in said.out and "not known" in said.out and "spot" not in said.out
+    assert (
+        "of those due meanwhile the last starts afterwards" in said.out
+        and "not known" in said.out
+        and "spot" not in said.out
+    )
     live = only(pipelines)
     assert live["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * 1"}}
     assert (live["status"], int(live["max_concurrency"]), live["no_catchup"]) == ("ENABLED", 1, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.short_form import only_whole
 from trainer import launch as launch_module
 from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError
 from trainer.launch import TorchrunEnd, _exit_code
@@ -97,6 +99,49 @@ def test_segments_of_gpu_memory_grow_unless_the_environment_says_otherwise(
         monkeypatch.setenv(given, "max_split_size_mb:64")
     assert launch_module.main(["--nproc-per-node", "1", "--", "some.module"]) == ExitCode.OK
     assert seen == [{given: "max_split_size_mb:64"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}]
+
+
+def test_torchrun_leaves_processes_the_time_that_who_stops_them_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def ended(arguments: list[str]) -> TorchrunEnd:
+        from torch.distributed.run import config_from_args, parse_args
+
+        seen.append(config_from_args(parse_args(arguments))[0].shutdown_timeout)
+        return TorchrunEnd(ExitCode.OK)
+
+    monkeypatch.setattr(launch_module, "_torchrun", ended)
+    monkeypatch.delenv("CLUSTER_SPEC", raising=False)
+    monkeypatch.delenv(launch_module.SHUTDOWN_VARIABLE, raising=False)
+    for name in (EXIT_FOLDER_VARIABLE, launch_module.ALLOCATOR_VARIABLES[0], "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+    assert launch_module.main(["--nproc-per-node", "2", "--", "some.module"]) == ExitCode.OK
+    assert seen == [launch_module.SHUTDOWN_S]
+
+
+@only_whole
+def test_processes_that_save_for_35_seconds_after_a_stop_are_not_killed(tmp_path: Path) -> None:
+    program = """
+import time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(35), leave(75)))
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+    (tmp_path / "tiny_job.py").write_text(LEAVE + program)
+    environment = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_SPEC", "TF_CONFIG")}
+    job = subprocess.Popen(
+        [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "2", "--", "tiny_job"],
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout
+    ready = itertools.islice((line for line in job.stdout if "ready" in line), 2)
+    assert len(list(ready)) == 2
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=120)
+    assert job.returncode == ExitCode.PREEMPTED
 
 
 # ---- a job of one process, which needs no torchrun

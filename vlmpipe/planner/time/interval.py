@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from vlmpipe.catalog.machines import read_yaml
 from vlmpipe.planner.scenario import Scenario
@@ -39,4 +39,5 @@ def _measured() -> Interval:
 
 @functools.cache
 def _intervals() -> dict[Kind, Interval]:
-    return {kind: Interval(**entry) for kind, entry in read_yaml("intervals.yaml").items()}
+    data = read_yaml("intervals.yaml")
+    return {kind: Interval(**data[kind]) for kind in get_args(Kind)}

@@ -37,3 +37,8 @@ def test_two_nodes_of_two_ranks_are_measured_before_they_train(tmp_path: Path) -
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert {name for name in found | line if f"`{name}`" not in page} == set(), "each is documented"
     assert 0 < found["goodput"] <= 1 and line["samples_per_s"] > 0
+
+
+def test_ranks_wait_for_a_transfer_of_another_longer_than_for_its_step() -> None:
+    said = run_ranks("tests.support.drivers.wait_for_a_slow_rank", [], processes=2)
+    assert "a step's collective:" in said, "which waits as long as the process group was told"

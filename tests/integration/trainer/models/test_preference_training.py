@@ -110,6 +110,20 @@ def test_references_are_computed_once_for_model_and_data_and_checked(runs: dict[
     file.write_bytes(content)
 
 
+@pytest.mark.parametrize("processes", [2, 3])
+def test_ranks_share_the_pass_whether_or_not_each_has_a_sequence_in_its_last_step(
+    processes: int, runs: dict[str, JobConfig], tmp_path: Path
+) -> None:
+    """Of 2 and 3 ranks, at least one number leaves a rank without."""
+    small = {"train.max_steps": 1, "train.micro_batch_size": 1, "train.global_batch_size": processes}
+    changes = {"features.cache": "off", **PAIRS, **small, "train.strategy": "fsdp"}
+    job = make_run(tmp_path, "shared", changes, features="off")
+    train_runs([job], processes=processes)
+    for split in ("train", "eval"):
+        found, expected = (references_of_run(one.run.run_uri, split) for one in (job, runs["reference"]))
+        assert found == pytest.approx(expected, rel=RELATIVE)
+
+
 def test_an_interrupted_pass_goes_on_where_it_was(runs: dict[str, JobConfig]) -> None:
     """On another number of ranks. What was known is not computed again, as values that no model gives show."""
     uri = json.loads(open_storage(runs["reference"].run.run_uri).read(POINTER))["uri"]

@@ -25,8 +25,10 @@ from tests.support.short_form import chosen
 from vlmpipe.catalog.prices import load_prices
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.interval import interval_of
 from vlmpipe.planner.time.reduction_server import all_reduce_gain, step_gain
+from vlmpipe.planner.time.saving import save_time
 from vlmpipe.planner.time.step_time import estimate_time
 from vlmpipe.planner.workload import Workload
 
@@ -104,6 +106,20 @@ def test_parts_that_grow_with_scale_are_bounded_for_16_384_gpus() -> None:
     parts = {part.name: part.s for part in time.parts if not part.hidden}
     assert time.step_s is not None
     assert parts["waiting for the slowest rank"] < 0.12 * time.step_s
+
+
+def test_llama_3_is_planned_with_its_interruptions_and_its_effective_time() -> None:
+    """419 unexpected interruptions in 54 days on 16,384 GPUs, more than 90 % of the time effective."""
+    run = next(run for run in published_runs() if run.id == "meta-llama3-405b")
+    case = scenario(run)
+    mtbf_s = mean_time_between_interruptions_s(case.config, preemptible=False)
+    days_s = run.measured["days"] * 86_400
+    assert days_s / mtbf_s == pytest.approx(run.measured["interruptions_unexpected"], rel=0.05)
+    save = save_time(case)
+    every_s = max(young_daly_s(save.blocks_s, mtbf_s), save.writes_s)
+    lost = expected_loss(days_s, save.blocks_s, every_s, mtbf_s, run_config().plan.restart_s, writes_s=save.writes_s)
+    assert lost is not None
+    assert run.measured["effective_time_above"] < 1 / (1 + 3600 * lost.total_hours / days_s) < 0.97
 
 
 # What popular guides say: the table in docs/reference/forecasts.md

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.planner.published_runs import published_runs, scenario
-from tests.support.planner.configs import run_config
 from trainer.monitoring.training_monitor import goodput
-from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
-from vlmpipe.planner.time.saving import save_time
+from vlmpipe.planner.time.goodput import expected_loss
 
 BEGAN_S = 1e9
 
@@ -92,17 +89,3 @@ def test_the_closed_form_is_the_mean_of_simulated_runs(
     assert lost is not None
     runs = [simulated_s(work_s, save_s, every_s, mtbf_s, restart_s, writes_s, seed) for seed in range(300)]
     assert work_s + 3600 * lost.total_hours == pytest.approx(sum(runs) / len(runs), rel=0.02)
-
-
-def test_llama_3_is_planned_with_its_interruptions_and_its_effective_time() -> None:
-    """419 unexpected interruptions in 54 days on 16,384 GPUs, more than 90 % of the time effective."""
-    run = next(run for run in published_runs() if run.id == "meta-llama3-405b")
-    case = scenario(run)
-    mtbf_s = mean_time_between_interruptions_s(case.config, preemptible=False)
-    days_s = run.measured["days"] * 86_400
-    assert days_s / mtbf_s == pytest.approx(run.measured["interruptions_unexpected"], rel=0.05)
-    save = save_time(case)
-    every_s = max(young_daly_s(save.blocks_s, mtbf_s), save.writes_s)
-    lost = expected_loss(days_s, save.blocks_s, every_s, mtbf_s, run_config().plan.restart_s, writes_s=save.writes_s)
-    assert lost is not None
-    assert run.measured["effective_time_above"] < 1 / (1 + 3600 * lost.total_hours / days_s) < 0.97
