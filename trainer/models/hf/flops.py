@@ -34,6 +34,7 @@ from trainer.sizing.model_shape import CountedFlops, Growth
 SECTION = {"family", "pretrained", "tokenizer", "image_processor"}  # fields of the model section that change FLOPs
 SMALL_IMAGE, LARGE_IMAGE = (48, 32), (448, 448)  # pixels
 LARGE = 1 << 14  # numbers
+NO_VALUES = "_vlmpipe_has_no_values"  # an attribute of features
 TOKENS = (64, 128)  # of a sample; linear attention takes 64 at a time
 
 
@@ -107,7 +108,7 @@ def _counting(module: nn.Module) -> Iterator[Counter[ModelPart]]:
 
 
 class _Count(TorchDispatchMode):
-    """Numbers of features have no values inside. Indices and masks do, as models decide by them."""
+    """Features have no values behind the first product, but zeros. Indices and masks do, as models decide by them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,15 +120,25 @@ class _Count(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = FORMULAS.get(func._overloadpacket)
-        if formula is None and not _may_be_left_out(func, args):
-            return func(*args, **kwargs)
+        has_values = not any(hasattr(one, NO_VALUES) for one in tree_leaves((args, kwargs)))
+        if formula is None and (has_values or not _may_be_left_out(func, args)):
+            output = func(*args, **kwargs)
+            return output if has_values else _without_values(output)
         on_meta = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
         output = func(*on_meta[0], **on_meta[1])
         if formula:
             self.flops[self._part] += formula(*args, **kwargs, out_val=output)
         elif any(isinstance(one, Tensor) and not one.is_floating_point() for one in tree_leaves(output)):
             return func(*args, **kwargs)  # a comparison
-        return tree_map_only(Tensor, lambda one: torch.empty_like(one, device="cpu"), output)
+        return _without_values(tree_map_only(Tensor, lambda one: torch.zeros_like(one, device="cpu"), output))
+
+
+def _without_values(output: Any) -> Any:
+    """The output, with its features marked: their numbers follow from ones that were not computed."""
+    for one in tree_leaves(output):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            setattr(one, NO_VALUES, True)
+    return output
 
 
 def _may_be_left_out(func: Any, args: Any) -> bool:
