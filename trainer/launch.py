@@ -6,6 +6,7 @@ python -m trainer.launch --nproc-per-node auto -- trainer.train --config gs://bu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import logging
 import os
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -55,8 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN_S))  # who sent the signal has a limit, and knows it
     if not any(os.environ.get(variable) for variable in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as exit_folder:
-        os.environ[EXIT_FOLDER_VARIABLE] = exit_folder
+    with _exit_folder() as exit_folder:
         processes = processes_on_node(options.nproc_per_node)
         if processes > 1:  # torchrun gives each one thread, too few for an optimizer step on the CPU (train.offload)
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -65,8 +66,22 @@ def main(arguments: list[str] | None = None) -> int:
             ended = _one_process([options.module, *options.module_arguments], cluster)
         else:
             ended = _torchrun(torchrun_arguments(cluster, processes, options.module, options.module_arguments))
-        _print_order_of_ends(Path(exit_folder), ended)
-        return _exit_code(Path(exit_folder), ended)
+        _print_order_of_ends(exit_folder, ended)
+        return _exit_code(exit_folder, ended)
+
+
+@contextlib.contextmanager
+def _exit_folder() -> Iterator[Path]:
+    """Where ranks leave their exit codes. Afterwards the environment is as before: a sweep's job launches several."""
+    before = os.environ.get(EXIT_FOLDER_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-exit-") as folder:
+        os.environ[EXIT_FOLDER_VARIABLE] = folder
+        try:
+            yield Path(folder)
+        finally:
+            os.environ.pop(EXIT_FOLDER_VARIABLE)
+            if before is not None:
+                os.environ[EXIT_FOLDER_VARIABLE] = before
 
 
 def torchrun_arguments(cluster: Cluster, num_processes: int, module: str, arguments: list[str]) -> list[str]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from components.runtime.step_logic import point_to_features, prepare_run
 from trainer.config.job import JobConfig, RunPaths
-from trainer.errors import ExitCode, UserError, print_error
+from trainer.errors import ConfigError, ExitCode, UserError, print_error
 from trainer.progress import step_progress
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.records import read_record, write_record
-from trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
+from trainer.trials.files import FEATURES_ERROR, JOB_STEP, SWEEP_FILE, began_s, is_done, outcome_of, settings_sha256
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
@@ -57,7 +57,9 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
         for start in range(sweep.starts):
             paths, own = training_paths(run, variant.name, start), started_at(config, start)
             content = own.to_run_json(paths)
-            write_record(open_storage(paths.run_uri), "run.json", content, indent=1)
+            store = open_storage(paths.run_uri)
+            _require_same_settings(variant.name, store, content)
+            write_record(store, "run.json", content, indent=1)
             with naming_stage(variant.name, kind="variant"):
                 data = fingerprint(JobConfig.model_validate(content))
                 tower = features_uri(paths.features_root, own.model, own.train.precision)
@@ -68,7 +70,9 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
                     "start": start,
                     "run_uri": paths.run_uri,
                     "data_from": first.setdefault((data,), paths.run_uri),
-                    "features_from": first.setdefault((data, tower, own.features.cache), paths.run_uri),
+                    "features_from": first.setdefault(
+                        (data, tower, own.features.cache, str(own.model.caches_if_auto)), paths.run_uri
+                    ),
                 }
             )
     jobs = [job for numbers in clusters.values() for job in _jobs(numbers, sweep.trainings_per_job)]
@@ -83,6 +87,18 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
         "jobs": jobs,
     }
     write_record(open_storage(run.run_uri), SWEEP_FILE, content, indent=1)
+
+
+def _require_same_settings(variant: str, store: Storage, content: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a training of an earlier start is done with other settings: its scores would be reported
+    as those of these."""
+    before = outcome_of(store).get("settings")
+    if before and content["train"]["resume"] != "never" and before != settings_sha256(content):
+        raise ConfigError(
+            f"{store.root_uri} was trained with other settings of variant {variant}",
+            expected="the settings that this sweep began with",
+            fix="start another run (--run-id), or train all variants anew (train.resume=never)",
+        )
 
 
 def _jobs(numbers: Sequence[int], most: int) -> list[list[int]]:
@@ -121,16 +137,11 @@ def open_jobs(run_uri: str) -> list[str]:
     if not any(leader.stat("prepared.json") for leader in leaders):
         record = read_record(leaders[0], "steps/prepare-data.json")
         raise UserError(f"no variant's data could be prepared: {record['message']}", code=ExitCode.DATA)
-    outcomes = [_state(open_storage(one["run_uri"])) for one in sweep["trainings"]]
+    since_s = began_s(open_storage(run_uri))
+    done = [is_done(open_storage(one["run_uri"]), since_s) for one in sweep["trainings"]]
     return [
-        f"{number} {run_uri}"
-        for number, job in enumerate(sweep["jobs"])
-        if any(outcomes[training] != "done" for training in job)
+        f"{number} {run_uri}" for number, job in enumerate(sweep["jobs"]) if not all(done[training] for training in job)
     ]
-
-
-def _state(store: Storage) -> str:
-    return str(read_record(store, OUTCOME)["state"]) if store.stat(OUTCOME) else ""
 
 
 def encode_features(run_uri: str, target: str) -> str:
@@ -149,12 +160,17 @@ def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
     store = open_storage(run_uri)
     pointers = point_to_features(JobConfig.load(store.uri("run.json")), prepared_uri)
     write_record(store, "prepared.json", pointers.model_dump(), indent=1)
+    if store.stat(FEATURES_ERROR):
+        store.delete(FEATURES_ERROR)
     if pointers.features != "encode":
         with step_progress(run_uri, "cache-features") as progress:
             progress.finish("reused" if pointers.features == "reuse" else "done", f"features: {pointers.features}")
         return f"cache-features: {pointers.features}"
     config = _config(store)
-    return _run(config, job_spec(config, "cache_features", run_uri), "cache-features", target, run_uri)
+    ended, error = _run(config, job_spec(config, "cache_features", run_uri), "cache-features", target, run_uri)
+    if error:  # without features, each training would find that out on machines of its own
+        write_record(store, FEATURES_ERROR, {"error": error})
+    return ended
 
 
 def train_variants(job: str, target: str) -> str:
@@ -170,7 +186,7 @@ def train_variants(job: str, target: str) -> str:
             environment = pool["container_spec"].setdefault("env", [])
             if not any(one["name"] == THREADS_VARIABLE for one in environment):
                 environment.append({"name": THREADS_VARIABLE, "value": str(share)})
-    return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)
+    return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)[0]
 
 
 def _config(store: Storage) -> RunConfig:
@@ -178,8 +194,9 @@ def _config(store: Storage) -> RunConfig:
     return RunConfig.model_validate({name: value for name, value in content.items() if name != "run"})
 
 
-def _run(config: RunConfig, spec: Mapping[str, Any], step: str, target: str, run_uri: str) -> str:
-    """Run the job on the target. Its failure is an answer, and no error, but for a request to stop."""
+def _run(config: RunConfig, spec: Mapping[str, Any], step: str, target: str, run_uri: str) -> tuple[str, str]:
+    """Run the job on the target. Returns how it ended, and its error: a failure is none here, but for a request to
+    stop."""
     settings = job_settings(config, "train")
     labels = {**settings["labels"], STEP_LABEL: step}
     name = f"{config.name}-{step}"
@@ -210,5 +227,6 @@ def _run(config: RunConfig, spec: Mapping[str, Any], step: str, target: str, run
         if error.code in STOPPED:
             raise
         print_error(error)
-        return f"{step} in {run_uri}: {error.found.splitlines()[0]}"
-    return f"{step}: done"
+        why = error.found.splitlines()[0]
+        return f"{step} in {run_uri}: {why}", why
+    return f"{step}: done", ""

@@ -1,5 +1,43 @@
-"""Names of a sweep's files and steps, for those who write them and those who read them."""
+"""A sweep's files, for those who write them and those who read them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.storage.base import Storage
+from trainer.storage.records import read_record
 
 SWEEP_FILE = "sweep.json"  # in the folder of the sweep's run
 OUTCOME = "outcome.json"  # in a training's folder
+FEATURES_ERROR = "features_error.json"  # beside it, where its images could not be encoded
 JOB_STEP = "train-variants"  # the step of a job is this with its number
+
+
+def settings_sha256(run_json: Mapping[str, Any]) -> str:
+    """sha256 (hex) of what a training's scores depend on."""
+    own = {name: run_json.get(name) for name in ("model", "data", "features", "train", "evaluate")}
+    own["train"] = {name: value for name, value in run_json["train"].items() if name != "resume"}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+
+def outcome_of(store: Storage) -> dict[str, Any]:
+    """What became of a training; empty where it has not ended."""
+    return read_record(store, OUTCOME) if store.stat(OUTCOME) else {}
+
+
+def is_done(store: Storage, began_s: float) -> bool:
+    """Whether a training is not to be trained. began_s: Unix seconds when this start of the sweep began, from which on
+    train.resume never counts."""
+    outcome = outcome_of(store)
+    if outcome.get("state") != "done":
+        return False
+    return read_record(store, "run.json")["train"].get("resume") != "never" or outcome["started_s"] >= began_s
+
+
+def began_s(sweep_run: Storage) -> float:
+    """Unix seconds when this start of the sweep began; 0 where no step has written that."""
+    step = "steps/resolve-run.json"
+    return float(read_record(sweep_run, step)["started_s"]) if sweep_run.stat(step) else 0.0

@@ -24,7 +24,7 @@ from trainer.progress import Progress
 from trainer.secret_manager import use_secrets
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
-from trainer.trials.files import JOB_STEP, OUTCOME
+from trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, began_s, is_done, settings_sha256
 from trainer.trials.forked import Ended, ForkedChildren
 
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             progress.record.done, progress.record.total = done, len(trainings)
             progress.record.unit, progress.record.message = "trainings", _title(training)
             progress.flush()
-        state = _train(training, run, is_chief=is_chief)
+        state = _train(training, run, began_s(open_storage(folder)), is_chief=is_chief)
         if state == "stopped":
             return int(ExitCode.PREEMPTED)
         failed += state == "failed"
@@ -76,11 +76,11 @@ def _title(training: Mapping[str, Any]) -> str:
     return f"{training['variant']}, start {training['start']}"
 
 
-def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
+def _train(training: Mapping[str, Any], run: Run, sweep_began_s: float, *, is_chief: bool) -> str:
     """Train, export and evaluate; record what became of it. Returns done, failed or stopped."""
     store, started_s = open_storage(training["run_uri"]), time.time()
     title = _title(training)
-    if store.stat(OUTCOME) and read_record(store, OUTCOME)["state"] == "done":
+    if is_done(store, sweep_began_s):
         print(f"sweep: {title}: done before", flush=True)
         return "done"
     print(f"sweep: {title}", flush=True)
@@ -99,6 +99,7 @@ def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
             "state": state,
             "exit_code": ended.code,
             "error": ended.error,
+            "settings": settings_sha256(read_record(store, "run.json")),
             "started_s": started_s,
             "ended_s": time.time(),
             **took,
@@ -108,12 +109,16 @@ def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
 
 
 def _prepared(training: Mapping[str, Any]) -> bytes:
-    """The prepared.json that the training shares. Raises UserError with what kept its data from being prepared."""
+    """The prepared.json that the training shares. Raises UserError with what kept its data from being prepared, or
+    its images from being encoded."""
     store = open_storage(training["features_from"])
     if store.stat("prepared.json") is None:
         data, step = open_storage(training["data_from"]), "steps/prepare-data.json"
         why = read_record(data, step)["detail"].get("error", "") if data.stat(step) else ""
         raise UserError(f"its data could not be prepared: {why or 'the step did not run'}", code=ExitCode.DATA)
+    if store.stat(FEATURES_ERROR):
+        why = read_record(store, FEATURES_ERROR)["error"]
+        raise UserError(f"the images of its data could not be encoded: {why}", code=ExitCode.DATA)
     return store.read("prepared.json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ class SweepPlan:
     variants: dict[str, VariantPlan]
     starts: int
     parallelism: int
+    jobs: int  # by which all trainings are done
     is_priced: bool
 
     @property
@@ -92,7 +94,7 @@ class SweepPlan:
         shared, whole = self._shared(lambda step: step.hours), self.hours
         if shared is None or whole is None:
             return None
-        return shared + (whole - shared) / min(self.parallelism, self.trainings)
+        return shared + (whole - shared) / min(self.parallelism, self.jobs)
 
     @property
     def usd(self) -> float | None:
@@ -163,7 +165,16 @@ def plan_sweep(config: RunConfig, *, priced: bool = True) -> SweepPlan:
         run = config.training_of(variant)
         with naming_stage(variant.name, kind="variant"):
             variants[variant.name] = _variant(variant.name, run, last, priced=priced)
-    return SweepPlan(config.name, shared, variants, config.sweep.starts, config.sweep.parallelism, priced)
+    return SweepPlan(
+        config.name, shared, variants, config.sweep.starts, config.sweep.parallelism, _jobs(config), priced
+    )
+
+
+def _jobs(config: RunConfig) -> int:
+    """Trainings of equal machines share jobs, see `components.runtime.sweep_steps.write_sweep`."""
+    assert config.sweep
+    clusters = Counter(config.variant(one).cluster.model_dump_json() for one in variants_of(config.sweep))
+    return sum(-(-config.sweep.starts * count // config.sweep.trainings_per_job) for count in clusters.values())
 
 
 def _variant(name: str, run: RunConfig, last: Plan, *, priced: bool) -> VariantPlan:

@@ -89,7 +89,8 @@ class CapacityFallback:
         self._what = "training" if step == "train" else step
         self._options = fallback if self._falls_back else [_only_option(settings)]
         self._max_spend_usd: float | None = cluster["max_spend_usd"] if self._falls_back else None
-        self._prices = _prices(read_record(self._store, "plan.json"), step)
+        # Trainings of a sweep have no plan of their own, and no options whose prices could differ.
+        self._prices = _prices(read_record(self._store, "plan.json") if self._falls_back else {}, step)
         self._clients: dict[str, JobServiceClient] = {}  # by region
         info = self._store.stat("run.json")
         # A resumed run writes run.json again, and starts with the first option.

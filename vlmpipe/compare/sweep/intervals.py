@@ -1,8 +1,9 @@
 """Intervals and tests over two sources of chance: the random starts of a training and the questions it was asked.
 
 A resample draws the samples of the evaluation split, the same ones for all variants, and for each variant its starts.
-Deviations of starts from their mean are widened by sqrt(n / (n - 1)) first: n drawn from n vary too little by that
-much, and n is small (Davison and Hinkley 1997, Bootstrap Methods and their Application, section 3.8).
+Deviations of starts from their mean are widened first: by sqrt(n / (n - 1)), as n drawn from n vary too little by that
+much (Davison and Hinkley 1997, Bootstrap Methods and their Application, section 3.8), and by Student's t over the normal
+quantile, as few starts say little about how starts vary.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from trainer.evaluation.bootstrap import SEED, Float64Array, interval
 
 RESAMPLES = 10_000
 LEVEL = 0.05  # of a test, after correction
+# Quantile 0.975 of Student's t over the normal distribution's, by starts of each of two variants: 2 (n - 1) degrees of
+# freedom.
+STUDENT = {2: 2.195, 3: 1.417, 4: 1.248, 5: 1.177, 6: 1.137, 7: 1.112, 8: 1.094, 9: 1.082, 10: 1.072}
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[s
         by_start = (times @ sums.T) / questions[:, None]
         centre = by_start.mean(1, keepdims=True)
         if starts > 1:
-            by_start = centre + (by_start - centre) * np.sqrt(starts / (starts - 1))
+            by_start = centre + (by_start - centre) * np.sqrt(starts / (starts - 1)) * STUDENT.get(starts, 1.05)
         drawn = chance.multinomial(starts, np.full(starts, 1 / starts), RESAMPLES) / starts
         means[variant], draws[variant] = float(values.mean()), (by_start * drawn).sum(1)
     return Resampled(means, draws)

@@ -16,6 +16,7 @@ from trainer.errors import ConfigError, UserError
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.records import read_record
+from vlmpipe.config.sections.sweep import hidden_by_sweep
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 from vlmpipe.config.yaml_loader import apply_overrides
 
@@ -216,8 +217,8 @@ def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the run file with dotted keys replaced. Raises RunFileError for one that a stage has its own value of:
-    the stage's value would stay."""
+    """A copy of the run file with dotted keys replaced. Raises RunFileError for one that a stage or each variant of a
+    sweep has its own value of: that value would stay."""
     content = apply_overrides(data, overrides)
     hidden = hidden_by_stages(content, list(overrides))
     if hidden:
@@ -226,6 +227,9 @@ def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
             for field, stages in hidden.items()
         ]
         raise RunFileError("overrides", problems)
+    if swept := hidden_by_sweep(content, overrides):
+        text = "every variant of the sweep has its own; expected one in sweep.grid or sweep.variants"
+        raise RunFileError("overrides", [Problem(field, text) for field in swept])
     return content
 
 

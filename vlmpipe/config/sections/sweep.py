@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -84,6 +84,16 @@ def variants_of(sweep: SweepConfig) -> list[Variant]:
         parts += [_point_name(sweep, field, place) for field, place in zip(fields, places, strict=True)]
         found.append(Variant("--".join(parts), {**one.values, **point}))
     return found
+
+
+def hidden_by_sweep(content: Mapping[str, Any], fields: Iterable[str]) -> list[str]:
+    """Those of the dotted `fields` that every variant replaces."""
+    sweep = content.get("sweep")
+    if not isinstance(sweep, Mapping):
+        return []
+    named = [set(values or {}) for values in (sweep.get("variants") or {}).values()]
+    paths = {*(sweep.get("grid") or {}), *(set.intersection(*named) if named else ())}
+    return [field for field in fields if any(f"{field}.".startswith(f"{path}.") for path in paths)]
 
 
 def baseline_of(sweep: SweepConfig) -> str:

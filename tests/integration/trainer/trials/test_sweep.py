@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
+from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from trainer.config.job import JobConfig
 from trainer.storage import open_storage
 from trainer.storage.export_manifest import require_whole_export
 from trainer.storage.records import read_record, write_record
-from trainer.trials.files import OUTCOME, SWEEP_FILE
+from trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 6
@@ -52,10 +52,10 @@ def write_sweep(root: Path, jobs: list[JobConfig], *, without_data: str = "") ->
     return store.root_uri
 
 
-def start(sweep: str) -> subprocess.Popen[str]:
+def start(sweep: str, processes: int = 1) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "0"]
     return subprocess.Popen(
-        [*command, "--nproc-per-node", "1"],
+        [*command, "--nproc-per-node", str(processes)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -63,8 +63,8 @@ def start(sweep: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(sweep: str) -> tuple[int, str]:
-    process = start(sweep)
+def finish(sweep: str, processes: int = 1) -> tuple[int, str]:
+    process = start(sweep, processes)
     said, _ = process.communicate(timeout=240)
     return process.returncode, said
 
@@ -115,6 +115,29 @@ def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
     assert outcome(plain) == states["plain"]
     assert outcome(with_data)["state"] == "done"
     assert outcome(wrong)["state"] == "failed"
+
+
+def test_a_job_of_two_processes_a_training_ends_well_and_trains_anew_where_that_is_asked_for(tmp_path: Path) -> None:
+    job = add(tmp_path, "plain", {})
+    encode_features(job)
+    sweep = write_sweep(tmp_path, [job])
+    code, said = finish(sweep, processes=2)
+    assert code == 0 and (outcome(job)["state"], summary(job)["world_size"]) == ("done", 2), said
+    first = outcome(job)
+    code, said = finish(sweep, processes=2)
+    assert code == 0 and "done before" in said and outcome(job) == first
+    store = open_storage(job.run.run_uri)
+    content = read_record(store, "run.json")
+    write_record(store, "run.json", content | {"train": content["train"] | {"resume": "never"}})
+    write_record(open_storage(sweep), "steps/resolve-run.json", {"started_s": time.time()})
+    for _ in range(2):  # a job that is restarted within this start of the sweep repeats nothing
+        code, said = finish(sweep, processes=2)
+        assert code == 0, said
+    assert "done before" in said and outcome(job)["started_s"] > first["ended_s"]
+    write_record(store, FEATURES_ERROR, {"error": "no machines"})
+    write_record(open_storage(sweep), "steps/resolve-run.json", {"started_s": time.time()})
+    finish(sweep)
+    assert outcome(job)["error"] == "the images of its data could not be encoded: no machines"
 
 
 def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:

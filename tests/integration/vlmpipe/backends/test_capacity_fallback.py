@@ -103,6 +103,14 @@ def test_the_first_rung_that_finds_machines_trains(server: FakeVertex, run: Path
     assert (strategies(server), job.display_name) == (["SPOT"], "llava-7b-zero2-spot-train-spot")
 
 
+def test_a_job_without_options_needs_no_plan(server: FakeVertex, run: Path) -> None:
+    """As that which encodes the images of a sweep, whose trainings have none."""
+    (run / "plan.json").unlink()
+    server.custom_jobs.scripts = [[*WAITS, *RUNS]]
+    climb(server, run, config(), "cache_features")
+    assert len(server.custom_jobs.jobs) == 1
+
+
 def test_each_rung_that_finds_none_leads_to_the_next_with_the_same_folder(server: FakeVertex, run: Path) -> None:
     server.custom_jobs.scripts = [[Step("PENDING")], [Step("PENDING"), STOCKOUT], [Step("RUNNING"), Step("SUCCEEDED")]]
     climb(server, run)

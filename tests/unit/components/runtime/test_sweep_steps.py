@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from trainer.errors import ConfigError, ExitCode, UserError
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
-from trainer.trials.files import OUTCOME, SWEEP_FILE
+from trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE, is_done, settings_sha256
 from vlmpipe.backends.local import job as local_job
 from vlmpipe.config.run_config import load_run_file
 
@@ -132,3 +132,43 @@ def test_a_job_that_fails_is_an_answer_and_a_stop_is_none(
     error = UserError("stopped", code=ExitCode.PREEMPTED)  # type: ignore[assignment]
     with pytest.raises(UserError, match="stopped"):
         train_variants(f"1 {uri}", target)
+
+
+def test_a_sweep_that_goes_on_with_other_settings_is_refused_unless_all_is_trained_anew(tmp_path: Path) -> None:
+    def start(rate: float, *overrides: str) -> dict[str, Any]:
+        variants = {"slow": {"train.optimizer.learning_rate": rate}, "usual": {}}
+        return opened(tmp_path, {"variants": variants, "starts": 1}, *overrides)[1]
+
+    store = open_storage(start(1e-4)["trainings"][0]["run_uri"])
+    settings = settings_sha256(read_record(store, "run.json"))
+    write_record(store, OUTCOME, {"state": "done", "settings": settings, "started_s": 1.0})
+    start(1e-4, "notify.webhook=https://example.com/hook")  # decides nothing
+    with pytest.raises(ConfigError, match="was trained with other settings of variant slow"):
+        start(1e-2)
+    uri = open_storage(start(1e-2, "train.resume=never")["trainings"][0]["run_uri"])
+    assert not is_done(uri, began_s=2.0) and is_done(uri, began_s=0.5)
+
+
+def test_a_value_that_every_variant_replaces_is_refused_and_no_other(tmp_path: Path) -> None:
+    grid = {"grid": {"train.epochs": [10, 20]}, "starts": 1}
+    with pytest.raises(ConfigError, match=r"train.epochs: every variant of the sweep has its own"):
+        opened(tmp_path, grid, "train.epochs=1")
+    some = {"variants": {"a": {"train.epochs": 10}, "b": {}}, "starts": 1}
+    opened(tmp_path, some, "train.epochs=1")
+
+
+def test_features_that_could_not_be_encoded_are_known_to_the_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(*_given: Any, **_settings: Any) -> str:
+        raise UserError("no machines were found")
+
+    uri, sweep = opened(tmp_path, {"grid": {"train.seed": [1, 2]}, "starts": 1})
+    (only,) = preparations(uri)
+    prepare_variant_data(only)
+    monkeypatch.setattr(local_job, "run_job", job)
+    assert encode_features(only, "local").endswith("no machines were found")
+    store = open_storage(sweep["trainings"][1]["features_from"])
+    assert read_record(store, FEATURES_ERROR)["error"] == "no machines were found"
+    monkeypatch.setattr(local_job, "run_job", lambda *_given, **_settings: "")
+    assert encode_features(only, "local") == "cache-features: done" and store.stat(FEATURES_ERROR) is None

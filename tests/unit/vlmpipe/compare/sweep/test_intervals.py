@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.compare.sweep.intervals import holm, pareto, resample
+from vlmpipe.compare.sweep.intervals import STUDENT, holm, pareto, resample
 
 SAMPLES = [f"sample-{number}" for number in range(40)]
 
@@ -52,7 +52,7 @@ def test_starts_vary_as_much_as_their_deviation_says() -> None:
     # All questions alike, so that nothing but the starts varies: the interval is that of a mean of three.
     values = (0.2, 0.5, 0.8)
     found = resample({"a": [[value] * len(SAMPLES) for value in values]}, SAMPLES)
-    error = np.std(values, ddof=1) / math.sqrt(3)
+    error = STUDENT[3] * np.std(values, ddof=1) / math.sqrt(3)
     assert np.std(found.draws["a"]) == pytest.approx(error, rel=0.03)
 
 
