@@ -32,6 +32,7 @@ MACHINES = {
     "prepare-chunks": ("16", "64G"),  # its share of them
     "sync-checkpoint": ("8", "64G"),  # holds the whole model in memory
 }
+STARTED_BY_KFP = "_KFP_RUNTIME=true python3"
 # Steps that only move data and give the same result again. A job is not among them: it restarts by its own rules, and a
 # wrong run file or a rejected model does not get better by trying again.
 RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
@@ -39,8 +40,17 @@ RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
 
 @functools.cache
 def component_of(function: Callable[..., Any], image: str) -> BaseComponent:
-    """The KFP component of `function`, from its source: read once for all run files that are compiled together."""
-    return dsl.component(function, base_image=image, install_kfp_package=False)
+    """The KFP component of `function`, from its source: read once for all run files that are compiled together.
+
+    Its shell becomes the program: one that waits for it passes on no signal, and hears none as an image's first
+    process, so that a step that is cancelled would leave its job running.
+    """
+    component = dsl.component(function, base_image=image, install_kfp_package=False)
+    container = component.component_spec.implementation.container
+    shell, options, script, source = container.command
+    assert script.count(STARTED_BY_KFP) == 1, script
+    container.command = [shell, options, script.replace(STARTED_BY_KFP, f"exec env {STARTED_BY_KFP}"), source]
+    return component
 
 
 class Target:

@@ -136,9 +136,12 @@ class VertexEndpoint:
         request = api.DeployModelRequest(
             endpoint=current.name, deployed_model=deployed, traffic_split={"0": share, **_scaled(before, 100 - share)}
         )
-        answer = self._finished(
-            send_once(self._client.deploy_model, request), api.DeployModelResponse, self._deploy.timeout_s
-        )
+        sent = send_once(self._client.deploy_model, request)
+        try:
+            answer = self._finished(sent, api.DeployModelResponse, self._deploy.timeout_s)
+        except BaseException:  # until it ends, the endpoint does not list the model, and `_undo` does not find it
+            self._cancel(sent)
+            raise
         return Served(current.name, answer.deployed_model.id, share, before)
 
     def _undo(self, title: str, before: Mapping[str, int], made: bool) -> None:
@@ -177,6 +180,20 @@ class VertexEndpoint:
         if found is None:
             raise exceptions.InternalServerError(f"{self.name} was made and is not there")
         return found
+
+    def _cancel(self, sent: Any) -> None:
+        """End a deployment, or print that it may still come about."""
+        operation = from_gapic(sent.operation, operations_client(self._place.location), api.DeployModelResponse)
+        try:
+            if not operation.done():
+                operation.cancel()
+            operation.result(timeout=SHORT_S, polling=POLLING)
+        except (TimeoutError, exceptions.RetryError):
+            print(
+                f"{sent.operation.name} was cancelled and has not ended: see that {self.name} gets no model", flush=True
+            )
+        except exceptions.GoogleAPICallError:  # it has ended without a model
+            pass
 
     def _finished(self, sent: Any, kind: Any, timeout_s: float) -> Any:
         """The answer of a long-running operation."""

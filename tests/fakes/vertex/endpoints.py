@@ -32,6 +32,7 @@ class Endpoints:
         answers: what the model of a version answers, by its number.
         served_name: the name by which containers know their model.
         fail_next: what the next deployment's operation ends with; empty lets it pass.
+        slow_next: how the next deployment ends once it is cancelled, before which it does not: "cancelled" or "done".
         refuses: HTTP status of all predictions; 0 answers them.
     """
 
@@ -39,11 +40,12 @@ class Endpoints:
         self.endpoints: dict[str, api.Endpoint] = {}
         self.answers: dict[str, Callable[[str], str]] = {}
         self.served_name = "digits"
-        self.fail_next, self.refuses = "", 0
+        self.fail_next, self.slow_next, self.refuses = "", "", 0
         self.predictions: list[str] = []  # versions, in the order of requests
         self._parent, self._models = parent, models
         self._operations: dict[str, Operation] = {}
         self._asked: set[str] = set()
+        self._running: dict[str, Callable[[], None]] = {}  # what ends them
 
     def create(self, query: dict[str, str], body: bytes) -> dict[str, Any]:
         endpoint_id = query.get("endpointId", "")
@@ -99,10 +101,20 @@ class Endpoints:
             said, self.fail_next = self.fail_next, ""
             return self._begun(endpoint_id, None, error=said)
         model.id, model.model_version_id = str(7000 + len(self._operations)), match[2]
-        known.deployed_models = [*known.deployed_models, model]
-        if split:
-            known.traffic_split = {model.id if one == "0" else one: share for one, share in split.items()}
-        return self._begun(endpoint_id, api.DeployModelResponse(deployed_model=model))
+
+        def finish() -> None:
+            known.deployed_models = [*known.deployed_models, model]
+            if split:
+                known.traffic_split = {model.id if one == "0" else one: share for one, share in split.items()}
+
+        how, self.slow_next = self.slow_next, ""
+        error = "The operation was cancelled." if how == "cancelled" else ""
+        begun = self._begun(endpoint_id, api.DeployModelResponse(deployed_model=model), error=error)
+        if how:
+            self._running[begun["name"]] = finish if how == "done" else lambda: None
+        else:
+            finish()
+        return begun
 
     def undeploy(self, endpoint_id: str, body: bytes) -> dict[str, Any]:
         known, request = self._known(endpoint_id), parse(api.UndeployModelRequest, body)
@@ -140,10 +152,17 @@ class Endpoints:
     def operation(self, name: str) -> dict[str, Any]:
         if name not in self._operations:
             raise ApiError(404, f"The operation does not exist: {name}")
-        if name not in self._asked:
+        if name not in self._asked or name in self._running:
             self._asked.add(name)
             return {"name": name}
         return dict(json_format.MessageToDict(self._operations[name]))
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        """operations.cancel: the service tries, and the operation may still end well."""
+        if name not in self._operations:
+            raise ApiError(404, f"The operation does not exist: {name}")
+        self._running.pop(name, lambda: None)()
+        return {}
 
     def _begun(self, endpoint_id: str, answer: Any, *, error: str = "") -> dict[str, Any]:
         name = f"{self._parent}/endpoints/{endpoint_id}/operations/{len(self._operations) + 1}"

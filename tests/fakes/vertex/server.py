@@ -30,7 +30,7 @@ MODELS = re.compile(
     r"/v1/(projects/[^/]+/locations/[^/]+)/models(?:/([^/:@]+)(@[^/:@]+)?)?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
 )
 ENDPOINTS = re.compile(
-    r"/v1/(projects/[^/]+/locations/[^/]+)/endpoints(?:/([^/:@]+))?(?::([a-zA-Z]+)|/(operations/[0-9]+))?"
+    r"/v1/(projects/[^/]+/locations/[^/]+)/endpoints(?:/([^/:@]+))?(?::([a-zA-Z]+)|/(operations/[0-9]+)(:cancel)?)?"
 )
 
 
@@ -99,11 +99,13 @@ class FakeVertex(FaultyServer, VertexServer):
         return super().answer(method, path, query, headers, body)
 
     def _endpoints(self, method: str, match: re.Match[str], query: dict[str, str], body: bytes) -> Json:
-        parent, endpoint_id, verb, operation = match.groups()
+        parent, endpoint_id, verb, operation, cancel = match.groups()
         self.require_parent(parent)
         if (method, operation) == ("GET", None) and endpoint_id and not verb:
             return self.endpoints.get(endpoint_id)
-        if method == "GET" and operation:
+        if method == "POST" and cancel:
+            return self.endpoints.cancel(f"{parent}/endpoints/{endpoint_id}/{operation}")
+        if method == "GET" and operation and not cancel:
             return self.endpoints.operation(f"{parent}/endpoints/{endpoint_id}/{operation}")
         if method == "POST" and not endpoint_id and not verb:
             return self.endpoints.create(query, body)

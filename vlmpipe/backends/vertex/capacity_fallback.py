@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
+from google.auth.exceptions import GoogleAuthError
 from google.cloud.aiplatform_v1 import types as api
 from requests.exceptions import RequestException
 
@@ -29,7 +30,7 @@ from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attem
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
-from vlmpipe.backends.vertex.retries import send_request
+from vlmpipe.backends.vertex.retries import send_patiently
 from vlmpipe.config.sections.cluster import RESERVATION, CapacityOption, duration_s
 from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.parse import parse_job_spec
@@ -157,7 +158,7 @@ class CapacityFallback:
             with contextlib.suppress(UserError):  # the record may be why: its failure must not keep the job running
                 self._write()
             self._send_cancel(attempt)
-        except (exceptions.GoogleAPICallError, RequestException) as error:
+        except (exceptions.GoogleAPICallError, GoogleAuthError, RequestException) as error:
             name = attempt.job or f"a job with the label {SUBMISSION_LABEL}={attempt.token}, if there is one,"
             print(f"{name} could not be cancelled and may still run: {_first_line(str(error))}", flush=True)
 
@@ -248,7 +249,7 @@ class CapacityFallback:
         )
 
     def _get(self, name: str) -> api.CustomJob:
-        return send_request(self._client_of(name).get_custom_job, name=name)
+        return send_patiently(self._client_of(name).get_custom_job, name=name)
 
     def _cancel(self, attempt: Attempt, reason: str) -> None:
         attempt.cancelled_for = reason
@@ -257,7 +258,7 @@ class CapacityFallback:
 
     def _send_cancel(self, attempt: Attempt) -> None:
         with contextlib.suppress(exceptions.BadRequest):  # it ended meanwhile; the next look says how
-            send_request(self._client_of(attempt.job).cancel_custom_job, name=attempt.job)
+            send_patiently(self._client_of(attempt.job).cancel_custom_job, name=attempt.job)
 
     # ---- what was tried
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from google.api_core import exceptions
 from google.api_core.retry import Retry
+from google.auth.exceptions import TransportError
 from requests.exceptions import ConnectionError as NoConnection
-from requests.exceptions import ConnectTimeout, ProxyError, SSLError, Timeout
+from requests.exceptions import ConnectTimeout, ProxyError, RequestException, SSLError, Timeout
 from urllib3.exceptions import NewConnectionError
 
 Answer = TypeVar("Answer")
@@ -22,6 +23,7 @@ PASSING = (
     Timeout,
 )
 RETRY = Retry(initial=0.5, maximum=8.0, timeout=45.0)
+PATIENT = Retry(initial=1.0, maximum=30.0, timeout=900.0)  # of who watches a job that costs money, for days
 
 
 def send_request(
@@ -29,6 +31,19 @@ def send_request(
 ) -> Answer:
     """Call a method of Google's client until it works; see `retrying`."""
     return retrying(lambda: send_once(method, *arguments, **named), faults)
+
+
+def send_patiently(method: Callable[..., Answer], **named: Any) -> Answer:
+    """Call a method of Google's client that may be called twice until it works, also where names are not resolved or
+    nothing is reached for a while. Raises the last fault when PATIENT is over."""
+
+    def passing(error: Exception) -> bool:
+        return isinstance(error, (*PASSING, RequestException, TransportError))
+
+    try:
+        return PATIENT.with_predicate(passing)(send_once)(method, **named)
+    except exceptions.RetryError as error:
+        raise error.cause or error from error
 
 
 def list_all(method: Callable[..., Iterable[Answer]], *arguments: Any, **named: Any) -> list[Answer]:

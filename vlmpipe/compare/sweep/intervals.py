@@ -2,8 +2,8 @@
 
 A resample draws the samples of the evaluation split, the same ones for all variants, and for each variant its starts.
 Deviations of starts from their mean are widened first: by sqrt(n / (n - 1)), as n drawn from n vary too little by that
-much (Davison and Hinkley 1997, Bootstrap Methods and their Application, section 3.8), and by Student's t over the normal
-quantile, as few starts say little about how starts vary.
+much (Davison and Hinkley 1997, Bootstrap Methods and their Application, section 3.8), and by Student's t over the
+normal quantile, as few starts say little about how starts vary.
 """
 
 from __future__ import annotations

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 from google.api_core.retry import Retry
+from requests.exceptions import ConnectionError as NoConnection
+from urllib3.exceptions import MaxRetryError, NameResolutionError
 
 from components.jobs.run_vertex_job import run_vertex_job
 from pipelines.compile import compile_pipeline
@@ -49,7 +52,8 @@ STOCKOUT = Step("FAILED", 8, "Resources are insufficient in region: us-central1.
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
-    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
+    for name in ("RETRY", "PATIENT"):
+        monkeypatch.setattr(retries, name, Retry(initial=0.01, maximum=0.05, timeout=5.0))
     with FakeVertex() as running:
         monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
         yield running
@@ -101,6 +105,23 @@ def test_the_first_rung_that_finds_machines_trains(server: FakeVertex, run: Path
     assert resources["resources"][0]["resourceUri"].endswith(f"/v1/{job.name}")
     assert tried(run) == [("spot", "done")]
     assert (strategies(server), job.display_name) == (["SPOT"], "llava-7b-zero2-spot-train-spot")
+
+
+def test_a_job_is_watched_on_where_names_are_not_resolved_for_a_while(
+    server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.custom_jobs.scripts = [[*WAITS, *RUNS]]
+    once, faults = retries.send_once, iter(range(6))
+
+    def send(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if method.__name__ == "get_custom_job" and next(faults, None) is not None:
+            unknown = NameResolutionError("host", cast(Any, None), socket.gaierror())
+            raise NoConnection(MaxRetryError(cast(Any, None), "/", unknown))
+        return once(method, *arguments, **named)
+
+    monkeypatch.setattr(retries, "send_once", send)
+    climb(server, run)
+    assert tried(run) == [("spot", "done")] and next(faults, None) is None
 
 
 def test_a_job_without_options_needs_no_plan(server: FakeVertex, run: Path) -> None:

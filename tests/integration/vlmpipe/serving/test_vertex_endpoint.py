@@ -105,6 +105,17 @@ def test_a_deployment_that_the_service_gives_up_leaves_nothing(server: FakeVerte
     assert state(server) == {"1": 100}
 
 
+@pytest.mark.parametrize("ends", ["cancelled", "done"])
+def test_a_deployment_that_takes_too_long_is_cancelled_and_leaves_nothing_however_that_ends(
+    server: FakeVertex, ends: str
+) -> None:
+    deployed(server, "1")
+    server.endpoints.slow_next = ends
+    with pytest.raises(UserError, match="has not ended after 1 s"):
+        deployed(server, "2", timeout_s=1)
+    assert state(server) == {"1": 100} and not server.endpoints._running
+
+
 def test_an_attempt_that_was_killed_is_continued_and_can_still_be_undone(
     server: FakeVertex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
