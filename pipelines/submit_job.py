@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -103,8 +103,9 @@ def submit_training(
     config, packages = for_vertex(config)
     require_vertex(config)
     require_reached_files(config, "vertex")
-    if config.stages:
-        raise ConfigError("--only train is given for a run file with stages", fix="submit the pipeline, or one stage")
+    if config.stages or config.sweep:
+        parts = "stages" if config.stages else "a sweep"
+        raise ConfigError(f"--only train is given for a run file with {parts}", fix="submit the pipeline")
     if config.cluster.capacity_fallback:
         raise ConfigError(
             "--only train sends one job, and cluster.capacity_fallback needs a step that sends the next one",
@@ -167,7 +168,7 @@ def submit_spec(
         place,
         parse_job_spec(file.fields()),
         display_name=str(around.get("display_name") or path.stem),
-        labels={str(name): str(value) for name, value in (around.get("labels") or {}).items()},
+        labels=_labels(around.get("labels") or {}),
         encryption_key=_key(around.get("encryption_spec")),
     )
     spec = submission.job.job_spec
@@ -189,6 +190,12 @@ def submit_spec(
         sent.name if sent else "",
         tuple(one.text() for one in found),
     )
+
+
+def _labels(given: Any) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"labels is {given!r}", expected="names with their values")
+    return {str(name): str(value) for name, value in given.items()}
 
 
 def _of_training(config: RunConfig) -> Spending:

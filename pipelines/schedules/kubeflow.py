@@ -116,7 +116,7 @@ def wanted_recurring_run(name: str, settings: ScheduleConfig, package: Path) -> 
         digest=hashlib.sha256(content.encode()).hexdigest()[:16],
         at_once=settings.max_concurrent_active_run_count,
         no_catchup=not settings.allow_queueing,
-        start_time=_moment(settings.start_time),
+        start_time=_ahead(_moment(settings.start_time)),
         end_time=_moment(settings.end_time),
         package=package,
     )
@@ -145,7 +145,12 @@ def _moment(time: datetime | None) -> datetime | None:
     """In whole seconds of UTC, as the service keeps it."""
     if time is None:
         return None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC).replace(microsecond=0)
+    return time.astimezone(UTC).replace(microsecond=0)
+
+
+def _ahead(start: datetime | None) -> datetime | None:
+    """A start that is yet to come. From one that is past, the scheduler counts what it takes to be due since then."""
+    return start if start and start > datetime.now(UTC) else None
 
 
 class KubeflowSchedules(Schedules[KubeflowSchedule]):
@@ -236,7 +241,7 @@ def _live(found: kfp_server_api.V2beta1RecurringRun) -> KubeflowSchedule | None:
         digest=ours[1],
         at_once=int(found.max_concurrency),
         no_catchup=bool(found.no_catchup),
-        start_time=_moment(cron.start_time),
+        start_time=_ahead(_moment(cron.start_time)),
         end_time=_moment(cron.end_time),
         address=found.recurring_run_id,
         is_enabled=found.status == "ENABLED",

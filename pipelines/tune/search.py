@@ -5,6 +5,7 @@ Both run the same CustomJob for a trial: `trainer.trials.tune`, on the data and 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -70,6 +71,24 @@ def require_tuning(config: RunConfig) -> TuneConfig:
             content = apply_overrides(config.to_dict(), {name: value})
             parse_run_config(content, f"run file with tune.parameters {name}={value}")
     return config.tune
+
+
+def dearest_trial(config: RunConfig) -> RunConfig:
+    """The run file with that value of each searched field whose plan costs most, of numbers one of the ends."""
+    from vlmpipe.planner.plan import plan_run
+
+    assert config.tune
+    dearest = config
+    for name, spec in config.tune.parameters.items():
+        values = spec.points if spec.categorical_value_spec else [spec.points[0], spec.points[-1]]
+        found = {0.0: dearest}
+        for value in values:
+            with contextlib.suppress(UserError):  # a trial with values that do not go together fails, and costs nothing
+                one = parse_run_config(apply_overrides(dearest.to_dict(), {name: value}), "a trial")
+                cost = plan_run(one).cost
+                found[(cost.usd if cost else None) or 0.0] = one
+        dearest = found[max(found)]
+    return dearest
 
 
 def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str) -> Search:

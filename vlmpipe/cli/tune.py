@@ -74,13 +74,16 @@ def tune(
 
 
 def _approval(settings: RunConfig, *, yes: bool) -> float | None:
-    """All trials at the plan's price of one run, once that may be spent. Raises UserError where not."""
+    """All trials at the price of the dearest values that are searched, once that may be spent. Raises UserError where
+    not."""
+    from pipelines.tune import search as tuning
     from vlmpipe.planner.cost.approval import require_approval, spending_of, terminal_confirm
     from vlmpipe.planner.plan import plan_run
 
     assert settings.tune
     with doing(f"planning one trial of {settings.name}"):
-        one = spending_of(settings, plan_run(settings))
+        dearest = tuning.dearest_trial(settings)
+        one = spending_of(dearest, plan_run(dearest))
     trials = settings.tune.max_trial_count
     whole = dataclasses.replace(
         one,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import UserError, print_warning
 from trainer.storage.local import LocalStorage
 from trainer.storage.records import read_record_file, write_record
 
@@ -30,7 +31,12 @@ class RunRecord:
     namespace: str = ""
 
     def write(self, job_id: str) -> None:
-        write_record(LocalStorage(SUBMITTED), f"{job_id}.json", asdict(self), indent=1)
+        """A job that runs is not one to be submitted again: where it cannot be recorded, that is printed."""
+        try:
+            write_record(LocalStorage(SUBMITTED), f"{job_id}.json", asdict(self), indent=1)
+        except UserError as error:
+            text = f"{self.resource_name} has started and is not recorded in this folder: {error.found}"
+            print_warning(text, step="submit")
 
 
 def submitted_record(name: str) -> dict[str, Any]:

@@ -165,6 +165,17 @@ def test_one_that_is_over_is_followed_by_a_new_one(pipelines: FakePipelines, sch
     assert len(pipelines.recurring) == 2
 
 
+def test_a_start_that_is_past_is_left_out_as_the_scheduler_would_start_what_was_due_since_then(
+    pipelines: FakePipelines, schedule: Any
+) -> None:
+    schedule("apply", WEEKLY, "schedule.start_time=2020-01-06T00:00:00Z")
+    assert "start_time" not in only(pipelines)["trigger"]["cron_schedule"]
+    assert schedule("apply", WEEKLY, "schedule.start_time=2020-01-06T00:00:00Z", "--json").json["action"] == "nothing"
+    schedule("apply", WEEKLY, "schedule.start_time=2099-01-05T00:00:00+01:00")
+    assert only(pipelines)["trigger"]["cron_schedule"]["start_time"] == "2099-01-04T23:00:00Z"
+    assert schedule("plan", WEEKLY, "schedule.start_time=2099-01-05T00:00:00").code == 64
+
+
 def test_an_error_of_the_service_is_a_sentence(pipelines: FakePipelines, schedule: Any) -> None:
     pipelines.token = "needed"
     assert schedule("apply", WEEKLY).code == 77

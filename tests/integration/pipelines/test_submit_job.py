@@ -29,6 +29,7 @@ from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import job_spec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
+from vlmpipe.runs import submitted
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 FLAGS = ["--project", "test-project", "--location", "us-central1"]
@@ -200,6 +201,21 @@ def test_a_lost_answer_starts_no_second_job(
     vertex.faults.append(Fault("drop_after"))
     answer = vlmpipe("submit", "--job-spec", str(spec_file), *FLAGS, "--yes", "--detach")
     assert (answer.code, len(vertex.custom_jobs.jobs)) == (0, 1)
+
+
+def test_a_job_that_cannot_be_recorded_here_is_named_all_the_same(
+    vertex: FakeVertex, spec_file: Path, vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(submitted, "SUBMITTED", tmp_path / "file" / "submitted")
+    answer = vlmpipe("submit", "--job-spec", str(spec_file), *FLAGS, "--yes", "--detach")
+    assert (answer.code, len(vertex.custom_jobs.jobs)) == (0, 1)
+    assert only_job(vertex).name in answer.err and "is not recorded in this folder" in answer.err
+
+
+def test_one_job_for_a_sweep_is_refused(vertex: FakeVertex, prepared: FakeGcs, vlmpipe: Submit) -> None:
+    refused = vlmpipe("submit", *ONLY, "sweep={grid: {train.epochs: [1, 2]}, starts: 1}", "--detach")
+    assert (refused.code, "a run file with a sweep" in refused.err, vertex.custom_jobs.jobs) == (64, True, {})
 
 
 def test_data_that_is_not_prepared_and_features_that_are_not_encoded_are_said(

@@ -25,6 +25,15 @@ def _cron(text: str) -> str:
     return text
 
 
+def _with_zone(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment.isoformat()} has no time zone: add Z for UTC, or an offset such as +01:00")
+    return moment
+
+
+Moment = Annotated[datetime, AfterValidator(_with_zone)]
+
+
 class ScheduleConfig(Section):
     """Recurring runs, which `vlmpipe schedule apply` makes on Vertex AI or Kubeflow."""
 
@@ -32,8 +41,8 @@ class ScheduleConfig(Section):
     timezone: Annotated[str, AfterValidator(_timezone)] = Field(
         "UTC", description="Time zone of cron; on Kubeflow UTC."
     )
-    start_time: datetime | None = Field(None, description="First moment at which runs may start (RFC 3339).")
-    end_time: datetime | None = Field(None, description="Moment after which no run starts (RFC 3339).")
+    start_time: Moment | None = Field(None, description="First moment at which runs may start (RFC 3339).")
+    end_time: Moment | None = Field(None, description="Moment after which no run starts (RFC 3339).")
     max_run_count: Positive | None = Field(
         None, description="Runs after which the schedule ends; null for no end. Not on Kubeflow."
     )

@@ -1,0 +1,16 @@
+"""What a search may cost."""
+
+from __future__ import annotations
+
+from pipelines.tune.search import dearest_trial
+from tests.support.paths import ROOT
+from vlmpipe.config.run_config import load_run_file
+
+LLAVA = ROOT / "configs/llava-7b.yaml"
+
+
+def test_a_trial_is_priced_at_the_values_that_cost_most() -> None:
+    epochs = "{train.epochs: {discrete_value_spec: {values: [1, 4, 10]}}, train.optimizer.learning_rate: "
+    rates = "{double_value_spec: {min_value: 1.0e-5, max_value: 1.0e-4}}}"
+    config = load_run_file(LLAVA, [f"tune={{parameters: {epochs}{rates}}}"])
+    assert config.train.epochs == 1 and dearest_trial(config).train.epochs == 10
