@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from PIL import Image
-
 from trainer.data.rejects import RejectCode, RejectedError
 from trainer.data.sample import content_of, png_bytes
 from trainer.errors import ExitCode, UserError
@@ -143,6 +141,8 @@ class _Opened:
             return png_bytes(page.render(scale=shrunk * PAGE_DPI / PDF_POINTS).to_pil().convert("RGB"))
 
     def _tiff_page(self, part: Part) -> bytes:
+        from PIL import Image  # a machine that compiles only has none
+
         with Image.open(io.BytesIO(self._data), formats=("TIFF",)) as image:
             pages = getattr(image, "n_frames", 1)
             if part.page > pages:

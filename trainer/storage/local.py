@@ -65,7 +65,7 @@ class LocalStorage:
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         base = self.path(prefix) if prefix else self.root
         paths = [base] if base.is_file() else []
-        for folder, _, files in os.walk(base):
+        for folder, _, files in os.walk(base, onerror=_raise_unless_absent):
             paths += [Path(folder, name) for name in files if not name.startswith(TEMPORARY_PREFIX)]
         infos = [info for path in paths if (info := self._info(path))]
         return sorted(infos, key=lambda info: info.name)
@@ -202,3 +202,10 @@ def _fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    """A folder that cannot be read is not an empty one: a run whose checkpoints were not seen would begin anew."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        with os_errors(f"listing {error.filename}"):
+            raise error

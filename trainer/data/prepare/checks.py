@@ -23,7 +23,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats that are stored unconverted. MPO is a JPEG with further images behind the first.
 KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png"}
 ORIENTATION_TAG = 0x0112
-DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)  # what Pillow's codecs raise
+DECODE_ERRORS = (  # what Pillow's codecs raise
+    OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, struct.error, zlib.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,12 @@ def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedIm
         if image.getexif().get(ORIENTATION_TAG, 1) != 1:
             image = ImageOps.exif_transpose(image)
             changed.append(Repair.EXIF_TRANSPOSED)
+        if image.mode not in ("L", "RGB") or image.has_transparency_data:
+            image, repair = _eight_bit_colour(image)
+            changed.append(repair)
     except DECODE_ERRORS as error:
         code = RejectCode.IMAGE_TRUNCATED if "truncated" in str(error) else RejectCode.IMAGE_DECODE_ERROR
         raise RejectedError(code, f"{file_format} does not decode: {error}") from error
-    if image.mode not in ("L", "RGB") or image.has_transparency_data:
-        image, repair = _eight_bit_colour(image)
-        changed.append(repair)
     extension = KEPT_EXTENSION.get(file_format, "png")
     if changed:
         data, extension = png_bytes(image), "png"
@@ -129,6 +131,8 @@ def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)), Repair.BIT_DEPTH_SCALED
     if image.mode in ("I", "F"):
         raise RejectedError(RejectCode.IMAGE_MODE, f"mode {image.mode} has no known range; save it as 8 or 16 bit")
+    if image.mode == "La":  # greys with alpha already multiplied, which converts to nothing else
+        image = image.convert("LA")
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))

@@ -161,8 +161,14 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
         "image_tokens": image_rule(config.model),
         **({"pairs": True} if config.train.in_pairs else {}),
+        **({"caption_questions": questions} if (questions := _caption_questions(config)) else {}),
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _caption_questions(config: JobConfig) -> dict[str, str]:
+    """By source, where it has its own: it is written into each of the source's conversations."""
+    return {str(one.name): one.caption_question for one in config.data.sources or () if one.caption_question}
 
 
 def changed_fields(data: DataConfig) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -330,3 +331,17 @@ def test_broken_link_is_listed_and_cannot_be_read(tmp_path: Path) -> None:
         store.read("loop")
     with pytest.raises(UserError, match="missing"):
         store.read("nowhere")
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that saw no checkpoints would begin anew, and delete those of before."""
+    store = LocalStorage(tmp_path)
+    store.write("checkpoints/1/COMMIT", b"{}")
+    assert store.list("absent") == []
+
+    def scandir(_folder: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(tmp_path))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match="listing"):
+        store.list("checkpoints")

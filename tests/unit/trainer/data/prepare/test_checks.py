@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.support.data.prepared import corrupt, encode, picture, png
 from trainer.config.data import DataConfig
-from trainer.data.prepare.checks import CheckedImage, check_image
+from trainer.data.prepare.checks import CheckedImage, _eight_bit_colour, check_image
 from trainer.data.prepare.strip_exif import without_metadata
 from trainer.data.rejects import RejectCode, RejectedError, Repair
 
@@ -199,3 +199,20 @@ def test_a_pixel_bomb_is_refused_from_its_header(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RejectedError) as caught:
         check(png(side=101))
     assert caught.value.code == RejectCode.IMAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("error", [TypeError, IndexError, ValueError])
+def test_whatever_a_decoder_raises_rejects_the_image_alone(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_image: Image.Image) -> None:
+        raise error("broken")
+
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", load)
+    with pytest.raises(RejectedError, match="does not decode: broken"):
+        check_image(png(), DataConfig(source="builtin:digits", sequence_length=100))
+
+
+def test_greys_with_multiplied_alpha_become_rgb() -> None:
+    image, repair = _eight_bit_colour(Image.new("La", (8, 8)))
+    assert (image.mode, repair) == ("RGB", Repair.MODE_CONVERTED)

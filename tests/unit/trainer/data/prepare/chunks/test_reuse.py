@@ -93,3 +93,13 @@ def test_the_fingerprint_does_not_depend_on_the_root(tmp_path: Path) -> None:
     settings = {"source": str(write_json(tmp_path / "a.json", records)), "image_folder": str(images)}
     first, second = (fingerprint(job_config(tmp_path / root, **settings)) for root in ("a", "b"))
     assert first == second
+
+
+def test_the_fingerprint_changes_with_a_sources_own_question(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 3)
+    source = {"name": "a", "uri": str(write_json(tmp_path / "a.json", records)), "image_folder": str(images)}
+    first, same, other = (
+        fingerprint(job_config(tmp_path, sources=[source | own]))
+        for own in ({}, {"caption_question": ""}, {"caption_question": "Is there a cat?"})
+    )
+    assert first == same != other
