@@ -35,6 +35,9 @@ CLAIMS: dict[str, dict[str, set[str]]] = {
         "images: all or decoding alone": {IMAGES},
         "images: ours or by hand": {IMAGES},
         "preparation": {"digits", "easy-vqa"},
+        "frames of a video, stored": {"1280 x 720, 25 a second"},
+        "frames of a video, stored or decoded alone": {"1280 x 720, 25 a second"},
+        "pictures: prepared or decoded alone": {"600 x 400 JPEG"},
     },
     "bench_train --only loops layouts": {
         "step: cached or online": {"digits"},
@@ -87,6 +90,7 @@ CHECKS = {
         "a stored feature is what the tower gives now",
         "as many features are read as images are decoded",
         "our pixels are those of Pillow and NumPy by hand",
+        "each round has eight frames",
     },
     "bench_train --only loops layouts": {
         "the loss of every step is the same with cached and online features",
