@@ -14,7 +14,15 @@ from trainer.progress import step_progress
 from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.records import read_record, write_record
-from trainer.trials.files import FEATURES_ERROR, JOB_STEP, SWEEP_FILE, began_s, is_done, outcome_of, settings_sha256
+from trainer.trials.files import (
+    FEATURES_ERROR,
+    JOB_STEP,
+    SWEEP_FILE,
+    is_done,
+    outcome_of,
+    settings_sha256,
+    sweep_start_s,
+)
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
@@ -137,7 +145,7 @@ def open_jobs(run_uri: str) -> list[str]:
     if not any(leader.stat("prepared.json") for leader in leaders):
         record = read_record(leaders[0], "steps/prepare-data.json")
         raise UserError(f"no variant's data could be prepared: {record['message']}", code=ExitCode.DATA)
-    since_s = began_s(open_storage(run_uri))
+    since_s = sweep_start_s(open_storage(run_uri))
     done = [is_done(open_storage(one["run_uri"]), since_s) for one in sweep["trainings"]]
     return [
         f"{number} {run_uri}" for number, job in enumerate(sweep["jobs"]) if not all(done[training] for training in job)

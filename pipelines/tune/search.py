@@ -74,7 +74,8 @@ def require_tuning(config: RunConfig) -> TuneConfig:
 
 
 def dearest_trial(config: RunConfig) -> RunConfig:
-    """The run file with that value of each searched field whose plan costs most, of numbers one of the ends."""
+    """The run file with that value of each searched field whose plan costs most, of numbers one of the ends. Values of
+    which the plan says that they fail are left out."""
     from vlmpipe.planner.plan import plan_run
 
     assert config.tune
@@ -85,8 +86,9 @@ def dearest_trial(config: RunConfig) -> RunConfig:
         for value in values:
             with contextlib.suppress(UserError):  # a trial with values that do not go together fails, and costs nothing
                 one = parse_run_config(apply_overrides(dearest.to_dict(), {name: value}), "a trial")
-                cost = plan_run(one).cost
-                found[(cost.usd if cost else None) or 0.0] = one
+                plan = plan_run(one)
+                if plan.state != "red" and plan.cost:
+                    found[plan.cost.usd or 0.0] = one
         dearest = found[max(found)]
     return dearest
 

@@ -37,7 +37,7 @@ def is_done(store: Storage, began_s: float) -> bool:
     return read_record(store, "run.json")["train"].get("resume") != "never" or outcome["started_s"] >= began_s
 
 
-def began_s(sweep_run: Storage) -> float:
+def sweep_start_s(sweep_run: Storage) -> float:
     """Unix seconds when this start of the sweep began; 0 where no step has written that."""
     step = "steps/resolve-run.json"
     return float(read_record(sweep_run, step)["started_s"]) if sweep_run.stat(step) else 0.0

@@ -24,7 +24,7 @@ from trainer.progress import Progress
 from trainer.secret_manager import use_secrets
 from trainer.storage import open_storage
 from trainer.storage.records import read_record, write_record
-from trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, began_s, is_done, settings_sha256
+from trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, is_done, settings_sha256, sweep_start_s
 from trainer.trials.forked import Ended, ForkedChildren
 
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             progress.record.done, progress.record.total = done, len(trainings)
             progress.record.unit, progress.record.message = "trainings", _title(training)
             progress.flush()
-        state = _train(training, run, began_s(open_storage(folder)), is_chief=is_chief)
+        state = _train(training, run, sweep_start_s(open_storage(folder)), is_chief=is_chief)
         if state == "stopped":
             return int(ExitCode.PREEMPTED)
         failed += state == "failed"

@@ -18,7 +18,8 @@ from trainer.evaluation.bootstrap import SEED, Float64Array, interval
 RESAMPLES = 10_000
 LEVEL = 0.05  # of a test, after correction
 # Quantile 0.975 of Student's t over the normal distribution's, by starts of each of two variants: 2 (n - 1) degrees of
-# freedom.
+# freedom. Of 11 starts it is 1.064; all from there on take STUDENT_OF_MORE.
+STUDENT_OF_MORE = 1.06
 STUDENT = {2: 2.195, 3: 1.417, 4: 1.248, 5: 1.177, 6: 1.137, 7: 1.112, 8: 1.094, 9: 1.082, 10: 1.072}
 
 
@@ -79,7 +80,8 @@ def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[s
         by_start = (times @ sums.T) / questions[:, None]
         centre = by_start.mean(1, keepdims=True)
         if starts > 1:
-            by_start = centre + (by_start - centre) * np.sqrt(starts / (starts - 1)) * STUDENT.get(starts, 1.05)
+            wider = np.sqrt(starts / (starts - 1)) * STUDENT.get(starts, STUDENT_OF_MORE)
+            by_start = centre + (by_start - centre) * wider
         drawn = chance.multinomial(starts, np.full(starts, 1 / starts), RESAMPLES) / starts
         means[variant], draws[variant] = float(values.mean()), (by_start * drawn).sum(1)
     return Resampled(means, draws)

@@ -1,17 +1,13 @@
-"""The stages of a run: their folders, and which steps each has."""
+"""The folders of a local run's stages."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.errors import UserError
 from trainer.storage.records import read_record_file
 from vlmpipe.config.sections.stages import STAGES_FOLDER, earlier_stages
-
-if TYPE_CHECKING:
-    pass
 
 RUN_FILE_COPY = "run_file.json"
 

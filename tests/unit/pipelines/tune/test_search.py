@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipelines.tune.search import dearest_trial
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.plan import plan_run
 
 LLAVA = ROOT / "configs/llava-7b.yaml"
 
@@ -14,3 +15,11 @@ def test_a_trial_is_priced_at_the_values_that_cost_most() -> None:
     rates = "{double_value_spec: {min_value: 1.0e-5, max_value: 1.0e-4}}}"
     config = load_run_file(LLAVA, [f"tune={{parameters: {epochs}{rates}}}"])
     assert config.train.epochs == 1 and dearest_trial(config).train.epochs == 10
+
+
+def test_values_of_which_the_plan_says_that_they_fail_do_not_count() -> None:
+    kinds = "{train.precision: {categorical_value_spec: {values: [bf16, fp32]}}}"
+    config = load_run_file(LLAVA, ["train.micro_batch_size=2", f"tune={{parameters: {kinds}}}"])
+    wrong = plan_run(load_run_file(LLAVA, ["train.micro_batch_size=2", "train.precision=fp32"]))
+    assert wrong.state == "red" and wrong.cost and (wrong.cost.usd or 0) > 1000
+    assert dearest_trial(config).train.precision == "bf16"

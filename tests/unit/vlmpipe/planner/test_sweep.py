@@ -52,6 +52,13 @@ def test_trainings_are_summed_and_what_is_shared_counts_once(config: RunConfig, 
     assert content["shared_usd"] == pytest.approx(sum(step.usd or 0 for step in shared))
 
 
+def test_jobs_that_share_trainings_leave_less_to_do_side_by_side(config: RunConfig, plan: SweepPlan) -> None:
+    assert config.sweep and plan.hours and plan.jobs == 6
+    in_one = config.model_copy(update={"sweep": config.sweep.model_copy(update={"trainings_per_job": 6})})
+    found = planned(in_one)
+    assert (found.jobs, found.elapsed_hours) == (1, pytest.approx(plan.hours))
+
+
 def test_the_sum_is_what_is_confirmed(config: RunConfig, plan: SweepPlan) -> None:
     assert plan.usd
     spending = spending_of(config, plan)
