@@ -11,7 +11,7 @@ import torch.distributed as dist
 from trainer.distributed.agreement import agree, meet, on_first, together
 from trainer.distributed.process import run_worker, start_worker
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 
 
 def main() -> int:
