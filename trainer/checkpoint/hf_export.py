@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.checkpoint.commit import Checkpoint, fetch_folder
-from trainer.checkpoint.safetensors_writer import MAX_SHARD_BYTES, write_weights
+from trainer.checkpoint.safetensors_writer import write_weights
 from trainer.checkpoint.staging import export_folder
 from trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
 from trainer.config.job import JobConfig
@@ -24,6 +24,7 @@ from trainer.models.layers.freeze import frozen_weights
 from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
 from trainer.models.layers.nf4 import QuantizedWeights, quantized_names
 from trainer.models.registry import family_of
+from trainer.sizing.export_size import MAX_SHARD_BYTES
 from trainer.storage import open_storage
 from trainer.storage.base import Storage, crc32c_of_file
 from trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description

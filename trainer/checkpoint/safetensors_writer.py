@@ -16,9 +16,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from trainer.errors import ConfigError, os_errors
+from trainer.sizing.export_size import MAX_SHARD_BYTES
 from trainer.weights_digest import WeightsDigest, raw_bytes
 
-MAX_SHARD_BYTES = 2 << 30
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",

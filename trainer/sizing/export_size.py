@@ -1,0 +1,50 @@
+"""What the step sync_checkpoint reads, writes and holds while it exports a checkpoint. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config.model import ModelConfig
+from trainer.sizing.model_shape import ModelShape
+
+MAX_SHARD_BYTES = 2 << 30  # of an exported file; a larger tensor gets a file of its own
+FP32_BYTES = 4  # of a number in the optimizer's weights, in their average, and in an export
+PUBLISHED_BYTES = 2  # of a frozen weight in the files that it is read from, which mostly hold bf16
+PROGRAM_BYTES = 3 << 29  # torch, transformers and a storage client in one process
+TENSOR_COPIES = 3  # of the largest tensor: as it arrives, assembled, and as it is merged or written
+
+
+@dataclass(frozen=True)
+class ExportSize:
+    """Bytes of one export.
+
+    `read_bytes` come from the checkpoint: of each trained weight its fp32 value, or its average, and nothing of the
+    moments. `disk_bytes` is the most that lies on the step's disk at once: one exported file, which is uploaded and
+    deleted before the next is begun, and the published files with the frozen weights. `memory_bytes` is the most that
+    the process holds: a bound, not an expectation.
+    """
+
+    read_bytes: int
+    written_bytes: int
+    disk_bytes: int
+    memory_bytes: int
+
+
+def export_size(shape: ModelShape, model: ModelConfig) -> ExportSize:
+    """The export of a run's checkpoint by `trainer.checkpoint.hf_export`, whichever strategy wrote it."""
+    matrix = shape.language.hidden * shape.language.intermediate
+    largest = max(shape.parameters["embedding"], shape.parameters["head"], matrix) * FP32_BYTES
+    adapters = sum(shape.parameters[part] for part in ("tower_adapters", "projector_adapters", "adapters"))
+    base = shape.total_parameters - adapters
+    trained = shape.trainable_parameters
+    frozen = max(0, base - trained + adapters)
+    written = (trained if model.exports_adapter else base) * FP32_BYTES
+    # The frozen tower is built to compare its digest with the checkpoint's.
+    tower = 0 if shape.trains_tower else shape.parameters["tower"] * FP32_BYTES
+    held = written if model.exports_adapter else TENSOR_COPIES * largest
+    return ExportSize(
+        read_bytes=trained * FP32_BYTES,
+        written_bytes=written,
+        disk_bytes=min(written, max(MAX_SHARD_BYTES, largest)) + frozen * PUBLISHED_BYTES,
+        memory_bytes=PROGRAM_BYTES + max(tower, held),
+    )
