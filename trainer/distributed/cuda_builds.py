@@ -1,0 +1,87 @@
+"""CUDA builds of torch: which GPUs they have code for, and which drivers run them.
+
+The facts are in `cuda_builds.yaml`, each with its source. Imports no torch: the command line reads them too.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class CudaBuild:
+    """A CUDA build of torch."""
+
+    version: str  # "13.0", as torch.version.cuda
+    architectures: tuple[float, ...]  # compute capabilities with machine code in the build
+    min_driver: str  # "580": the oldest branch of the driver that runs it
+
+    def has_code_for(self, compute_capability: float) -> bool:
+        """Whether a GPU of this compute capability can run the build."""
+        return has_code_for(self.architectures, compute_capability)
+
+
+def has_code_for(architectures: Iterable[float], compute_capability: float) -> bool:
+    """Whether a GPU can run machine code for one of the architectures.
+
+    Code for X.Y runs on GPUs X.Z with Z >= Y, and on no other major version (CUDA C++ Programming Guide, "Binary
+    compatibility").
+    """
+    major, minor = _major_minor(compute_capability)
+    known = [_major_minor(architecture) for architecture in architectures]
+    return any(built_major == major and built_minor <= minor for built_major, built_minor in known)
+
+
+def architectures_of(names: Iterable[str]) -> tuple[float, ...]:
+    """Compute capabilities from torch.cuda.get_arch_list(): sm_86 is 8.6, sm_120 is 12.0. PTX is left out."""
+    found = (re.fullmatch(r"sm_(\d+)(\d)[af]?", name) for name in names)
+    return tuple(float(f"{match[1]}.{match[2]}") for match in found if match)
+
+
+def min_driver(cuda_version: str) -> str | None:
+    """The oldest branch of NVIDIA's Linux driver that runs a CUDA version ("13.0"); None for an unknown one."""
+    return _facts()["min_drivers"]["by_cuda_major"].get(cuda_version.partition(".")[0])
+
+
+def driver_runs(driver: str, cuda_version: str) -> bool | None:
+    """Whether a driver ("570.86.15") runs a CUDA version ("13.0"); None where that is not known."""
+    needed = min_driver(cuda_version)
+    return None if needed is None else _numbers(driver) >= _numbers(needed)
+
+
+@functools.cache
+def cuda_builds() -> Mapping[str, CudaBuild]:
+    """The known builds by CUDA version."""
+    found = {}
+    for version, build in _facts()["builds"].items():
+        driver = min_driver(version)
+        assert driver, f"cuda_builds.yaml has no driver for CUDA {version}"
+        found[version] = CudaBuild(version, tuple(build["architectures"]), driver)
+    return found
+
+
+def shipped_build() -> CudaBuild:
+    """The build in the images of this repository, unless another one was asked for."""
+    return cuda_builds()[_facts()["shipped"]]
+
+
+@functools.cache
+def _facts() -> Mapping[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def _major_minor(capability: float) -> tuple[int, int]:
+    major, _, minor = f"{capability:.1f}".partition(".")
+    return int(major), int(minor)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
