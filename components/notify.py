@@ -3,7 +3,9 @@
 from kfp.dsl import PipelineTaskFinalStatus
 
 
-def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: PipelineTaskFinalStatus) -> None:
+def notify(
+    run_id: str, job_name: str, root_uri: str, webhook: str, last_step: str, status: PipelineTaskFinalStatus
+) -> None:
     """Write the final report.html, log the run in gcp.experiment and notify the webhook.
 
     An exit handler does not get the other steps' outputs: it finds the run by its name.
@@ -13,7 +15,8 @@ def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: Pipe
         job_name: Name of the pipeline job.
         root_uri: Root of the compiled pipeline.
         webhook: Address, or name of the Secret Manager secret that holds it; empty for none.
-        status: How the steps ended; given by the pipeline service.
+        last_step: The step that completes an accepted run.
+        status: How the steps ended, in the pipeline service's words; a hint, the run's own records decide.
     """
     import os
 
@@ -22,14 +25,16 @@ def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: Pipe
     from components.runtime.vertex_experiments import log_run
     from components.runtime.webhook import send_notification
     from trainer.config.job import run_uri_of
+    from vlmpipe.runs.ending import ending_of
 
     run_uri = run_uri_of(root_uri, run_id, job_name)
-    state = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
+    word = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
     with step_context(run_uri, "notify", even_when_stopped=True) as progress:
+        ending = ending_of(run_uri, job_name=job_name, last_step=last_step, word=word, error=status.error_message or "")
         said = []
         try:
-            said.append(close_run(run_uri, state))
+            said.append(close_run(run_uri, ending.outcome))
         finally:  # also of a run whose report cannot be written
-            said += [send_notification(webhook, run_uri, state, status.error_message or ""), log_run(run_uri, state)]
-            print("\n".join(filter(None, said[-2:])), flush=True)
+            said += [ending.note, send_notification(webhook, run_uri, ending), log_run(run_uri, ending.outcome)]
+            print("\n".join(filter(None, said[-3:])), flush=True)
         progress.finish(message="; ".join(filter(None, said)))

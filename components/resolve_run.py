@@ -42,6 +42,7 @@ def resolve_run(
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
     with step_context(uri, "resolve-run") as progress:
+        progress.update(0, job_name=job_name)  # whose records these are: notify counts no other job's
         resolved = resolve(
             run_file,
             compiled,

@@ -148,7 +148,14 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
             min_exact_match: Share of held-out questions that must be answered exactly (gate.min_exact_match).
             overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_size": 2}.
         """
-        closing = steps.add(notify, run_id=run_id, job_name=job_name, root_uri=root_uri, webhook=config.notify.webhook)
+        closing = steps.add(
+            notify,
+            run_id=run_id,
+            job_name=job_name,
+            root_uri=root_uri,
+            webhook=config.notify.webhook,
+            last_step=last_step(config),
+        )
         with dsl.ExitHandler(closing, name="run"):
             graph(
                 run_file=run_file,
@@ -170,6 +177,13 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
         instead = " and ".join(path_in(name, field) for name in names)
         shown[by_field[field]].description += f" Refused here, as stages have their own: give {instead} in overrides."
     return pipeline
+
+
+def last_step(config: RunConfig) -> str:
+    """The step that completes an accepted run."""
+    if config.sweep:
+        return "compare-variants"
+    return "deploy-model" if config.deploy else "register-model"
 
 
 class _Steps:

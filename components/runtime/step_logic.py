@@ -122,22 +122,21 @@ def sync_model(job: JobConfig) -> dict[str, Any]:
     return sync_run(job)
 
 
-def close_run(run_uri: str, pipeline_state: str) -> str:
+def close_run(run_uri: str, outcome: str) -> str:
     """Write the final report, if the run came far enough to have one, and keep what it measured for the next plan.
     Returns a sentence about the run's end."""
-    outcome = f"pipeline {pipeline_state.lower() or 'ended'}"
     from vlmpipe.config.sections.stages import earlier_stages
     from vlmpipe.planner.time.calibration import keep_calibration
     from vlmpipe.report.build import write_report
 
     folders = [run_uri, *earlier_stages(run_uri).values()]
     if not any(open_storage(folder).stat("run.json") for folder in folders):
-        return f"{outcome}: the run file was not accepted, so there is no report"
+        return f"run {outcome}: the run file was not accepted, so there is no report"
 
     keep_calibration(run_uri)
     if open_storage(run_uri).stat(SWEEP_FILE):
-        return f"{outcome}; {_close_sweep(run_uri)}"
-    return f"{outcome}; report in {write_report(run_uri)}"
+        return f"run {outcome}; {_close_sweep(run_uri)}"
+    return f"run {outcome}; report in {write_report(run_uri)}"
 
 
 def _close_sweep(run_uri: str) -> str:

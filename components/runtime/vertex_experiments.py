@@ -19,10 +19,11 @@ from trainer.storage import open_storage
 from trainer.storage.base import Storage
 from trainer.storage.records import read_record
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, translate_errors
+from vlmpipe.runs.ending import Outcome
 
 SECTIONS = ("model", "data", "features", "train", "evaluate")
 CLUSTER = ("machine_type", "accelerator_type", "accelerator_count", "replica_count", "scheduling_strategy")
-STATES = {"SUCCEEDED": "COMPLETE", "FAILED": "FAILED", "CANCELLED": "CANCELLED", "stopped": "CANCELLED"}
+STATES: Mapping[Outcome, str] = {"done": "COMPLETE", "failed": "FAILED", "stopped": "CANCELLED"}
 LONGEST_ID_CHARS = 121  # of experiment, dash and run: the SDK's limit, by the service's 128 for its own suffix
 LONGEST_VALUE_CHARS = 500
 LONGEST_PROBLEM_CHARS = 200
@@ -31,13 +32,13 @@ TIMEOUT_S = 30.0
 THREAD = "experiment"
 
 
-def log_run(run_uri: str, pipeline_state: str) -> str:
+def log_run(run_uri: str, outcome: Outcome) -> str:
     """Log the run if its run file names an experiment; a sentence about that, and "" where none is asked for.
 
     A run on this machine is not logged: the section gcp is for Vertex AI.
 
     Args:
-        pipeline_state: how the pipeline ended: SUCCEEDED, FAILED, CANCELLED or stopped.
+        outcome: how the run ended.
     """
     if not run_uri.startswith("gs://"):
         return ""
@@ -53,7 +54,7 @@ def log_run(run_uri: str, pipeline_state: str) -> str:
         found = parameters(settings, run_uri), metrics(store, run_uri)
         from google.cloud import aiplatform  # noqa: F401 (seconds without a network, so outside the limit)
 
-        state = STATES.get(pipeline_state, "COMPLETE")
+        state = STATES[outcome]
         with translate_errors(Place(settings["gcp"]["project"], settings["gcp"]["location"]), what="experiment"):
             _in_time(lambda: _log(settings, experiment, name, *found, state))
         return f"logged as {name} in experiment {experiment}"

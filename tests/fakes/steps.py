@@ -140,7 +140,8 @@ def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("decide\n")
-    with step_context(run_uri, "decide"):
+    with step_context(run_uri, "decide") as progress:
+        progress.update(0, answer=os.environ["TEST_DECISION"])
         if os.environ["TEST_DECISION"] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
     return os.environ["TEST_DECISION"]
@@ -149,12 +150,16 @@ def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
 def register_model(run_uri: str, model: Output[Model]) -> str:
     import os
 
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    from components.runtime.step_context import step_context
+
+    with open(os.environ["TEST_TRACE"], "a") as trace, step_context(run_uri, "register-model"):
         trace.write("register-model\n")
     return "registered"
 
 
-def notify(run_id: str, job_name: str, root_uri: str, webhook: str, status: PipelineTaskFinalStatus) -> None:
+def notify(
+    run_id: str, job_name: str, root_uri: str, webhook: str, last_step: str, status: PipelineTaskFinalStatus
+) -> None:
     import os
 
     with open(os.environ["TEST_TRACE"], "a") as trace:

@@ -51,7 +51,7 @@ def context(server: FakeVertex, name: str) -> Any:
 
 
 def test_a_run_is_logged_with_its_settings_and_results_and_again_only_once(asked: FakeVertex, bucket: FakeGcs) -> None:
-    assert log_run(URI, "SUCCEEDED") == f"logged as {JOB} in experiment {EXPERIMENT}"
+    assert log_run(URI, "done") == f"logged as {JOB} in experiment {EXPERIMENT}"
     experiment, run = context(asked, EXPERIMENT), context(asked, f"{EXPERIMENT}-{JOB}")
     assert (experiment.schema_title, run.schema_title) == ("system.Experiment", "system.ExperimentRun")
     assert list(run.parent_contexts) == [experiment.name]
@@ -65,7 +65,7 @@ def test_a_run_is_logged_with_its_settings_and_results_and_again_only_once(asked
     assert not any("secret" in name or name.startswith(("cluster.env", "gcp.")) for name in params)
     assert found["_state"] == "COMPLETE"
     put(bucket, "evaluate.json", {"exact_match": 0.8})
-    assert log_run(URI, "FAILED").startswith("logged as")
+    assert log_run(URI, "failed").startswith("logged as")
     again = context(asked, f"{EXPERIMENT}-{JOB}").metadata
     assert (len(asked.metadata.contexts), again["_metrics"]["evaluate.exact_match"], again["_state"]) == (
         2, 0.8, "FAILED",
@@ -80,7 +80,7 @@ def test_the_exit_handler_logs_and_a_failure_to_log_fails_nothing(
     status = PipelineTaskFinalStatus("CANCELLED", RUN, "run", 1, "cancelled")
     for fault, said in ((None, "logged as"), (Fault("status", "GET", code=403), "warning: NOT logged")):
         asked.faults = [fault] if fault else []
-        notify("", JOB, "gs://example-bucket/vlmpipe", "", status)
+        notify("", JOB, "gs://example-bucket/vlmpipe", "", "register-model", status)
         path = f"vlmpipe/runs/{JOB}/steps/notify.json"
         record = json.loads(bucket.client().bucket("example-bucket").blob(path).download_as_bytes())
         assert record["state"] == "done" and record["message"].startswith(f"report written; {said}")
@@ -89,24 +89,24 @@ def test_the_exit_handler_logs_and_a_failure_to_log_fails_nothing(
 
 def test_what_keeps_a_run_from_being_logged_is_a_warning(asked: FakeVertex, bucket: FakeGcs) -> None:
     asked.faults.append(Fault("status", "GET", code=403, message="denied"))
-    said = log_run(URI, "SUCCEEDED")
+    said = log_run(URI, "done")
     assert said.startswith("warning: NOT logged as an experiment: no permission in project test-project")
     assert not asked.metadata.contexts
     asked.metadata.has_store = True
     asked.faults.append(Fault("status", "POST", code=400, message="context_id: too long"))
-    assert "NOT logged as an experiment: Vertex AI refuses the experiment" in log_run(URI, "SUCCEEDED")
+    assert "NOT logged as an experiment: Vertex AI refuses the experiment" in log_run(URI, "done")
     other = {"displayName": "e", "schemaTitle": "system.ExperimentRun", "schemaVersion": "0.0.1"}
     assert post(asked, f"?contextId={EXPERIMENT}", other) == 200
-    assert "NOT logged as an experiment: ValueError: Experiment name" in log_run(URI, "SUCCEEDED")
+    assert "NOT logged as an experiment: ValueError: Experiment name" in log_run(URI, "done")
     bucket.buckets.clear()
-    assert "does not exist" in log_run(URI, "SUCCEEDED")
+    assert "does not exist" in log_run(URI, "done")
 
 
 def test_a_service_that_does_not_answer_is_not_waited_for(asked: FakeVertex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "TIMEOUT_S", 0.3)
     asked.latency_s = 1.0
     begun_s = time.monotonic()
-    said = log_run(URI, "SUCCEEDED")
+    said = log_run(URI, "done")
     took_s = time.monotonic() - begun_s
     asked.latency_s = 0.0
     for thread in threading.enumerate():
@@ -118,9 +118,9 @@ def test_a_service_that_does_not_answer_is_not_waited_for(asked: FakeVertex, mon
 
 
 def test_local_runs_and_runs_without_an_experiment_are_not_logged(vertex: FakeVertex, bucket: FakeGcs) -> None:
-    assert log_run(URI, "FAILED") == ""  # the run file was not accepted: there is no run.json
+    assert log_run(URI, "failed") == ""  # the run file was not accepted: there is no run.json
     write_run(bucket, "")
-    assert (log_run(URI, "SUCCEEDED"), log_run("/runs/1", "SUCCEEDED"), vertex.requests) == ("", "", [])
+    assert (log_run(URI, "done"), log_run("/runs/1", "done"), vertex.requests) == ("", "", [])
 
 
 def test_names_keep_to_the_services_letters_and_length() -> None:

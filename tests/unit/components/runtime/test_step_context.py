@@ -93,5 +93,5 @@ def test_metrics_of_a_job_are_its_plain_numbers(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_run_file_was_refused_is_closed_without_a_report(tmp_path: Path) -> None:
-    assert "there is no report" in steps.close_run(str(tmp_path), "FAILED")
+    assert "there is no report" in steps.close_run(str(tmp_path), "failed")
     assert not (tmp_path / "report.html").exists()

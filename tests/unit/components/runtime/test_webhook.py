@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +11,8 @@ from components.runtime import webhook
 from tests.fakes.receiver import Receiver
 from tests.support.paths import ROOT
 from trainer.errors import ConfigError
-from trainer.progress import StepRecord
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.runs.ending import Ending
 
 DIGITS = ROOT / "configs/digits.yaml"
 SECRET = "projects/my-project/secrets/chat"
@@ -29,62 +26,37 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         yield server
 
 
-@pytest.fixture
-def failed_run(tmp_path: Path) -> str:
-    run = tmp_path / "runs" / "r1"
-    (run / "steps").mkdir(parents=True)
-    for started_s, step, state, message in (
-        (1.0, "prepare-data", "done", ""), (3.0, "decide", "failed", "a consequence"),
-        (2.0, "train", "failed", "loss is nan\nmore"),
-    ):  # fmt: skip
-        record = StepRecord(step, state, started_s=started_s, message=message, detail={"exit_code": 65})
-        (run / "steps" / f"{step}.json").write_text(json.dumps(asdict(record)))
-    return str(run)
+RUN = "gs://bucket/runs/r1"
+FAILED = Ending("failed", "train", 65, "loss is nan\nmore")
 
 
-def test_a_failure_message_has_step_code_and_error(receiver: Receiver, failed_run: str) -> None:
-    assert webhook.send_notification(receiver.address, failed_run, "FAILED") == "webhook notified (200)"
+def test_a_failure_message_has_step_code_and_error(receiver: Receiver) -> None:
+    assert webhook.send_notification(receiver.address, RUN, FAILED) == "webhook notified (200)"
     (message,) = receiver.messages
     told = {key: message[key] for key in ("run_id", "outcome", "step", "exit_code", "error")}
     assert told == {"run_id": "r1", "outcome": "failed", "step": "train", "exit_code": 65, "error": "loss is nan"}
-    assert message["text"].startswith("Run r1: failed in train. loss is nan\n")
+    link = "https://storage.cloud.google.com/bucket/runs/r1/report.html"
+    assert message["text"] == f"Run r1: failed in train. loss is nan\n{link}"
 
 
-def test_what_a_stage_ended_is_reported_as_its_own(tmp_path: Path) -> None:
-    run = tmp_path / "r1"
-
-    def record(folder: Path, step: str, state: str, started_s: float) -> None:
-        (folder / "steps").mkdir(parents=True, exist_ok=True)
-        content = asdict(StepRecord(step, state, started_s=started_s, message="loss is nan", detail={"exit_code": 65}))
-        (folder / f"steps/{step}.json").write_text(json.dumps(content))
-
-    align = run / "stages/align"
-    record(run, "train", "failed", 1.0)  # in an earlier attempt
-    record(align, "resolve-run", "done", 2.0)
-    record(align, "train", "failed", 3.0)
-    assert webhook.message_of(str(run), "FAILED")["step"] == "align-train"
-    record(align, "decide", "done", 4.0)
-    (align / "decision.json").write_text('{"accepted": false, "reason": "loss 7 is above 6"}')
-    message = webhook.message_of(str(run), "SUCCEEDED")
-    assert (message["accepted"], message["reason"]) == (False, "loss 7 is above 6")
+def test_a_decision_message_has_its_reason_and_what_the_service_says_otherwise() -> None:
+    decision = {"accepted": True, "reason": "above the champion"}
+    message = webhook.message_of(RUN, Ending("done", decision=decision, version="3", note="the service reports FAILED"))
+    told = (message["outcome"], message["accepted"], message["reason"], message["version"], message["note"])
+    assert told == ("done", True, "above the champion", "3", "the service reports FAILED")
+    assert message["text"].startswith("Run r1: done. above the champion. the service reports FAILED\n")
 
 
-def test_a_run_without_files_is_reported_with_the_services_message(receiver: Receiver, tmp_path: Path) -> None:
-    webhook.send_notification(receiver.address, str(tmp_path / "nothing"), "FAILED", "the image cannot be pulled")
-    assert receiver.messages[0]["error"] == "the image cannot be pulled"
+def test_a_run_that_was_stopped_says_where() -> None:
+    message = webhook.message_of(RUN, Ending("stopped", "train", 75, "train was stopped on request"))
+    assert message["text"].startswith("Run r1: stopped in train. train was stopped on request\n")
+    assert webhook.message_of(RUN, Ending("stopped"))["text"].startswith("Run r1: stopped\n")
 
 
-def test_a_decision_message_has_its_reason(receiver: Receiver, tmp_path: Path) -> None:
-    (tmp_path / "decision.json").write_text('{"accepted": true, "reason": "above the champion"}')
-    webhook.send_notification(receiver.address, str(tmp_path), "SUCCEEDED")
-    message = receiver.messages[0]
-    assert (message["outcome"], message["accepted"], message["reason"]) == ("done", True, "above the champion")
-
-
-def test_the_address_is_read_from_secret_manager(receiver: Receiver, failed_run: str) -> None:
+def test_the_address_is_read_from_secret_manager(receiver: Receiver) -> None:
     receiver.secrets = {f"{SECRET}/versions/latest": f"{receiver.address}/a\n", f"{SECRET}/versions/3": "http://no:1"}
-    assert webhook.send_notification(SECRET, failed_run, "FAILED") == "webhook notified (200)"
-    assert "the connection failed" in webhook.send_notification(f"{SECRET}/versions/3", failed_run, "FAILED")
+    assert webhook.send_notification(SECRET, RUN, FAILED) == "webhook notified (200)"
+    assert "the connection failed" in webhook.send_notification(f"{SECRET}/versions/3", RUN, FAILED)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +68,10 @@ def test_the_address_is_read_from_secret_manager(receiver: Receiver, failed_run:
         ([302], "webhook NOT notified: it answers 302", 0),
     ],
 )
-def test_unreachable_webhook_is_reported(
-    receiver: Receiver, failed_run: str, codes: list[int], said: str, messages: int
-) -> None:
+def test_unreachable_webhook_is_reported(receiver: Receiver, codes: list[int], said: str, messages: int) -> None:
     receiver.codes = codes
-    assert (webhook.send_notification(receiver.address, failed_run, "FAILED"), len(receiver.messages)) == (
-        said,
-        messages,
-    )
+    told = webhook.send_notification(receiver.address, RUN, FAILED)
+    assert (told, len(receiver.messages)) == (said, messages)
 
 
 @pytest.mark.parametrize(
@@ -115,28 +83,24 @@ def test_unreachable_webhook_is_reported(
         ("not an address", "MissingSchema"),
     ],
 )
-def test_what_cannot_be_reached_is_a_sentence_without_the_address(
-    receiver: Receiver, failed_run: str, name: str, said: str
-) -> None:
+def test_what_cannot_be_reached_is_a_sentence_without_the_address(receiver: Receiver, name: str, said: str) -> None:
     with socket.socket() as taken:  # bound and not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
-        told = webhook.send_notification(name.format(port=taken.getsockname()[1]), failed_run, "FAILED")
+        told = webhook.send_notification(name.format(port=taken.getsockname()[1]), RUN, FAILED)
     assert told.startswith("webhook NOT notified: ") and said in told and "very-private" not in told
 
 
-def test_a_silent_webhook_is_not_waited_for_again(
-    receiver: Receiver, failed_run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_webhook_is_not_waited_for_again(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook, "TIMEOUT_S", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        told = webhook.send_notification(f"http://127.0.0.1:{silent.getsockname()[1]}", failed_run, "FAILED")
+        told = webhook.send_notification(f"http://127.0.0.1:{silent.getsockname()[1]}", RUN, FAILED)
     assert told == "webhook NOT notified: no answer within 0.1 s"
 
 
-def test_without_a_webhook_there_is_no_message(failed_run: str) -> None:
-    assert webhook.send_notification("", failed_run, "FAILED") == ""
+def test_without_a_webhook_there_is_no_message() -> None:
+    assert webhook.send_notification("", RUN, FAILED) == ""
 
 
 @pytest.mark.parametrize(
