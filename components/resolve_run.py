@@ -24,6 +24,7 @@ def resolve_run(
         ("train_pools", list[dict[str, Any]]),
         ("evaluate_pools", list[dict[str, Any]]),
         ("benchmark_pools", list[dict[str, Any]]),
+        ("stage_state", str),
     ],
 ):
     """Check the run file with this run's parameters and write run.json into the run's folder.
@@ -34,10 +35,15 @@ def resolve_run(
         run_id: Name of the run; empty takes job_name.
         job_name: Name of the pipeline job.
         data_uri: See the pipeline's parameters, as for all that follow.
+
+    Returns:
+        run_uri: The run's folder.
+        stage_state: accepted where an earlier attempt of the run finished this stage with these settings, else open.
     """
     from components.runtime.resolve import resolve
     from components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.sections.stages import run_uri
+    from vlmpipe.registry.release import was_accepted
 
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
@@ -57,6 +63,7 @@ def resolve_run(
             resume=resume,
             min_exact_match=min_exact_match,
         )
+        stage_state = "accepted" if was_accepted(resolved.run_uri) else "open"
         progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")
     return (
         resolved.run_uri,
@@ -64,4 +71,5 @@ def resolve_run(
         resolved.train_pools,
         resolved.evaluate_pools,
         resolved.benchmark_pools,
+        stage_state,
     )

@@ -1,22 +1,30 @@
-"""Step: mirrors the newest good checkpoint and exports it as a Hugging Face model."""
+"""Step: collects the results of training, mirrors the newest good checkpoint and exports it as a Hugging Face model."""
 
-from kfp.dsl import Model, Output
+from kfp.dsl import HTML, Metrics, Model, Output
 
 
-def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
+def sync_checkpoint(
+    run_uri: str, gcp_resources: str, model: Output[Model], metrics: Output[Metrics], report: Output[HTML]
+) -> str:
     """Export the newest checkpoint that verifies to <run_uri>/export, which plain from_pretrained loads.
 
     Before that it is copied to checkpoint.mirror_uri, if the run file names one.
 
     Args:
         run_uri: The run's folder, which is also the output.
+        gcp_resources: Output of the training job's step; taking it makes this step wait for the job.
     """
     from components.runtime.step_context import step_context
 
     with step_context(run_uri, "sync-checkpoint") as progress:
-        from components.runtime.step_logic import sync_model
+        from components.runtime.step_logic import job_metrics, sync_model
         from trainer.config.job import JobConfig
+        from vlmpipe.report.build import build_report
 
+        for name, value in job_metrics(run_uri, "train").items():
+            metrics.log_metric(name, value)
+        with open(report.path, "w", encoding="utf-8") as file:  # of training: the page shows what there is by then
+            file.write(build_report(run_uri))
         exported = sync_model(JobConfig.load(f"{run_uri}/run.json"))
         state = "reused" if exported.get("reused") else "done"
         copied = f", mirrored to {exported['mirror']}" if exported["mirror"] else ""

@@ -82,7 +82,7 @@ def yaml_of(pipeline: BaseComponent) -> bytes:
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
     """The description of the pipeline `spec` in the file `path`."""
-    jobs = sum("collect-" in name for name in spec.components)  # each job has a step that collects its results
+    jobs = sum("worker_pool_specs" in one.input_definitions.parameters for one in spec.components.values())
     return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), jobs)
 
 

@@ -5,13 +5,16 @@
         -> register-model (when accepted) -> deploy-model (with a section deploy)
 
 With several stages, all steps but the last for each of them, in whose names the stage comes first. The next stage
-begins where the one before was accepted; find-stage sees whether an earlier attempt of the run has done that already.
+begins where the one before was accepted; resolve-run sees whether an earlier attempt of the run has done that already.
 
 A sweep (section sweep) ends otherwise. Behind the last stage's resolve-run its variants' data are prepared, each once,
 and its jobs run side by side:
 
     open-sweep -> for each preparation: prepare-data -> cache-features (job)
         -> list-jobs -> for each job: train-variants (job) -> compare-variants
+
+What a job leaves is turned into artifacts of the console by the step after it that runs anyway (sync-checkpoint of
+training, decide of evaluation and benchmark): each step of its own is a machine that starts and pulls an image.
 
 With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data;
 all inside an exit handler, notify, and with notify.email inside a second one, mail. Caching of steps is off everywhere:
@@ -31,10 +34,9 @@ from kfp import dsl
 from kfp.dsl import PipelineTask
 from kfp.dsl.base_component import BaseComponent
 
-from components.collect_evaluation import collect_evaluation
 from components.decide import decide
 from components.deploy_model import deploy_model
-from components.jobs.collect_job import collect_job
+from components.jobs.collect_features import collect_features
 from components.notify import notify
 from components.plan_data import plan_data
 from components.prepare_chunks import prepare_chunks
@@ -43,7 +45,6 @@ from components.register_model import register_model
 from components.resolve_run import resolve_run
 from components.reuse_features import reuse_features
 from components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
-from components.stages.find_stage import find_stage
 from components.stages.reuse_stage import reuse_stage
 from components.sweep.compare_variants import compare_variants
 from components.sweep.list_jobs import list_jobs
@@ -112,7 +113,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                     return
                 evaluated = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
                 # Behind both branches of a stage: kfp.local takes a condition on what joins branches as not met.
-                decision = of_stage.add(decide, run_uri=evaluated)
+                decision = of_stage.add(decide, run_uri=resolved["run_uri"], gcp_resources=evaluated)
                 is_accepted = decision.outputs["Output"] == "accepted"
                 accepted.enter_context(dsl.If(is_accepted, name=of_stage.named("accepted")))
             registered = steps.add(register_model, run_uri=resolved["run_uri"])
@@ -203,25 +204,25 @@ class _Steps:
         return f"{self._stage}-{name}" if self._stage else name
 
     def train(self, resolved: dict[str, Any]) -> Any:
-        """The steps from the prepared data to the evaluation. Returns the run's folder, which the last one hands on."""
+        """The steps from the prepared data to the evaluation. Returns what the last job hands on, for decide."""
         run_uri = resolved["run_uri"]
         prepared = self.prepare(run_uri)
         with dsl.If(prepared.outputs["features"] == "encode", name=self.named("features-missing")):
             encoding = self.add_job("cache_features", pools=resolved["features_pools"], run_uri=run_uri)
-            encoded = self.collect("cache_features", encoding, run_uri)
+            left = encoding.outputs["gcp_resources"]
+            encoded = self.add(collect_features, name="collect-cache-features", run_uri=run_uri, gcp_resources=left)
         with dsl.Else(name=self.named("features-there")):
             reused = self.add(reuse_features, run_uri=run_uri, features=prepared.outputs["features"])
         # Both branches hand on the run's folder: taking it is what makes training wait for the branch that ran.
         with_features = dsl.OneOf(encoded.outputs["Output"], reused.output)
         training_job = self.add_job("train", pools=resolved["train_pools"], run_uri=with_features)
-        trained = self.collect("train", training_job, run_uri)
-        exported = self.add(sync_checkpoint, run_uri=trained.outputs["Output"])
-        evaluation = self.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported.outputs["Output"])
-        evaluated = self.collect("evaluate", evaluation, run_uri).outputs["Output"]
+        trained = training_job.outputs["gcp_resources"]
+        exported = self.add(sync_checkpoint, run_uri=run_uri, gcp_resources=trained).outputs["Output"]
+        evaluation = self.add_job("evaluate", pools=resolved["evaluate_pools"], run_uri=exported)
         if self._config.evaluate.lmms_eval is None:
-            return evaluated
-        benchmarking = self.add_job("benchmark", pools=resolved["benchmark_pools"], run_uri=evaluated)
-        return self.collect("benchmark", benchmarking, run_uri).outputs["Output"]
+            return evaluation.outputs["gcp_resources"]
+        benchmarking = self.add_job("benchmark", pools=resolved["benchmark_pools"], run_uri=exported)
+        return benchmarking.after(evaluation).outputs["gcp_resources"]  # it adds to what the evaluation writes
 
     def sweep(self, sweep: SweepConfig, run_uri: Any, target: TargetName) -> None:
         """The steps from the variants' data to their comparison. One item of a loop goes to each input of its steps:
@@ -242,8 +243,7 @@ class _Steps:
     def train_once(self, resolved: dict[str, Any]) -> Any:
         """The same, unless an earlier attempt of the run was accepted: no machine starts for a stage that is done."""
         run_uri = resolved["run_uri"]
-        known = self.add(find_stage, run_uri=run_uri)
-        with dsl.If(known.output == "open", name=self.named("open")):
+        with dsl.If(resolved["stage_state"] == "open", name=self.named("open")):
             evaluated = self.train(resolved)
         with dsl.Else(name=self.named("done")):
             reused = self.add(reuse_stage, run_uri=run_uri)
@@ -272,13 +272,6 @@ class _Steps:
         """A step that runs a CustomJob with these worker pools."""
         inputs = {**job_settings(self._config, job), "worker_pool_specs": pools, "base_output_directory": run_uri}
         return self._add(self._target.job_step(self._config, job), step_of(job), inputs)
-
-    def collect(self, job: Job, task: PipelineTask, run_uri: Any) -> PipelineTask:
-        """The step behind a job that turns what the job wrote into artifacts."""
-        name, left = f"collect-{step_of(job)}", {"run_uri": run_uri, "gcp_resources": task.outputs["gcp_resources"]}
-        if job == "evaluate":
-            return self.add(collect_evaluation, name=name, **left)
-        return self.add(collect_job, name=name, job=job, **left)
 
     def _add(self, component: BaseComponent, name: str, inputs: dict[str, Any]) -> PipelineTask:
         # A task is named after its component, which would give custom-training-job-3 on one target and run-job-3 on

@@ -14,9 +14,8 @@ import os
 from trainer.errors import missing_packages
 
 with missing_packages():
-    from components.collect_evaluation import collect_evaluation as _collect_evaluation
     from components.decide import decide as _decide
-    from components.jobs.collect_job import collect_job as _collect_job
+    from components.jobs.collect_features import collect_features as _collect_features
     from components.jobs.run_local_job import run_local_job as _run_local_job
     from components.notify import notify as _notify
     from components.open_run import open_run as _open_run
@@ -31,16 +30,14 @@ _IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe/pipeline:latest")
 open_run = component_of(_open_run, _IMAGE)
 prepare_data = component_of(_prepare_data, _IMAGE)
 run_local_job = component_of(_run_local_job, _IMAGE)
-collect_job = component_of(_collect_job, _IMAGE)
+collect_features = component_of(_collect_features, _IMAGE)
 sync_checkpoint = component_of(_sync_checkpoint, _IMAGE)
-collect_evaluation = component_of(_collect_evaluation, _IMAGE)
 decide = component_of(_decide, _IMAGE)
 register_model = component_of(_register_model, _IMAGE)
 notify = component_of(_notify, _IMAGE)
 
 __all__ = [
-    "collect_evaluation",
-    "collect_job",
+    "collect_features",
     "decide",
     "notify",
     "open_run",

@@ -102,6 +102,12 @@ def job_metrics(run_uri: str, job: str) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if _is_number(value)}
 
 
+def evaluation_metrics(run_uri: str) -> dict[str, float]:
+    """The numbers of evaluate.json, and the scores of its benchmarks, named `<benchmark>.<score>`."""
+    has_benchmarks = "benchmarks" in read_record(open_storage(run_uri), METRIC_FILES["benchmark"])
+    return job_metrics(run_uri, "evaluate") | (job_metrics(run_uri, "benchmark") if has_benchmarks else {})
+
+
 def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
     """Categories, rows and a sentence of the confusion matrix that the console is to show; no categories for none."""
     from trainer.evaluation.confusion_matrix import shown_confusion

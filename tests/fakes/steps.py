@@ -98,7 +98,7 @@ def run_job(
     return (name,)
 
 
-def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
+def collect_features(run_uri: str, gcp_resources: str, metrics: Output[Metrics]) -> str:
     import os
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
@@ -106,21 +106,9 @@ def collect_job(run_uri: str, job: str, gcp_resources: str, metrics: Output[Metr
     return run_uri
 
 
-def collect_evaluation(
-    run_uri: str,
-    gcp_resources: str,
-    metrics: Output[Metrics],
-    confusion: Output[ClassificationMetrics],
-    report: Output[HTML],
+def sync_checkpoint(
+    run_uri: str, gcp_resources: str, model: Output[Model], metrics: Output[Metrics], report: Output[HTML]
 ) -> str:
-    import os
-
-    with open(os.environ["TEST_TRACE"], "a") as trace:
-        trace.write(f"collect-{gcp_resources}\n")
-    return run_uri
-
-
-def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
     import os
 
     from trainer.storage import open_storage
@@ -132,7 +120,14 @@ def sync_checkpoint(run_uri: str, model: Output[Model]) -> str:
     return run_uri
 
 
-def decide(run_uri: str, metrics: Output[Metrics], report: Output[HTML]) -> str:
+def decide(
+    run_uri: str,
+    gcp_resources: str,
+    evaluation: Output[Metrics],
+    confusion: Output[ClassificationMetrics],
+    metrics: Output[Metrics],
+    report: Output[HTML],
+) -> str:
     import os
     import signal
 
@@ -168,8 +163,8 @@ def notify(
 
 def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     """Put the stand-ins in the place of all steps that need data, a model or a report, but for the one that is kept."""
-    collecting = (collect_job, collect_evaluation)
-    for step in (plan_data, prepare_chunks, prepare_data, *collecting, sync_checkpoint, decide, register_model, notify):
+    preparing = (plan_data, prepare_chunks, prepare_data, collect_features)
+    for step in (*preparing, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
             monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
     monkeypatch.setattr("pipelines.targets.run_local_job", run_job)

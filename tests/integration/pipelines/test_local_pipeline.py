@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 
 BEFORE = ["prepare-data"]
 ENCODING = ["cache-features", "collect-cache-features"]
-TRAINING = ["train", "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide"]
+TRAINING = ["train", "sync-checkpoint", "evaluate", "decide"]
 
 
 @pytest.fixture

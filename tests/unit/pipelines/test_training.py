@@ -81,18 +81,26 @@ def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> No
     assert shape(vertex) == shape(kubeflow) == shape(local)
     of_each_stage = (
         "resolve-run", "prepare-data", "cache-features", "collect-cache-features", "reuse-features", "train",
-        "collect-train", "sync-checkpoint", "evaluate", "collect-evaluate", "decide",
+        "sync-checkpoint", "evaluate", "decide",
     )  # fmt: skip
     before = [f"{stage.name}-" for stage in config.stages] or [""]
     named = {f"{stage}{step}" for stage in before for step in of_each_stage}
-    named |= {f"{stage}{step}" for stage in before[:-1] for step in ("find-stage", "reuse-stage")}
+    named |= {f"{stage}reuse-stage" for stage in before[:-1]}
     assert set(steps(vertex)) == {*named, "register-model", "notify"}
     for name in (f"{stage}{step}" for stage in before for step in JOB_STEPS):
         assert constants(steps(vertex)[name]) == constants(steps(kubeflow)[name]) == constants(steps(local)[name])
-    (evaluated,) = {
-        one["output names"]["artifacts"][0] for path, one in shape(local).items() if path.endswith("collect-evaluate")
+    artifacts = {
+        path.rpartition("/")[2].rpartition("sync-")[1] or "decide": one["output names"]["artifacts"]
+        for path, one in shape(local).items()
+        if path.endswith(("sync-checkpoint", "decide"))
     }
-    assert evaluated == "confusion: system.ClassificationMetrics"
+    assert artifacts == {
+        "sync-": ["metrics: system.Metrics", "model: system.Model", "report: system.HTML"],
+        "decide": [
+            "confusion: system.ClassificationMetrics", "evaluation: system.Metrics", "metrics: system.Metrics",
+            "report: system.HTML",
+        ],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", golden_pipelines.RUN_FILES, ids=lambda path: path.stem)
@@ -187,12 +195,12 @@ def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> N
 @pytest.mark.parametrize("target", TARGETS)
 def test_caching_is_off_for_every_step(digits: RunConfig, target: TargetName, tmp_path: Path) -> None:
     options = {name: task["cachingOptions"] for name, task in steps(compiled(digits, target, tmp_path)).items()}
-    assert len(options) == 13 and all(option == {} for option in options.values())
+    assert len(options) == 11 and all(option == {} for option in options.values())
 
 
 def test_no_step_installs_anything(digits: RunConfig, tmp_path: Path) -> None:
     executors = compiled(digits, "vertex", tmp_path)["deploymentSpec"]["executors"]
-    assert len(executors) == 13
+    assert len(executors) == 11
     assert not [name for name, executor in executors.items() if "pip install" in str(executor["container"])]
     images = {executor["container"]["image"] for executor in executors.values()}
     assert images == {digits.gcp.pipeline_image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
@@ -448,9 +456,8 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: TargetName, tmp_
     own = ["cluster.evaluate_replica_count=2", f"cluster.evaluate_machine={machine}"]
     config = load_run_file(DIGITS, [f"evaluate.lmms_eval={section}", *own])
     whole = steps(compiled(config, target, tmp_path))
-    assert whole["decide"]["dependentTasks"] == ["collect-benchmark"]
-    assert "benchmark" in whole["collect-benchmark"]["dependentTasks"]
-    assert "collect-evaluate" in whole["benchmark"]["dependentTasks"]
+    assert whole["decide"]["dependentTasks"] == ["benchmark", "resolve-run"]
+    assert "evaluate" in whole["benchmark"]["dependentTasks"]
     assert compile_pipeline(config, target, tmp_path / "again.yaml").jobs == 4
     assert compile_pipeline(load_run_file(DIGITS), target, tmp_path / "without.yaml").jobs == 3
     (pool,) = job_spec(config, "benchmark", RUN_URI)["worker_pool_specs"]

@@ -189,8 +189,7 @@ TRAINING = [
 
 
 DONE = [
-    Move({"train": "SUCCEEDED", "collect-train": "RUNNING"}, later_s=3600),
-    Move({"collect-train": "SUCCEEDED", "sync-checkpoint": "RUNNING"}),
+    Move({"train": "SUCCEEDED", "sync-checkpoint": "RUNNING"}, later_s=3600),
     Move({"sync-checkpoint": "SUCCEEDED", "evaluate": "RUNNING"}),
     Move({"evaluate": "SUCCEEDED", "decide": "RUNNING"}, later_s=600),
     Move({"decide": "SUCCEEDED", "notify": "RUNNING"}),

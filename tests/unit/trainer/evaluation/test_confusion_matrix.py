@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kfp.dsl import HTML, ClassificationMetrics, Metrics
 
-from components.collect_evaluation import collect_evaluation
+from components.decide import decide
 from tests.support.reports import make_run
 from trainer.evaluation.confusion_matrix import MOST_ANSWERS, RULE, confusion_of, confusions, shown_confusion
 from trainer.evaluation.metrics import Prediction, is_right
@@ -83,7 +83,9 @@ def collected(run: Path, tmp_path: Path, predictions: list[Prediction] | None) -
         evaluation["confusion"] = confusions(predictions)
     (run / "evaluate.json").write_text(json.dumps(evaluation))
     confusion, report = ClassificationMetrics(), HTML(uri=str(tmp_path / "report.html"))
-    assert collect_evaluation(str(run), "", Metrics(), confusion, report) == str(run)
+    scores, compared = Metrics(), Metrics()
+    assert decide(str(run), "", scores, confusion, compared, report) in ("accepted", "rejected")
+    assert scores.metadata["exact_match"] == evaluation["exact_match"]
     assert "<html" in Path(report.path).read_text()
     return confusion
 

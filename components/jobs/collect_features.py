@@ -1,0 +1,19 @@
+"""Step: shows what the cache_features job encoded. A job itself has no artifacts."""
+
+from kfp.dsl import Metrics, Output
+
+
+def collect_features(run_uri: str, gcp_resources: str, metrics: Output[Metrics]) -> str:
+    """Collect the results of the job that encodes images.
+
+    Args:
+        run_uri: The run's folder, which is also the output.
+        gcp_resources: Output of the job step; taking it makes this step wait for the job.
+    """
+    from components.runtime.step_context import exit_on_error
+    from components.runtime.step_logic import job_metrics
+
+    with exit_on_error():
+        for name, value in job_metrics(run_uri, "cache_features").items():
+            metrics.log_metric(name, value)
+    return run_uri
