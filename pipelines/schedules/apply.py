@@ -48,6 +48,7 @@ class SchedulePlan:
     settings: ScheduleConfig
     live: RunSchedule | None  # None: there is none, or only one that is over
     changes: list[Change]
+    replaces: str  # why the changes need a new schedule; empty where the live one can be changed
     month: Spending  # of all runs of a month
     runs_per_month: float
     question: str  # the reason to confirm; empty for a schedule that needs none
@@ -59,6 +60,8 @@ class SchedulePlan:
     def action(self) -> str:
         if self.live is None:
             return "create"
+        if self.replaces:
+            return "replace"
         return "update" if self.changes else "nothing"
 
     def as_json(self) -> dict[str, Any]:
@@ -75,13 +78,14 @@ class SchedulePlan:
             "needs_a_yes": self.question or None,
             "digest": self.wanted.digest,
             "pipeline": str(self.pipeline),
-            "notes": list(self.notes),
+            "notes": [*filter(None, [self.replaces]), *self.notes],
         }
 
     def lines(self) -> list[str]:
         first = {
             "create": f"schedule {self.wanted.name}: not there; apply creates it",
             "update": f"schedule {self.wanted.name}: apply changes {len(self.changes)} of its fields",
+            "replace": f"schedule {self.wanted.name}: apply makes a new one and deletes the one that is live",
             "nothing": f"schedule {self.wanted.name}: live and as the run file says; apply does nothing",
         }
         at_once = self.settings.max_concurrent_active_run_count
@@ -98,7 +102,8 @@ class SchedulePlan:
             table["live"] = f"{self.live.address}, {self.live.state}"
         if self.question:
             table["asks"] = f"{self.question}; --yes answers"
-        lines = [first[self.action], *(f"  note: {note}" for note in self.notes)]
+        notes = filter(None, [self.replaces, *self.notes])
+        lines = [first[self.action], *(f"  note: {note}" for note in notes)]
         lines += [f"  {name:<9} {value}" for name, value in table.items()]
         return lines + [f"  change    {change.field}: {change.live} -> {change.wanted}" for change in self.changes]
 
@@ -135,6 +140,8 @@ def plan_schedule(
     wanted, pipeline = _wanted(config, settings, template, target)
     live = schedules.find(config.name)
     live = None if live is None or live.is_over else live
+    changes = live.changes_to(wanted) if live else []
+    replaces = schedules.must_replace(changes)
     if target == "kubeflow":
         spending = replace(spending, usd=None, unknown="machines of your own have no price here")
     runs = runs_per_month(settings.cron)
@@ -152,7 +159,8 @@ def plan_schedule(
         wanted=wanted,
         settings=settings,
         live=live,
-        changes=live.changes_to(wanted) if live else [],
+        changes=changes,
+        replaces=replaces,
         month=month,
         runs_per_month=runs,
         question="" if target == "kubeflow" else reasons_to_confirm(month, config.plan.confirm_above_usd),

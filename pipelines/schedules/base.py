@@ -10,10 +10,12 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from trainer.errors import ConfigError, ExitCode, UserError
 
+UNSET = "not set"
+
 
 @dataclass(frozen=True)
 class Change:
-    """AnySchedule field of a live schedule that is not what the run file wants."""
+    """A field of a live schedule that is not what the run file wants. A value that is not there is UNSET."""
 
     field: str
     live: str
@@ -82,8 +84,16 @@ class Schedules(ABC, Generic[AnySchedule]):
         """Create the schedule, once. Raises UserError where that failed, or where it is not known."""
 
     @abstractmethod
+    def must_replace(self, changes: Sequence[Change]) -> str:
+        """Why these changes need a new schedule, which `update` then makes; empty where the live one can be changed."""
+
+    @abstractmethod
     def update(self, live: AnySchedule, wanted: AnySchedule, changes: Sequence[Change]) -> AnySchedule:
-        """Bring the live schedule to the wanted one. Runs that have begun are not affected."""
+        """Bring the live schedule to the wanted one, or replace it. Runs that have begun are not affected.
+
+        A new schedule is there before the old one is deleted: a failure between the two leaves both, which `find`
+        reports, and not none.
+        """
 
     @abstractmethod
     def pause(self, live: AnySchedule) -> AnySchedule:

@@ -176,8 +176,10 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
     def create(self, wanted: KubeflowSchedule) -> KubeflowSchedule:
         return self._create(wanted, is_enabled=True)
 
+    def must_replace(self, changes: Sequence[Change]) -> str:
+        return "Kubeflow changes no recurring run, so apply makes a new one" if changes else ""
+
     def update(self, live: KubeflowSchedule, wanted: KubeflowSchedule, changes: Sequence[Change]) -> KubeflowSchedule:
-        """Make it anew and then delete the old one: a failure between the two leaves both, which `find` reports."""
         made = self._create(wanted, is_enabled=live.is_enabled)
         self.delete(live)
         return made

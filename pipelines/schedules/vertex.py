@@ -19,7 +19,7 @@ from google.api_core import exceptions
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSchedulesRequest, PipelineJob, Schedule
 from google.protobuf import field_mask_pb2, json_format
 
-from pipelines.schedules.base import Change, Schedules
+from pipelines.schedules.base import UNSET, Change, Schedules
 from trainer.errors import UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL, Submission
@@ -165,8 +165,19 @@ class VertexSchedules(Schedules[VertexSchedule]):
                 code=error.code,
             ) from error
 
+    def must_replace(self, changes: Sequence[Change]) -> str:
+        # "The non-empty fields cannot be unset" (UpdateScheduleRequest, v1); false is an empty allow_queueing.
+        unset = " and ".join(change.field for change in changes if change.wanted == UNSET)
+        made = "so apply makes a new schedule, whose count of runs begins at 0"
+        return f"Vertex AI cannot unset {unset}, {made}" if unset else ""
+
     def update(self, live: VertexSchedule, wanted: VertexSchedule, changes: Sequence[Change]) -> VertexSchedule:
-        """Set the changed fields."""
+        if self.must_replace(changes):
+            made = self.create(wanted)
+            if live.schedule.state == Schedule.State.PAUSED:
+                made = self.pause(made)
+            self.delete(live)
+            return made
         schedule = Schedule(wanted.schedule)
         schedule.name = live.schedule.name
         VertexSchedule(schedule).job.labels[SUBMISSION_LABEL] = live.job.labels.get(SUBMISSION_LABEL, "")
@@ -237,4 +248,4 @@ def _camel(field: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "not set" if value is None else str(value)
+    return UNSET if value is None else str(value)

@@ -52,7 +52,7 @@ def apply_command(
     if as_json:
         print_json({**plan.as_json(), "live": live.as_json()})
         return
-    done = {"create": "created", "update": "changed", "nothing": "is already as in the run file"}
+    done = {"create": "created", "update": "changed", "replace": "replaced", "nothing": "is already as in the run file"}
     print_lines([*plan.lines(), f"schedule {plan.wanted.name} {done[plan.action]}: {live.address}"])
 
 

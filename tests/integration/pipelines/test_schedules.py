@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from google.api_core.exceptions import BadRequest
 from google.cloud.aiplatform_v1.types import Schedule
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from pipelines.compile import Compiled, compile_pipeline
 from pipelines.schedules import apply as schedule_plan
 from pipelines.schedules.vertex import VertexSchedules
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
+from vlmpipe.backends.vertex.client import schedule_client
 from vlmpipe.config.run_config import RunConfig
 
 WEEKLY = "schedule.cron=0 3 * * 1"
@@ -109,7 +112,55 @@ def test_what_changes_in_the_run_file_and_nothing_else_is_changed(
     assert patch.count("%2C") + patch.count(",") == len(fields) - 1
     assert schedule("plan", *settings, "--json").json["action"] == "nothing"
     back = schedule("apply", WEEKLY, "--json")  # what was added is taken out again
-    assert back.json["action"] == ("nothing" if fields == ["start_time"] else "update")
+    expected = {"start_time": "nothing", "allow_queueing": "replace", "max_run_count": "replace", "end_time": "replace"}
+    assert back.json["action"] == expected.get(fields[0], "update")
+    assert (only(vertex).name == name) == (back.json["action"] != "replace")
+    assert schedule("plan", WEEKLY, "--json").json["action"] == "nothing"
+
+
+def test_a_schedule_with_a_field_removed_is_made_anew_and_stays_paused(vertex: FakeVertex, schedule: Submit) -> None:
+    """The service cannot unset a field: it refuses, or keeps the old value."""
+    limited = [WEEKLY, "schedule.end_time=2030-01-01T00:00:00Z", "schedule.max_run_count=5"]
+    schedule("apply", *limited)
+    schedule("pause", WEEKLY)
+    before = only(vertex).name
+    said = schedule("plan", WEEKLY).out
+    assert "note: Vertex AI cannot unset end_time and max_run_count, so apply makes a new schedule" in said
+    done = schedule("apply", WEEKLY)
+    assert (done.code, f"schedule {NAME} replaced: " in done.out) == (0, True)
+    live = only(vertex)
+    assert (live.name == before, live.state.name, live.max_run_count, bool(live.end_time)) == (
+        False,
+        "PAUSED",
+        0,
+        False,
+    )
+
+
+def test_a_deletion_that_fails_leaves_both_and_the_next_command_says_so(vertex: FakeVertex, schedule: Submit) -> None:
+    schedule("apply", WEEKLY, "schedule.max_run_count=5")
+    vertex.faults.append(Fault("status", method="DELETE", code=403, message="denied"))
+    assert schedule("apply", WEEKLY).code == 77
+    assert len(vertex.schedules.schedules) == 2
+    assert f"2 schedules of {NAME}" in schedule("plan", WEEKLY).err
+
+
+def test_the_stand_in_refuses_to_unset_a_field(vertex: FakeVertex, schedule: Submit) -> None:
+    schedule("apply", WEEKLY, "schedule.max_run_count=5", "schedule.allow_queueing=true")
+    live, client = only(vertex), schedule_client("us-central1")
+    for field, empty in (("max_run_count", 0), ("allow_queueing", False), ("max_concurrent_active_run_count", 0)):
+        emptied = Schedule(live)
+        setattr(emptied, field, empty)
+        with pytest.raises(BadRequest, match=f"{field}.*cannot be unset"):
+            client.update_schedule(schedule=emptied, update_mask=FieldMask(paths=[field]))
+    named = Schedule(
+        display_name="x" * 129,
+        cron=live.cron,
+        max_concurrent_run_count=1,
+        create_pipeline_job_request=live.create_pipeline_job_request,
+    )
+    with pytest.raises(BadRequest, match="display_name"):
+        client.create_schedule(parent="projects/test-project/locations/us-central1", schedule=named)
 
 
 def test_a_change_made_in_the_console_is_found(vertex: FakeVertex, schedule: Submit) -> None:

@@ -28,6 +28,7 @@ UPDATABLE = {
     "allow_queueing", "create_pipeline_job_request",
 }  # fmt: skip
 REQUIRED = ("display_name", "cron", "max_concurrent_run_count", "create_pipeline_job_request")
+DISPLAY_NAME_CHARS = 128
 PAGE = 2  # small, so that paging is met
 
 CheckJob = Callable[[PipelineJob], None]
@@ -81,6 +82,9 @@ class Schedules:
         paths = {_snake(path) for path in call.query.get("updateMask", "").split(",") if path}
         if not paths or not paths <= UPDATABLE:
             raise ApiError(400, f"update_mask: {sorted(paths - UPDATABLE) or 'empty'}")
+        # "The non-empty fields cannot be unset" (UpdateScheduleRequest, v1); a false or a 0 is an empty field.
+        if unset := sorted(path for path in paths if path in fields_of(live) and path not in fields_of(given)):
+            raise ApiError(400, f"update_mask: {unset} cannot be unset")
         changed = Schedule(live)
         for path in paths:
             setattr(changed, path, getattr(given, path))
@@ -124,6 +128,8 @@ class Schedules:
             refuse_output_only(schedule, OUTPUT_ONLY)
         if missing := [field for field in REQUIRED if field not in fields_of(schedule)]:
             raise ApiError(400, f"Required field {missing[0]} is missing")
+        if len(schedule.display_name) > DISPLAY_NAME_CHARS:
+            raise ApiError(400, f"display_name: longer than {DISPLAY_NAME_CHARS} characters")
         match = CRON.fullmatch(schedule.cron)
         if not match or (match[1] and match[1] not in zoneinfo.available_timezones()):
             raise ApiError(400, f"cron: {schedule.cron!r} is not a cron line")
