@@ -12,11 +12,11 @@ the registry stays complete when a run is deleted:
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import re
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
@@ -30,6 +30,7 @@ from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_
 from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
 from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.config.sections.deploy import container_of
+from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ class VertexRegistry:
         root_uri: str,
         *,
         alias: str,
-        serving: Mapping[str, Any],
+        serving: ServingConfig,
         labels: Mapping[str, str] | None = None,
         encryption_key: str = "",
     ) -> None:
-        """`root_uri` is on gs://, `serving` has the fields of the run file's register.serving."""
+        """`root_uri` is on gs://, `serving` is the container that serves a version."""
         self._place, self._model_id, self._alias = place, model_id, alias
         self._name = f"{place.parent}/models/{model_id}"
         self._store = open_storage(join_uri(root_uri, model_id))
@@ -76,7 +77,7 @@ class VertexRegistry:
             register["registry"].removeprefix(SCHEME),
             root_uri,
             alias=register["alias"],
-            serving=container_of(settings).model_dump(),
+            serving=container_of(settings),
             labels=gcp["labels"],
             encryption_key=gcp["encryption_spec_key_name"],
         )
@@ -127,7 +128,7 @@ class VertexRegistry:
         if self._store.stat(name) is None:
             files = Export(candidate).copy(self._store, f"{candidate.run_id}/model", model_card)
             record = {
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
                 "files": [file.model_dump() for file in files],
                 **candidate.model_dump(exclude={"export_uri"}),
             }
@@ -168,7 +169,7 @@ class VertexRegistry:
         for _ in range(ATTEMPTS):
             if found := self._find(uri, wait_s=SETTLE_S if may_be_under_way else 0.0):
                 return found
-            self._store.write(note, datetime.now(UTC).isoformat().encode())
+            self._store.write(note, dt.datetime.now(dt.UTC).isoformat().encode())
             may_be_under_way = True
             try:
                 return self._upload(self._request(model, uri, record))
@@ -203,14 +204,18 @@ class VertexRegistry:
     def _request(self, model: str, uri: str, record: Mapping[str, Any]) -> api.UploadModelRequest:
         serving = self._serving
         container = api.ModelContainerSpec(
-            image_uri=serving["image_uri"],
-            command=list(serving["command"]),
-            args=[one.replace("{model_uri}", uri) for one in serving["args"]],
-            env=[api.EnvVar(name=name, value=value) for name, value in serving["env"].items()],
-            ports=[api.Port(container_port=serving["port"])],
-            predict_route=serving["predict_route"],
-            health_route=serving["health_route"],
+            image_uri=serving.image_uri,
+            command=list(serving.command),
+            args=[one.replace("{model_uri}", uri) for one in serving.args],
+            env=[api.EnvVar(name=name, value=value) for name, value in serving.env.items()],
+            ports=[api.Port(container_port=serving.port)],
+            predict_route=serving.predict_route,
+            health_route=serving.health_route,
         )
+        if serving.shared_memory_size_mb:
+            container.shared_memory_size_mb = serving.shared_memory_size_mb
+        if serving.deployment_timeout_s:
+            container.deployment_timeout = dt.timedelta(seconds=serving.deployment_timeout_s)
         score = record["metrics"].get("exact_match")
         version = api.Model(
             display_name=model,

@@ -45,6 +45,7 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
         gcp = settings["gcp"]
         place = Place(gcp["project"], gcp["location"], gcp["job_service_account"] or gcp["service_account"])
         endpoint = VertexEndpoint(place, deploy, labels=gcp["labels"], encryption_key=gcp["encryption_spec_key_name"])
+        endpoint.require_public(questions, served_name(settings))
         with endpoint.canary(registered["resource"], settings["run"]["run_id"]) as canary:
             found = measure_agreement(questions, endpoint.ask(canary, served_name(settings)))
             require_agreement(found, deploy.min_agreement)

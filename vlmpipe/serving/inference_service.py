@@ -33,6 +33,7 @@ KIND = Kind(
 FOLDER = "/mnt/models"  # where KServe puts the files of STORAGE_URI
 TAGS = "serving.kserve.io/enable-tag-routing"  # an address for the newest revision
 BEFORE, RUN = "vlmpipe/before", "vlmpipe/run"  # the spec to go back to; null: none
+SHARED_MEMORY = "shared-memory"
 POLL_S = 2.0
 Json = dict[str, Any]
 
@@ -87,9 +88,13 @@ class InferenceService:
             "name": "kserve-container",
             "image": deploy.image_uri,
             "args": list(self._arguments),
-            "env": [{"name": "STORAGE_URI", "value": placement.claim_uri(model_uri)}],
+            "env": [
+                {"name": "STORAGE_URI", "value": placement.claim_uri(model_uri)},
+                *({"name": name, "value": value} for name, value in deploy.environment.items()),
+            ],
             "ports": [{"containerPort": PORT, "protocol": "TCP"}],
             "readinessProbe": {"httpGet": {"path": "/health", "port": PORT}},
+            "volumeMounts": [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}],
             **({"resources": {"limits": gpus, "requests": gpus}} if gpus else {}),
         }
         tolerations = [{"key": GPU, "operator": "Exists"}] if gpus else []
@@ -97,6 +102,12 @@ class InferenceService:
             "minReplicas": deploy.min_replicas,
             "maxReplicas": deploy.max_replicas,
             "containers": [container],
+            "volumes": [
+                {
+                    "name": SHARED_MEMORY,
+                    "emptyDir": {"medium": "Memory", "sizeLimit": f"{deploy.shared_memory_size_mb}M"},
+                }
+            ],
             **({"serviceAccountName": placement.service_account} if placement.service_account else {}),
             **({"nodeSelector": dict(placement.node_selector)} if placement.node_selector else {}),
             **({"tolerations": tolerations} if tolerations else {}),
@@ -113,7 +124,7 @@ class InferenceService:
 
     def _address(self, body: Json, *, alone: bool) -> str:
         """That of the newest revision, once it is ready."""
-        until, why = time.monotonic() + self._deploy.timeout_s, "it has no status yet"
+        until, why = time.monotonic() + self._deploy.deployment_timeout_s, "it has no status yet"
         while time.monotonic() < until:
             found = self._get() or {}
             status = found.get("status", {})
@@ -132,9 +143,10 @@ class InferenceService:
                 why = " ".join(filter(None, [ready.get("reason"), ready.get("message")])) or why
             time.sleep(POLL_S)
         raise UserError(
-            f"InferenceService {body['metadata']['name']} does not serve after {self._deploy.timeout_s} s: {why}",
+            f"InferenceService {body['metadata']['name']} does not serve after {self._deploy.deployment_timeout_s} s: "
+            f"{why}",
             expected=f"a ready revision, of {KIND.product} {KIND.release}",
-            fix="look at its pods for what they wait for, or raise deploy.timeout_s",
+            fix="look at its pods for what they wait for, or raise deploy.deployment_timeout_s",
             code=ExitCode.UNAVAILABLE,
         )
 

@@ -38,9 +38,8 @@ class ChatServer:
 
     def ask(self, messages: Chat, max_new_tokens: int) -> Answer:
         """The greedy answer. Raises UserError for a server that cannot be reached, refuses, or answers otherwise."""
-        body = {"model": self.model, "messages": messages, "max_tokens": max_new_tokens, "temperature": 0.0}
         headers = {"Content-Type": "application/json", **self.headers()}
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+        request = urllib.request.Request(self.url, request_body(self.model, messages, max_new_tokens), headers)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
                 content, found = reply.read(), {name.lower(): value for name, value in reply.headers.items()}
@@ -50,6 +49,12 @@ class ChatServer:
             why = getattr(error, "reason", error)
             raise _unusable(f"{self.url} does not answer: {redact(str(why))}") from error
         return Answer(_text(self.url, content), found)
+
+
+def request_body(model: str, messages: Chat, max_new_tokens: int) -> bytes:
+    """The request that asks for a greedy answer."""
+    body = {"model": model, "messages": messages, "max_tokens": max_new_tokens, "temperature": 0.0}
+    return json.dumps(body).encode()
 
 
 def refusal(url: str, status: int, said: str) -> UserError:

@@ -2,13 +2,16 @@
 
 Requests cannot choose among an endpoint's models. The service says with each answer which one gave it, so a question is
 asked until the new model has answered.
+
+An endpoint that is made here is a dedicated one, with an address of its own. One that exists is asked where it is: a
+dedicated endpoint takes no requests at the region's address (aiplatform_v1 Endpoint.dedicated_endpoint_enabled).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ from google.api_core.operation import from_gapic
 from google.cloud.aiplatform_v1 import types as api
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import (
     Place,
     credentials_for,
@@ -29,8 +32,8 @@ from vlmpipe.backends.vertex.client import (
 )
 from vlmpipe.backends.vertex.retries import send_once, send_request
 from vlmpipe.config.sections.deploy import DeployConfig
-from vlmpipe.serving.openai import Answer, ChatServer
-from vlmpipe.serving.questions import Chat
+from vlmpipe.serving.openai import Answer, ChatServer, request_body
+from vlmpipe.serving.questions import Chat, HeldOutQuestion
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -39,6 +42,9 @@ POLLING = DEFAULT_POLLING
 SERVED_BY = "x-vertex-ai-deployed-model-id"
 OVERLOOKED = 1e-6  # chance that a model which takes its share never answers a question
 SHORT_S = 600.0  # operations that move no model
+GRACE_S = 300.0  # after deploy.deployment_timeout_s, within which the service itself reports why a deployment failed
+# Largest request: docs.cloud.google.com, Vertex AI, "Choose an endpoint type", read on 2026-11-28.
+SHARED_MAX_BYTES, DEDICATED_MAX_BYTES = 1_500_000, 10_000_000
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,34 @@ class VertexEndpoint:
         self._labels, self._encryption_key = labels, encryption_key
         self.name = f"{place.parent}/endpoints/{deploy.endpoint}"
         self._client = endpoint_client(place.location)
+
+    def require_public(self, questions: Sequence[HeldOutQuestion], name: str) -> None:
+        """Raise UserError unless the endpoint can be asked these questions from anywhere, before anything is deployed.
+
+        64 for a private endpoint, 65 for questions that are larger than a request may be.
+        """
+        with translate_errors(self._place, what="endpoint"):
+            current = self._get()
+        if current and (current.network or current.private_service_connect_config.enable_private_service_connect):
+            raise ConfigError(
+                f"{self.name} is a private endpoint, which takes requests in its own network only",
+                expected="a public endpoint: the new model is asked held-out questions before it gets its traffic",
+                fix="name another endpoint in deploy.endpoint, which is then made",
+            )
+        is_shared = current is not None and not current.dedicated_endpoint_enabled
+        kind, max_bytes = ("shared", SHARED_MAX_BYTES) if is_shared else ("dedicated", DEDICATED_MAX_BYTES)
+        sizes = {one.id: len(request_body(name, one.messages, one.max_new_tokens)) for one in questions}
+        too_large = [identity for identity, size in sizes.items() if size > max_bytes]
+        if not too_large:
+            return
+        largest = max(sizes, key=sizes.__getitem__)
+        larger = "name another endpoint in deploy.endpoint: a new one is dedicated and takes 10 MB; or " * is_shared
+        raise DataError(
+            f"{len(too_large)} of {len(questions)} held-out questions are too large for {self.name}: {largest} takes "
+            f"{sizes[largest] / 1e6:,.1f} MB with its images",
+            expected=f"requests of at most {max_bytes / 1e6:g} MB, the limit of a {kind} endpoint",
+            fix=f"{larger}prepare the data with smaller images",
+        )
 
     @contextlib.contextmanager
     def canary(self, model: str, title: str) -> Iterator[Served]:
@@ -84,9 +118,8 @@ class VertexEndpoint:
 
     def ask(self, served: Served, name: str) -> Any:
         """A function that asks the new model, by the name that its server knows."""
-        address = endpoint(self._place.location)
-        base = address if "://" in address else f"https://{address}"
-        server = ChatServer(f"{base}/v1/{served.endpoint}:rawPredict", name, _Headers(credentials_for(address)))
+        address = self._address()
+        server = ChatServer(f"{address}/v1/{served.endpoint}:rawPredict", name, _Headers(credentials_for(address)))
         attempts = 1 if served.share == 100 else math.ceil(math.log(OVERLOOKED) / math.log(1 - served.share / 100))
 
         def ask(messages: Chat, max_new_tokens: int) -> Answer:
@@ -116,6 +149,21 @@ class VertexEndpoint:
 
     # ---- Vertex AI
 
+    def _address(self) -> str:
+        """Where the endpoint takes requests. Raises UserError (69) for a dedicated one that has no address yet."""
+        with translate_errors(self._place, what="endpoint"):
+            current = self._get()
+        if current is None or not current.dedicated_endpoint_enabled:
+            return _with_scheme(endpoint(self._place.location))
+        if not current.dedicated_endpoint_dns:
+            raise UserError(
+                f"{self.name} is a dedicated endpoint without an address",
+                expected="dedicated_endpoint_dns, which the service sets",
+                fix="run the step again",
+                code=ExitCode.UNAVAILABLE,
+            )
+        return _with_scheme(current.dedicated_endpoint_dns)
+
     def _deployed(self, current: api.Endpoint, model: str, title: str, before: Mapping[str, int]) -> Served:
         share = self._deploy.canary_percent if before else 100
         if known := _titled(current, title):
@@ -138,7 +186,7 @@ class VertexEndpoint:
         )
         sent = send_once(self._client.deploy_model, request)
         try:
-            answer = self._finished(sent, api.DeployModelResponse, self._deploy.timeout_s)
+            answer = self._finished(sent, api.DeployModelResponse, self._deploy.deployment_timeout_s + GRACE_S)
         except BaseException:  # until it ends, the endpoint does not list the model, and `_undo` does not find it
             self._cancel(sent)
             raise
@@ -169,7 +217,9 @@ class VertexEndpoint:
             return None
 
     def _create(self) -> api.Endpoint:
-        wanted = api.Endpoint(display_name=self._deploy.endpoint, labels=dict(self._labels))
+        wanted = api.Endpoint(
+            display_name=self._deploy.endpoint, labels=dict(self._labels), dedicated_endpoint_enabled=True
+        )
         if self._encryption_key:
             wanted.encryption_spec = api.EncryptionSpec(kms_key_name=self._encryption_key)
         request = api.CreateEndpointRequest(
@@ -205,9 +255,14 @@ class VertexEndpoint:
         except TimeoutError:
             raise UserError(
                 f"an operation on {self.name} has not ended after {timeout_s:.0f} s: {operation.operation.name}",
-                fix="look at the endpoint's log for what its container waits for, or raise deploy.timeout_s",
+                fix="look at the endpoint's log for what its container waits for, or raise deploy.deployment_timeout_s",
                 code=ExitCode.UNAVAILABLE,
             ) from None
+
+
+def _with_scheme(address: str) -> str:
+    """The address as a URL: the service gives host names, and its documentation shows them with https://."""
+    return address.rstrip("/") if "://" in address else f"https://{address}"
 
 
 def _titled(current: api.Endpoint, title: str) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 PREDICTOR = {"minReplicas", "maxReplicas", "canaryTrafficPercent", "containers", "serviceAccountName", "nodeSelector",
-             "tolerations"}  # fmt: skip
-CONTAINER = {"name", "image", "args", "env", "ports", "readinessProbe", "resources"}
+             "tolerations", "volumes"}  # fmt: skip
+CONTAINER = {"name", "image", "args", "env", "ports", "readinessProbe", "resources", "volumeMounts"}
 METADATA = {"name", "annotations", "resourceVersion", "generation", "uid", "namespace"}
 Json = dict[str, Any]
 
@@ -48,6 +48,13 @@ class InferenceServices:
             found.append("MinReplicas cannot be greater than MaxReplicas")
         if [one["name"] for one in predictor["containers"]] != ["kserve-container"]:
             found.append("a custom predictor has one container, kserve-container")
+        volumes = {one["name"] for one in predictor.get("volumes", ())}
+        for container in predictor["containers"]:
+            mounts = [one["name"] for one in container.get("volumeMounts", ())]
+            found += [f"volumeMounts: Not found: {name}" for name in mounts if name not in volumes]
+            names = [one["name"] for one in container.get("env", ())]
+            if len(names) != len(set(names)) or not all(isinstance(one["value"], str) for one in container["env"]):
+                found.append("env: a name twice, or a value that is no text")
         if not all(isinstance(value, str) for value in body["metadata"].get("annotations", {}).values()):
             found.append("annotations: not texts")
         return found

@@ -21,7 +21,14 @@ from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import as_dict, fields_of, parse, refuse_output_only
 
 ENDPOINT_ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?|[1-9][0-9]{0,8}")
-OUTPUT_ONLY = {"name", "create_time", "update_time", "deployed_models", "model_deployment_monitoring_job"}
+OUTPUT_ONLY = {
+    "name", "create_time", "update_time", "deployed_models", "model_deployment_monitoring_job",
+    "dedicated_endpoint_dns", "satisfies_pzs", "satisfies_pzi",
+}  # fmt: skip
+OUTPUT_ONLY_OF_DEPLOYED = {"create_time", "model_version_id", "status", "private_endpoints"}
+LABEL = re.compile(r"[\w-]{0,64}")
+DEPLOYED_ID = re.compile(r"[0-9]{1,10}")
+SHARED_MAX_BYTES, DEDICATED_MAX_BYTES = 1_500_000, 10_000_000
 CUSTOM = re.compile(r"projects/[^/]+/locations/[^/]+/models/([^/@]+)@([0-9]+)")
 
 
@@ -29,6 +36,7 @@ class Endpoints:
     """State in memory. Each change is an operation that has ended when it is asked for the second time.
 
     Attributes:
+        dedicated_host: where dedicated endpoints take requests.
         answers: what the model of a version answers, by its number.
         served_name: the name by which containers know their model.
         fail_next: what the next deployment's operation ends with; empty lets it pass.
@@ -36,7 +44,8 @@ class Endpoints:
         refuses: HTTP status of all predictions; 0 answers them.
     """
 
-    def __init__(self, parent: str, models: Models) -> None:
+    def __init__(self, parent: str, models: Models, dedicated_host: str) -> None:
+        self.dedicated_host = dedicated_host
         self.endpoints: dict[str, api.Endpoint] = {}
         self.answers: dict[str, Callable[[str], str]] = {}
         self.served_name = "digits"
@@ -53,11 +62,12 @@ class Endpoints:
         refuse_output_only(wanted, OUTPUT_ONLY | {"traffic_split"})
         if not ENDPOINT_ID.fullmatch(endpoint_id):
             raise ApiError(400, f"endpoint_id: {endpoint_id!r} does not match {ENDPOINT_ID.pattern}")
-        if not wanted.display_name:
-            raise ApiError(400, "Required field display_name is missing")
+        self._check(wanted)
         if endpoint_id in self.endpoints:
             raise ApiError(409, f"Endpoint {endpoint_id} already exists")
         wanted.name = f"{self._parent}/endpoints/{endpoint_id}"
+        if wanted.dedicated_endpoint_enabled:
+            wanted.dedicated_endpoint_dns = f"http://{self.dedicated_host}"
         self.endpoints[endpoint_id] = wanted
         return self._begun(endpoint_id, api.Endpoint(name=wanted.name))
 
@@ -82,15 +92,19 @@ class Endpoints:
     def deploy(self, endpoint_id: str, body: bytes) -> dict[str, Any]:
         known, request = self._known(endpoint_id), parse(api.DeployModelRequest, body)
         model = request.deployed_model
-        refuse_output_only(model, {"create_time", "model_version_id", "status"})
+        refuse_output_only(model, OUTPUT_ONLY_OF_DEPLOYED)
+        if model.id and not DEPLOYED_ID.fullmatch(model.id):
+            raise ApiError(400, f"deployed_model.id: {model.id!r} is not of 1 to 10 digits")
         match = CUSTOM.fullmatch(model.model)
         if not match:
             raise ApiError(400, f"deployed_model.model: {model.model!r} is no version of a model")
-        self._models.get(match[1], match[2])
+        container = self._models.version(match[1], match[2]).container_spec
+        if container.invoke_route_prefix and not known.dedicated_endpoint_enabled:
+            raise ApiError(400, "a model with invoke_route_prefix can only be deployed to a dedicated endpoint")
         resources = model.dedicated_resources
         if "dedicated_resources" not in fields_of(model) or not resources.machine_spec.machine_type:
             raise ApiError(400, "deployed_model.dedicated_resources: a machine type is required for custom models")
-        if not 0 < resources.min_replica_count <= resources.max_replica_count:
+        if not 0 < resources.min_replica_count <= (resources.max_replica_count or resources.min_replica_count):
             raise ApiError(400, "replica counts")
         if bool(resources.machine_spec.accelerator_type) != bool(resources.machine_spec.accelerator_count):
             raise ApiError(400, "accelerator_type and accelerator_count go together")
@@ -100,7 +114,8 @@ class Endpoints:
         if self.fail_next:
             said, self.fail_next = self.fail_next, ""
             return self._begun(endpoint_id, None, error=said)
-        model.id, model.model_version_id = str(7000 + len(self._operations)), match[2]
+        model.id = model.id or str(7000 + len(self._operations))
+        model.model_version_id = match[2]
 
         def finish() -> None:
             known.deployed_models = [*known.deployed_models, model]
@@ -131,9 +146,17 @@ class Endpoints:
         known.traffic_split = {one: share for one, share in split.items() if left and one != gone}
         return self._begun(endpoint_id, api.UndeployModelResponse())
 
-    def raw_predict(self, endpoint_id: str, body: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-        """The answer and its headers; models take turns by their shares."""
+    def raw_predict(self, endpoint_id: str, body: bytes, host: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """The answer and its headers; models take turns by their shares. `host` is where the request arrived."""
         known = self._known(endpoint_id)
+        dedicated = known.dedicated_endpoint_enabled
+        if dedicated != (host == self.dedicated_host):
+            raise ApiError(
+                400, f"{endpoint_id} takes no requests at {host}: it is {'' if dedicated else 'not '}dedicated"
+            )
+        max_bytes = DEDICATED_MAX_BYTES if dedicated else SHARED_MAX_BYTES
+        if len(body) > max_bytes:
+            raise ApiError(400, f"The request size ({len(body)} bytes) exceeds {max_bytes / 1e6:.3f}MB limit.")
         if self.refuses:
             raise ApiError(self.refuses, "the endpoint takes no traffic")
         split = {one: share for one, share in known.traffic_split.items() if share}
@@ -180,7 +203,28 @@ class Endpoints:
         return self.endpoints[endpoint_id]
 
     @staticmethod
+    def _check(wanted: api.Endpoint) -> None:
+        timeout = wanted.client_connection_config.inference_timeout
+        problems = {
+            "display_name: required, at most 128 characters": not 0 < len(wanted.display_name) <= 128,
+            "labels": not all(
+                LABEL.fullmatch(text) and text == text.lower() for pair in wanted.labels.items() for text in pair
+            ),
+            "only one of network, enable_private_service_connect and private_service_connect_config": len(
+                fields_of(wanted) & {"network", "enable_private_service_connect", "private_service_connect_config"}
+            )
+            > 1,
+            "client_connection_config.inference_timeout: at most an hour": bool(timeout)
+            and timeout.total_seconds() > 3600,
+        }
+        for said, wrong in problems.items():
+            if wrong:
+                raise ApiError(400, said)
+
+    @staticmethod
     def _check_split(known: api.Endpoint, split: dict[str, int], new: set[str] | None = None) -> None:
+        if not split:
+            return  # the endpoint is not to accept any traffic
         there = {one.id for one in known.deployed_models} | (new or set())
         if unknown := split.keys() - there:
             raise ApiError(400, f"traffic_split: no deployed models {sorted(unknown)}")

@@ -72,6 +72,10 @@ class Models:
     def get(self, model_id: str, version: str) -> dict[str, Any]:
         return as_dict(self._known(model_id, version or "default"))
 
+    def version(self, model_id: str, version: str) -> api.Model:
+        """One version. Raises ApiError (404) for an unknown one."""
+        return self._known(model_id, version)
+
     def list_versions(self, model_id: str, query: dict[str, str]) -> dict[str, Any]:
         if unknown := query.keys() - {"pageToken", "$alt"}:
             raise ApiError(501, f"a query that this fake does not know: {sorted(unknown)}")
@@ -163,6 +167,16 @@ class Models:
                 not route or route.startswith("/") for route in (container.predict_route, container.health_route)
             ),
             "env: name and value": not all(one.name and one.value for one in container.env),
+            "only one of predict_route and invoke_route_prefix": bool(
+                container.predict_route and container.invoke_route_prefix
+            ),
+            "invoke_route_prefix: /* is the only supported value": container.invoke_route_prefix not in ("", "/*"),
+            "deployment_timeout: limit is 2 hours": not 0 <= container.deployment_timeout.total_seconds() <= 7200,
+            "shared_memory_size_mb: not negative": container.shared_memory_size_mb < 0,
+            "a probe's timeout_seconds: at least its period_seconds": not all(
+                0 <= probe.period_seconds <= max(probe.timeout_seconds, 1)
+                for probe in (container.startup_probe, container.health_probe, container.liveness_probe)
+            ),
         }
         for said, wrong in problems.items():
             if wrong:

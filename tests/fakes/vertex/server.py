@@ -67,7 +67,10 @@ class FakeVertex(FaultyServer, VertexServer):
         self.templates = Templates(project, location)
         self.models = Models(self.parent)
         self.answer_headers: dict[str, str] = {}  # of the request that is being answered
-        self.endpoints = Endpoints(self.parent, self.models)
+        # Another name of this machine, so that the address of a request tells which kind of endpoint it is for.
+        self.endpoints = Endpoints(
+            self.parent, self.models, self.endpoint.removeprefix("http://").replace("127.0.0.1", "localhost")
+        )
         self.metadata = MetadataStore(self.parent)
 
     def print(self, job: PipelineJob, task_name: str, *texts: str, replica: str = "workerpool0-0") -> None:
@@ -95,10 +98,12 @@ class FakeVertex(FaultyServer, VertexServer):
         if match := MODELS.fullmatch(unquote(path)):
             return self._models(method, match, query, body)
         if match := ENDPOINTS.fullmatch(path):
-            return self._endpoints(method, match, query, body)
+            return self._endpoints(method, match, query, headers, body)
         return super().answer(method, path, query, headers, body)
 
-    def _endpoints(self, method: str, match: re.Match[str], query: dict[str, str], body: bytes) -> Json:
+    def _endpoints(
+        self, method: str, match: re.Match[str], query: dict[str, str], headers: Message, body: bytes
+    ) -> Json:
         parent, endpoint_id, verb, operation, cancel = match.groups()
         self.require_parent(parent)
         if (method, operation) == ("GET", None) and endpoint_id and not verb:
@@ -114,7 +119,7 @@ class FakeVertex(FaultyServer, VertexServer):
         if (method, verb) == ("POST", "undeployModel"):
             return self.endpoints.undeploy(endpoint_id, body)
         if (method, verb) == ("POST", "rawPredict"):
-            answer, self.answer_headers = self.endpoints.raw_predict(endpoint_id, body)
+            answer, self.answer_headers = self.endpoints.raw_predict(endpoint_id, body, headers.get("Host", ""))
             return answer
         if method == "PATCH" and endpoint_id and not verb:
             return self.endpoints.update(endpoint_id, query, body)

@@ -10,9 +10,12 @@ from pydantic import Field, model_validator
 from trainer.config.base import Positive, Section
 from trainer.config.model import ModelConfig
 from trainer.errors import ConfigError
-from vlmpipe.config.sections.output import ServingConfig
+from vlmpipe.config.sections.cluster import Environment
+from vlmpipe.config.sections.output import MOST_DEPLOYMENT_S, ServingConfig
 
 PORT, CHAT_ROUTE = 8080, "/v1/chat/completions"
+# Where Vertex AI and GKE put the driver's libraries, which no loader searches by itself.
+DRIVER_FOLDERS = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib"}
 LORA_RANKS = (8, 16, 32, 64, 128, 256)  # that vLLM takes for --max-lora-rank
 
 
@@ -43,13 +46,31 @@ class DeployConfig(Section):
     min_agreement: float = Field(
         0.95, ge=0, le=1, description="Share of answers that must be those of evaluate; otherwise all is undone."
     )
-    timeout_s: Positive = Field(3600, description="Seconds within which the model must be served.")
+    env: Environment = Field(
+        default_factory=dict,
+        description="Environment of the container. LD_LIBRARY_PATH names the folders of the GPU's driver unless it is "
+        "set here. No secrets.",
+    )
+    shared_memory_size_mb: Positive = Field(
+        16384, description="Size of /dev/shm, in MB of the machine's memory; vLLM on several GPUs needs it."
+    )
+    deployment_timeout_s: int = Field(
+        7200,
+        gt=0,
+        le=MOST_DEPLOYMENT_S,
+        description="Seconds within which the model must be served; Vertex AI allows 7200 at most.",
+    )
 
     @model_validator(mode="after")
     def _replicas_fit(self) -> DeployConfig:
         if self.min_replicas > self.max_replicas:
             raise ValueError(f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}")
         return self
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment of the container."""
+        return {**DRIVER_FOLDERS, **self.env}
 
     def arguments(self, name: str, model: ModelConfig, precision: str, folder: str = "{model_uri}") -> list[str]:
         """vLLM's, for a model called `name` with its files in `folder`.
@@ -79,8 +100,16 @@ def container_of(settings: Mapping[str, Any]) -> ServingConfig:
     if settings["register"]["serving"]:
         return ServingConfig.model_validate(settings["register"]["serving"])
     deploy = DeployConfig.model_validate(settings["deploy"])
-    content = {"port": PORT, "predict_route": CHAT_ROUTE, "health_route": "/health", "image_uri": deploy.image_uri}
-    return ServingConfig.model_validate({**content, "args": arguments_of(settings)})
+    return ServingConfig(
+        image_uri=deploy.image_uri,
+        args=tuple(arguments_of(settings)),
+        port=PORT,
+        predict_route=CHAT_ROUTE,
+        health_route="/health",
+        env=deploy.environment,
+        shared_memory_size_mb=deploy.shared_memory_size_mb,
+        deployment_timeout_s=deploy.deployment_timeout_s,
+    )
 
 
 def arguments_of(settings: Mapping[str, Any], folder: str = "{model_uri}") -> list[str]:

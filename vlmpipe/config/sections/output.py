@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from trainer.config.base import Fraction, NonNegative, Section, StorageUri, storage_uri
+from trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
 from trainer.secret_manager import SECRET_NAME
 from vlmpipe.config.sections.cluster import Environment
 
 MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
+MOST_DEPLOYMENT_S = 2 * 3600  # aiplatform_v1 ModelContainerSpec.deployment_timeout
 _REPO_ID = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?/\w([\w.-]*\w)?", re.ASCII)
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 
@@ -131,6 +132,16 @@ class ServingConfig(Section):
     predict_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of predictions; empty for Vertex AI's.")
     health_route: str = Field("", pattern=r"^(/.*)?$", description="HTTP path of health checks; empty for Vertex AI's.")
     env: Environment = Field(default_factory=dict, description="Environment of the container. No secrets.")
+    shared_memory_size_mb: Positive | None = Field(
+        None, description="Size of /dev/shm, in MB of the machine's memory; null leaves it to Vertex AI."
+    )
+    deployment_timeout_s: int | None = Field(
+        None,
+        gt=0,
+        le=MOST_DEPLOYMENT_S,
+        description="Seconds within which the container must be healthy; null leaves it to Vertex AI, which allows "
+        "7200 at most.",
+    )
 
 
 class HubConfig(Section):

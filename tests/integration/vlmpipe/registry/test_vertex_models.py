@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import http.client
 import json
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.registry import folder as registry_module
@@ -42,6 +44,7 @@ PARENT = PLACE.parent
 SERVING = {
     "image_uri": "us-docker.pkg.dev/test-project/serving/vllm:1", "command": [], "args": ["--model={model_uri}"],
     "port": 8080, "predict_route": "/v1/chat/completions", "health_route": "/health", "env": {"A": "b"},
+    "shared_memory_size_mb": 16384, "deployment_timeout_s": 7200,
 }  # fmt: skip
 ON_VERTEX = ["register.registry=vertex://digits", f"register.serving={json.dumps(SERVING)}"]
 DIGITS = ROOT / "configs/digits.yaml"
@@ -69,7 +72,12 @@ def server(gcs_server: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def registry(alias: str = "champion", **changes: Any) -> VertexRegistry:
     return VertexRegistry(
-        PLACE, "digits", REGISTRY_ROOT, alias=alias, serving={**SERVING, **changes}, labels={"team": "vision"}
+        PLACE,
+        "digits",
+        REGISTRY_ROOT,
+        alias=alias,
+        serving=ServingConfig.model_validate({**SERVING, **changes}),
+        labels={"team": "vision"},
     )
 
 
@@ -100,6 +108,7 @@ def test_a_version_has_its_files_and_its_serving_container(server: FakeVertex, t
     container = made.container_spec
     assert list(container.args) == [f"--model={entry.model_uri}"]
     assert (container.image_uri, container.ports[0].container_port) == (SERVING["image_uri"], 8080)
+    assert (container.shared_memory_size_mb, container.deployment_timeout) == (16384, dt.timedelta(hours=2))
     assert made.version_description == "run Run.1, exact match 0.9000"
     files = vertex_models.open_storage(entry.model_uri)
     assert {info.name for info in files.list()} == {"model.safetensors", "README.md"}
@@ -150,8 +159,8 @@ def test_a_step_that_was_killed_after_sending_finds_its_version(server: FakeVert
 
 
 def test_a_refused_request_is_an_error_message_and_leaves_nothing(server: FakeVertex, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Vertex AI refuses the model: .* image_uri"):
-        registry(image_uri="vllm/vllm-openai:1").register("digits", candidate(tmp_path, "a"), "")
+    with pytest.raises(ConfigError, match=r"Vertex AI refuses the model: .* env: name and value"):
+        registry(env={"A": ""}).register("digits", candidate(tmp_path, "a"), "")
     server.models.fail_next = "the service agent cannot read the bucket"
     with pytest.raises(ConfigError, match=r"refuses the model: .*cannot read the bucket"):
         registry().register("digits", candidate(tmp_path, "a"), "")

@@ -58,6 +58,13 @@ def test_the_first_model_makes_the_service(cluster: FakeKubernetes) -> None:
     predictor = cluster.inference_services.services["digits"]["spec"]["predictor"]
     assert predictor["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     assert predictor["serviceAccountName"] == "server"
+    (container,) = predictor["containers"]
+    assert {one["name"]: one["value"] for one in container["env"]} == {
+        "STORAGE_URI": OLD,
+        "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",
+    }
+    assert predictor["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16384M"}
+    assert container["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
 
 
 def test_the_next_model_is_tested_at_its_own_address_and_takes_over(cluster: FakeKubernetes) -> None:
@@ -91,7 +98,7 @@ def test_a_first_model_with_other_answers_leaves_no_service(cluster: FakeKuberne
 def test_a_model_that_never_gets_ready_is_taken_back(cluster: FakeKubernetes) -> None:
     with (
         pytest.raises(UserError, match="does not serve after 1 s: RevisionMissing") as caught,
-        service(timeout_s=1).canary(NEW, "run"),
+        service(deployment_timeout_s=1).canary(NEW, "run"),
     ):
         pass
     assert caught.value.code == ExitCode.UNAVAILABLE

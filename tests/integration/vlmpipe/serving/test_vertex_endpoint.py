@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +12,14 @@ from google.cloud.aiplatform_v1 import types as api
 
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.endpoints import asked_questions, right, wrong
-from trainer.errors import ExitCode, UserError
+from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.config.sections.deploy import DeployConfig
+from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.serving import vertex_endpoint
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
+from vlmpipe.serving.questions import HeldOutQuestion, chat_messages
 from vlmpipe.serving.vertex_endpoint import VertexEndpoint
 
 PLACE = Place("test-project", "us-central1", "jobs@test-project.iam.gserviceaccount.com")
@@ -39,9 +42,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
         yield running
 
 
+def endpoint_of(**changes: Any) -> VertexEndpoint:
+    deploy = DeployConfig(endpoint="digits", image_uri=IMAGE, **{"canary_percent": 20, **changes})
+    return VertexEndpoint(PLACE, deploy, labels={"team": "vision"}, encryption_key="")
+
+
 def deployed(server: FakeVertex, version: str, **changes: Any) -> dict[str, int]:
     deploy = DeployConfig(endpoint="digits", image_uri=IMAGE, **{"canary_percent": 20, **changes})
-    endpoint = VertexEndpoint(PLACE, deploy, labels={"team": "vision"}, encryption_key="")
+    endpoint = endpoint_of(**changes)
     with endpoint.canary(f"{MODEL}@{version}", f"run-{version}") as canary:
         require_agreement(measure_agreement(asked_questions(), endpoint.ask(canary, "digits")), deploy.min_agreement)
     return endpoint.promote(canary)
@@ -59,6 +67,73 @@ def test_the_first_model_makes_the_endpoint_and_takes_all_traffic(server: FakeVe
     deployed(server, "1")
     assert state(server) == {"1": 100}
     assert server.endpoints.predictions == ["1"] * 10
+
+
+def test_an_endpoint_that_is_made_is_dedicated_and_asked_at_its_own_address(server: FakeVertex) -> None:
+    deployed(server, "1")
+    assert server.endpoints.endpoints["digits"].dedicated_endpoint_enabled
+    with pytest.raises(ApiError, match="it is dedicated"):
+        server.endpoints.raw_predict("digits", b"{}", server.endpoint.removeprefix("http://"))
+
+
+def test_an_endpoint_that_was_made_as_a_shared_one_is_asked_at_the_regions_address(server: FakeVertex) -> None:
+    server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "digits"}')
+    deployed(server, "1")
+    assert state(server) == {"1": 100}
+    assert server.endpoints.predictions == ["1"] * 10
+
+
+def test_a_dedicated_endpoint_without_an_address_is_an_error_that_leaves_nothing(server: FakeVertex) -> None:
+    server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "d", "dedicatedEndpointEnabled": true}')
+    server.endpoints.endpoints["digits"].dedicated_endpoint_dns = ""
+    with pytest.raises(UserError, match="a dedicated endpoint without an address") as caught:
+        deployed(server, "1")
+    assert caught.value.code == ExitCode.UNAVAILABLE
+    assert state(server) == {}
+
+
+@pytest.mark.parametrize(
+    "address", ["7.us-central1-9.prediction.vertexai.goog", "https://7.us-central1-9.prediction.vertexai.goog/"]
+)
+def test_a_dedicated_address_is_asked_encrypted_in_both_forms_that_are_documented(address: str) -> None:
+    assert vertex_endpoint._with_scheme(address) == "https://7.us-central1-9.prediction.vertexai.goog"
+
+
+def large_question(num_bytes: int) -> HeldOutQuestion:
+    """A question whose request is larger than this."""
+    return HeldOutQuestion("large", 0, chat_messages("what? " + "x" * num_bytes, "", [], as_text=True), 4, "1")
+
+
+@pytest.mark.parametrize(
+    ("is_shared", "num_bytes", "limit"), [(True, 1_500_000, "1.5 MB"), (False, 10_000_000, "10 MB")]
+)
+def test_questions_above_the_limit_are_refused_before_anything_is_sent(
+    server: FakeVertex, is_shared: bool, num_bytes: int, limit: str
+) -> None:
+    if is_shared:
+        server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "digits"}')
+    with pytest.raises(UserError, match="1 of 11 held-out questions are too large") as caught:
+        endpoint_of().require_public([*asked_questions(), large_question(num_bytes)], "digits")
+    assert caught.value.code == ExitCode.DATA
+    assert f"at most {limit}" in caught.value.expected
+    assert ("a new one is dedicated" in caught.value.fix) is is_shared
+    assert not any(request.startswith("POST") for request in server.requests)
+
+
+def test_a_question_too_large_for_a_shared_endpoint_is_answered_by_a_dedicated_one(server: FakeVertex) -> None:
+    server.endpoints.answers["1"] = lambda question: "1"
+    question, endpoint = large_question(2_000_000), endpoint_of()
+    endpoint.require_public([question], "digits")
+    with endpoint.canary(f"{MODEL}@1", "run-1") as canary:
+        assert endpoint.ask(canary, "digits")(question.messages, 4).text == "1"
+
+
+def test_a_private_endpoint_is_refused_before_anything_is_deployed(server: FakeVertex) -> None:
+    server.endpoints.create(
+        {"endpointId": "digits"}, b'{"displayName": "d", "network": "projects/1/global/networks/n"}'
+    )
+    with pytest.raises(ConfigError, match="is a private endpoint"):
+        endpoint_of().require_public(asked_questions(), "digits")
 
 
 def test_the_next_model_is_tested_with_its_share_and_then_replaces_the_first(server: FakeVertex) -> None:
@@ -107,12 +182,13 @@ def test_a_deployment_that_the_service_gives_up_leaves_nothing(server: FakeVerte
 
 @pytest.mark.parametrize("ends", ["cancelled", "done"])
 def test_a_deployment_that_takes_too_long_is_cancelled_and_leaves_nothing_however_that_ends(
-    server: FakeVertex, ends: str
+    server: FakeVertex, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     deployed(server, "1")
     server.endpoints.slow_next = ends
+    monkeypatch.setattr(vertex_endpoint, "GRACE_S", 0.0)
     with pytest.raises(UserError, match="has not ended after 1 s"):
-        deployed(server, "2", timeout_s=1)
+        deployed(server, "2", deployment_timeout_s=1)
     assert state(server) == {"1": 100} and not server.endpoints._running
 
 
@@ -159,11 +235,50 @@ def test_the_canary_keeps_the_proportions_of_the_models_before_it(server: FakeVe
         ),
     ],
 )  # fmt: skip
-def test_the_fake_refuses_what_the_api_refuses(server: FakeVertex, body: dict[str, Any], said: str) -> None:
-    import json
-
-    from vlmpipe.rehearsal.http_server import ApiError
-
+def test_the_fake_refuses_deployments_that_the_api_refuses(server: FakeVertex, body: dict[str, Any], said: str) -> None:
     server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "d"}')
     with pytest.raises(ApiError, match=said):
         server.endpoints.deploy("digits", json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "display_name"),
+        ({"displayName": "d" * 129}, "at most 128"),
+        ({"displayName": "d", "dedicatedEndpointDns": "https://d"}, "output-only"),
+        ({"displayName": "d", "deployedModels": [{"id": "1"}]}, "output-only"),
+        ({"displayName": "d", "labels": {"Team": "v"}}, "labels"),
+        ({"displayName": "d", "network": "n", "enablePrivateServiceConnect": True}, "only one of network"),
+        ({"displayName": "d", "clientConnectionConfig": {"inferenceTimeout": "3601s"}}, "at most an hour"),
+        ({"displayName": "d", "dedicatedEndpoint": True}, "dedicatedEndpoint"),
+    ],
+)
+def test_the_fake_refuses_endpoints_that_the_api_refuses(server: FakeVertex, body: dict[str, Any], said: str) -> None:
+    with pytest.raises(ApiError, match=said):
+        server.endpoints.create({"endpointId": "digits"}, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("container", "said"),
+    [
+        ({"deploymentTimeout": "7201s"}, "limit is 2 hours"),
+        ({"sharedMemorySizeMb": "-1"}, "shared_memory_size_mb"),
+        ({"predictRoute": "/a", "invokeRoutePrefix": "/*"}, "only one of predict_route"),
+        ({"invokeRoutePrefix": "/a"}, "only supported value"),
+        ({"env": [{"name": "A"}]}, "env: name and value"),
+        ({"startupProbe": {"periodSeconds": 10, "timeoutSeconds": 5}}, "at least its period_seconds"),
+    ],
+)
+def test_the_fake_refuses_containers_that_the_api_refuses(
+    server: FakeVertex, container: dict[str, Any], said: str
+) -> None:
+    model = {"displayName": "d", "artifactUri": "gs://bucket/model", "containerSpec": {"imageUri": IMAGE, **container}}
+    with pytest.raises(ApiError, match=said.replace("*", r"\*")):
+        server.models.upload(json.dumps({"modelId": "m", "model": model}).encode())
+
+
+def test_the_fake_answers_requests_up_to_the_limit_only(server: FakeVertex) -> None:
+    server.endpoints.create({"endpointId": "digits"}, b'{"displayName": "digits"}')
+    with pytest.raises(ApiError, match=r"exceeds 1\.500MB limit"):
+        server.endpoints.raw_predict("digits", b"x" * 1_500_001, server.endpoint.removeprefix("http://"))

@@ -37,6 +37,22 @@ def test_a_whole_model_is_served_in_the_precision_of_its_evaluation() -> None:
     }
 
 
+def test_a_served_model_finds_the_driver_and_has_memory_and_time_as_googles_deployments_of_vllm() -> None:
+    container = container_of(config().to_dict())
+    assert container.env == {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib"}
+    assert (container.shared_memory_size_mb, container.deployment_timeout_s) == (16384, 7200)
+
+
+def test_the_environment_of_a_served_model_is_the_users() -> None:
+    env = "deploy.env={LD_LIBRARY_PATH: /own, VLLM_LOGGING_LEVEL: DEBUG}"
+    assert container_of(config(env).to_dict()).env == {"LD_LIBRARY_PATH": "/own", "VLLM_LOGGING_LEVEL": "DEBUG"}
+
+
+def test_more_time_than_vertex_ai_allows_is_refused() -> None:
+    with pytest.raises(ValueError, match="less than or equal to 7200"):
+        DeployConfig(endpoint="digits", deployment_timeout_s=7201)
+
+
 def test_a_container_of_ones_own_is_taken_as_it_is() -> None:
     serving = [f"register.serving.image_uri={IMAGE}", "register.serving.args=[a]"]
     own = load_run_file(DIGITS, ["deploy.endpoint=digits", *serving])
