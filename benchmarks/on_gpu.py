@@ -11,7 +11,7 @@ import os
 import sys
 
 from benchmarks.support.suite import Part, Suite
-from trainer.launch import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
+from vlmpipe.trainer.launch import ALLOCATOR_VARIABLES, GROWING_SEGMENTS
 
 
 def require_gpu(chosen: argparse.Namespace) -> str:

@@ -11,7 +11,7 @@ def deploy_model(run_uri: str, where: str) -> str:
     Returns:
         The run's folder.
     """
-    from components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_context import step_context
     from vlmpipe.serving.deploy import deploy_run
 
     with step_context(run_uri, "deploy-model") as progress:

@@ -20,12 +20,12 @@ def notify(
     """
     import os
 
-    from components.runtime.step_context import STOPPED_VARIABLE, step_context
-    from components.runtime.step_logic import close_run
-    from components.runtime.vertex_experiments import log_run
-    from components.runtime.webhook import send_notification
-    from trainer.config.job import run_uri_of
+    from vlmpipe.components.runtime.step_context import STOPPED_VARIABLE, step_context
+    from vlmpipe.components.runtime.step_logic import close_run
+    from vlmpipe.components.runtime.vertex_experiments import log_run
+    from vlmpipe.components.runtime.webhook import send_notification
     from vlmpipe.runs.ending import ending_of
+    from vlmpipe.trainer.config.job import run_uri_of
 
     run_uri = run_uri_of(root_uri, run_id, job_name)
     word = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state

@@ -10,10 +10,10 @@ def plan_data(run_uri: str) -> list[str]:
     Returns:
         One text for each task of the next step; empty where the data is prepared already, or too small to divide.
     """
-    from components.runtime.step_context import step_context
-    from components.runtime.step_logic import shares_of
-    from trainer.config.job import JobConfig
-    from trainer.data.prepare.pipeline import plan_chunks
+    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_logic import shares_of
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.data.prepare.pipeline import plan_chunks
 
     with step_context(run_uri, "plan-data") as progress:
         job = JobConfig.load(f"{run_uri}/run.json")

@@ -10,10 +10,10 @@ def prepare_chunks(share: str) -> int:
     Returns:
         How many chunks were prepared.
     """
-    from components.runtime.step_context import step_context
-    from components.runtime.step_logic import read_share
-    from trainer.config.job import JobConfig
-    from trainer.data.prepare.pipeline import prepare_share
+    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_logic import read_share
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.data.prepare.pipeline import prepare_share
 
     task, tasks, run_uri = read_share(share)
     with step_context(run_uri, f"prepare-chunks-{task}") as progress:

@@ -18,9 +18,9 @@ def prepare_data(
         prepared_uri: Where the prepared data lie.
         features: encode when images have no cached features yet, reuse when all have, off without a cache.
     """
-    from components.runtime.step_context import step_context
-    from components.runtime.step_logic import prepare_run
-    from trainer.config.job import JobConfig
+    from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_logic import prepare_run
+    from vlmpipe.trainer.config.job import JobConfig
 
     with step_context(run_uri, "prepare-data") as progress:
         pointers, counts = prepare_run(JobConfig.load(f"{run_uri}/run.json"), progress)

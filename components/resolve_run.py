@@ -40,8 +40,8 @@ def resolve_run(
         run_uri: The run's folder.
         stage_state: accepted where an earlier attempt of the run finished this stage with these settings, else open.
     """
-    from components.runtime.resolve import resolve
-    from components.runtime.step_context import exit_on_error, step_context
+    from vlmpipe.components.runtime.resolve import resolve
+    from vlmpipe.components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.sections.stages import run_uri
     from vlmpipe.registry.release import was_accepted
 

@@ -8,7 +8,7 @@ def reuse_features(run_uri: str, features: str) -> str:
         run_uri: The run's folder.
         features: reuse (all images have features) or off (no cache).
     """
-    from components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_context import step_context
 
     with step_context(run_uri, "cache-features") as progress:
         reasons = {"reuse": "every image has features already", "off": "no cache: images are encoded while training"}

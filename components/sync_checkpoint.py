@@ -14,12 +14,12 @@ def sync_checkpoint(
         run_uri: The run's folder, which is also the output.
         gcp_resources: Output of the training job's step; taking it makes this step wait for the job.
     """
-    from components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_context import step_context
 
     with step_context(run_uri, "sync-checkpoint") as progress:
-        from components.runtime.step_logic import job_metrics, sync_model
-        from trainer.config.job import JobConfig
+        from vlmpipe.components.runtime.step_logic import job_metrics, sync_model
         from vlmpipe.report.build import build_report
+        from vlmpipe.trainer.config.job import JobConfig
 
         for name, value in job_metrics(run_uri, "train").items():
             metrics.log_metric(name, value)

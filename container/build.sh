@@ -79,4 +79,4 @@ case $builder in
   *) fail "unknown builder '$builder'" "builder=docker or builder=gcloud" ;;
 esac
 
-"$python" -m pipelines.pin_images --registry "$registry" --tag "$tag" ${run_file:+--config "$run_file"} <build/builder.json
+"$python" -m vlmpipe.pipelines.pin_images --registry "$registry" --tag "$tag" ${run_file:+--config "$run_file"} <build/builder.json

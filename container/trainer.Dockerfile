@@ -71,4 +71,4 @@ RUN pip install --no-deps --no-build-isolation --no-index . && rm -rf build ./*.
 ENV TORCH_EXTENSIONS_DIR=/home/vlmpipe/torch_extensions HOME=/home/vlmpipe
 USER 1000
 # Vertex AI gives the command in the job spec; this is what a person who starts the image by hand sees.
-CMD ["python", "-m", "trainer.launch", "--help"]
+CMD ["python", "-m", "vlmpipe.trainer.launch", "--help"]

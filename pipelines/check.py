@@ -12,12 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.data import BIGQUERY, OWN_FORMAT, DataConfig
-from trainer.config.job import RunPaths
-from trainer.config.model import WeightsConfig
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import in_bucket
-from trainer.storage.model_folders import bucket_address
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
@@ -26,6 +20,12 @@ from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.runs.local.run import require_writable
+from vlmpipe.trainer.config.data import BIGQUERY, OWN_FORMAT, DataConfig
+from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.base import in_bucket
+from vlmpipe.trainer.storage.model_folders import bucket_address
 
 if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
@@ -147,7 +147,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
 def _trainer(config: RunConfig) -> Iterator[Finding]:
     """Whether a training program of one's own could start on this machine."""
     if trainer := config.train.trainer:
-        from trainer.external.dry_start import require_startable
+        from vlmpipe.trainer.external.dry_start import require_startable
 
         try:
             yield Finding("trainer", "ok", f"{trainer.name}: {require_startable(trainer)}")
@@ -230,9 +230,9 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 def _one_source(data: DataConfig) -> Finding:
     if in_bucket(data.source) or data.source.startswith(BIGQUERY):
         return Finding("data", "unchecked", f"{data.source} is read when the run starts")
-    from trainer.data.rejects import Reject
-    from trainer.data.sources import open_source
-    from trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
+    from vlmpipe.trainer.data.rejects import Reject
+    from vlmpipe.trainer.data.sources import open_source
+    from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
 
     if data.source.startswith(BUILTIN_PREFIX):
         require_builtin(data.source)
@@ -252,7 +252,7 @@ def _one_source(data: DataConfig) -> Finding:
 
 def _benchmarks(config: RunConfig) -> Iterator[Finding]:
     """Whether benchmarks' files are what their formats say, and their images are there."""
-    from trainer.evaluation.benchmarks.readers import read_benchmark
+    from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 
     for benchmark in config.evaluate.benchmarks:
         if any(in_bucket(uri) for uri in (benchmark.uri, benchmark.annotations, benchmark.images)):
@@ -263,7 +263,7 @@ def _benchmarks(config: RunConfig) -> Iterator[Finding]:
         text = f"{benchmark.name}: {len(questions):,} questions of {benchmark.format} about {images:,} images"
         yield Finding("benchmarks", "ok", text)
     if lmms_eval := config.evaluate.lmms_eval:
-        from trainer.evaluation.lmms_eval import require_ready
+        from vlmpipe.trainer.evaluation.lmms_eval import require_ready
 
         tasks = ", ".join(lmms_eval.tasks)
         if in_bucket(lmms_eval.include_path) or not lmms_eval.python:
@@ -358,7 +358,7 @@ def _missing_for_vertex(config: RunConfig) -> Iterator[str]:
 
 
 def _tuning(config: RunConfig) -> Iterator[Finding]:
-    from pipelines.tune.search import require_tuning
+    from vlmpipe.pipelines.tune.search import require_tuning
 
     tune = require_tuning(config)
     yield Finding("tuning", "ok", f"{tune.max_trial_count} trials over {', '.join(tune.parameters)}")

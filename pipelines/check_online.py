@@ -13,15 +13,15 @@ from google.cloud.aiplatform.constants.base import SUPPORTED_REGIONS
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
 from requests.exceptions import RequestException
 
-from pipelines.check import EXAMPLE_PROJECT, Finding, of_stages
-from trainer.config.model import ModelConfig
-from trainer.errors import ExitCode, UserError
-from trainer.models.hub_errors import hub_error
-from trainer.secret_manager import use_hub_token
-from trainer.storage.model_folders import bucket_address
 from vlmpipe.backends.vertex.client import no_credentials, reason_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.validation_errors import did_you_mean
+from vlmpipe.pipelines.check import EXAMPLE_PROJECT, Finding, of_stages
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.secret_manager import use_hub_token
+from vlmpipe.trainer.storage.model_folders import bucket_address
 
 TIMEOUT_S = 5.0  # of each lookup
 
@@ -138,7 +138,7 @@ def _address(client: storage.Client, field: str, uri: str, has_objects: bool) ->
 
 
 def _s3_address(field: str, uri: str) -> Finding:
-    from trainer.storage.s3 import holds_objects  # its library comes with an extra
+    from vlmpipe.trainer.storage.s3 import holds_objects  # its library comes with an extra
 
     try:
         found = holds_objects(_before_pattern(uri))

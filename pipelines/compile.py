@@ -12,15 +12,15 @@ from kfp.compiler.pipeline_spec_builder import extract_comments_from_pipeline_sp
 from kfp.dsl.base_component import BaseComponent
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines.targets import TARGETS, TargetName
-from pipelines.training import build
-from trainer.errors import os_errors
-from trainer.storage.base import join_uri
-from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
 from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
+from vlmpipe.pipelines.targets import TARGETS, TargetName
+from vlmpipe.pipelines.training import build
+from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.local import LocalStorage
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import ConfigError
-from trainer.storage.base import join_uri
 from vlmpipe.runs.local.run import MARKER
 from vlmpipe.runs.local.summary import RunReport, find_run, report_of
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
     from vlmpipe.runs.kubeflow.names import KubeflowRun
@@ -24,7 +24,7 @@ def find(name: str, *, root: str, project: str, location: str) -> RunReport | Ad
     """The run called `name`. Raises ConfigError where there is none, or where it is a search."""
     if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
         return find_run(root, name)
-    from pipelines.tune.status import find_search
+    from vlmpipe.pipelines.tune.status import find_search
     from vlmpipe.runs.kubeflow.names import kubeflow_run
     from vlmpipe.runs.vertex.names import address_of
 
@@ -40,7 +40,7 @@ def find(name: str, *, root: str, project: str, location: str) -> RunReport | Ad
 
 def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Callable[[], Any], bool]:
     """A function that reads the status of a run or a search, and whether a service in the cloud is asked."""
-    from pipelines.tune.status import LocalSearch, find_search
+    from vlmpipe.pipelines.tune.status import LocalSearch, find_search
 
     if search := find_search(name, root):
         return search.status, not isinstance(search, LocalSearch)

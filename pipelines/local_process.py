@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from types import FrameType
 
-from pipelines.local_runner import GRACE_S
-from trainer.errors import CAUSES, ExitCode, os_errors
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.backends.signals import handling
+from vlmpipe.pipelines.local_runner import GRACE_S
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.run import LocalRun
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import ATTEMPT_LINE
+from vlmpipe.trainer.errors import CAUSES, ExitCode, os_errors
 
 POLL_S = 0.25
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,7 +66,15 @@ class PipelineProcess:
 def pipeline_command(run: LocalRun, *, retries: int | None = None, faults: Sequence[str] = ()) -> list[str]:
     """The command line of the pipeline on this machine. `retries` and `faults` are what `vlmpipe run` takes."""
     config = str(run.folder / RUN_FILE_COPY)
-    command = [sys.executable, "-m", "pipelines.local_runner", "--config", config, "--run-id", run.marker.run_id]
+    command = [
+        sys.executable,
+        "-m",
+        "vlmpipe.pipelines.local_runner",
+        "--config",
+        config,
+        "--run-id",
+        run.marker.run_id,
+    ]
     if retries is not None:
         command += ["--retries", str(retries)]
     return [*command, "--inject-fault", ";".join(faults)] if faults else command

@@ -1,6 +1,6 @@
 """Run a run file's pipeline on this machine, through kfp.local.
 
-    python -m pipelines.local_runner --config runs/runs/digits-1/run_file.json --run-id digits-1
+    python -m vlmpipe.pipelines.local_runner --config runs/runs/digits-1/run_file.json --run-id digits-1
 
 `vlmpipe run` starts this program in a subreaper (vlmpipe/backends/local/subreaper.py): when it ends, or when its parent
 is killed, no process of it is left. SIGTERM asks it to stop.
@@ -21,15 +21,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.runtime.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
-from trainer.config.job import run_uri_of
-from trainer.errors import ExitCode, run_main
-from trainer.progress import StepRecord
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
-from trainer.storage.records import read_record, read_record_file, write_record
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.components.runtime.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
 from vlmpipe.config.sections.stages import stage_run_id
+from vlmpipe.trainer.config.job import run_uri_of
+from vlmpipe.trainer.errors import ExitCode, run_main
+from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.records import read_record, read_record_file, write_record
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -51,7 +51,7 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
     """
     from kfp import local
 
-    from pipelines.training import build
+    from vlmpipe.pipelines.training import build
 
     root_uri = open_storage(config.root_uri("local")).root_uri
     config = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": root_uri})})
@@ -126,7 +126,7 @@ def _exit_code(folders: Sequence[str], failure: Path, *, since_s: float) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the pipeline of a run file on this machine."""
-    parser = argparse.ArgumentParser(prog="pipelines.local_runner", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.pipelines.local_runner", description=__doc__)
     parser.add_argument("--config", required=True, help="path of the run file")
     parser.add_argument("--run-id", required=True, help="name of the run and of its folder")
     parser.add_argument(

@@ -1,6 +1,6 @@
 """Writes the digests of pushed images into a run file, at the end of `make build`.
 
-    docker image inspect ... | python -m pipelines.pin_images --registry host/project/repository --tag t [--config
+    docker image inspect ... | python -m vlmpipe.pipelines.pin_images --registry host/project/repository --tag t [--config
     run.yaml]
 
 A tag may move while a run is queued; a digest cannot.
@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors, run_main
 from vlmpipe.config.yaml_loader import compose, parse_yaml, read_run_file
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors, run_main
 
 FIELDS = {"trainer": ("cluster", "image_uri"), "pipeline": ("gcp", "pipeline_image")}
 FILE = Path("build/images.json")
@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the builder's answer on stdin; print and write the images by digest."""
-    parser = argparse.ArgumentParser(prog="pipelines.pin_images", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.pipelines.pin_images", description=__doc__)
     parser.add_argument("--registry", required=True)
     parser.add_argument("--tag", required=True)
     parser.add_argument("--config", type=Path, help="run file to write them into")

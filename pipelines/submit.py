@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pipelines.check import EXAMPLE_PROJECT
-from pipelines.compile import FOLDER, Compiled, compile_pipeline
-from trainer.errors import ConfigError
 from vlmpipe.backends.packages import for_vertex, upload
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import endpoint, pipeline_client
 from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
+from vlmpipe.pipelines.check import EXAMPLE_PROJECT
+from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -31,10 +30,11 @@ from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.runs.vertex.names import Address
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipelines.templates.publish import Template
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.pipelines.templates.publish import Template
 
 
 @dataclass(frozen=True)

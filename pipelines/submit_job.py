@@ -12,29 +12,29 @@ from typing import Any
 
 from google.cloud.aiplatform_v1 import types as api
 
-from components.runtime.resolve import compiled_settings, resolve
-from components.runtime.step_logic import point_to_features
-from pipelines.submit import require_own_project
-from trainer.config.job import JobConfig, RunPaths
-from trainer.data.prepare.pipeline import find_prepared
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.records import write_record
 from vlmpipe.backends.packages import for_vertex, upload
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, endpoint, job_client
 from vlmpipe.backends.vertex.custom_job import JobSubmission
 from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.pipelines.submit import require_own_project
 from vlmpipe.planner.cost.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.runs.vertex.names import Address
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import write_record
 
 _IN_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(/customJobs/.*)?")
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pipelines.compile import FOLDER, Compiled, compile_pipeline
-from trainer.errors import ConfigError
-from trainer.storage.base import join_uri
 from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
+from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
 from vlmpipe.planner.cost.approval import Spending, fail_on_error, spending_of
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.runs.kubeflow.names import KubeflowRun
 from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import join_uri
 
 ENDPOINT_VARIABLE = "KF_PIPELINES_ENDPOINT"  # kfp's own
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kfp import dsl
 from kfp.dsl.structures import ResourceSpec
 
-from components.jobs.run_kubeflow_job import run_kubeflow_job
-from components.jobs.run_local_job import run_local_job
-from components.jobs.run_vertex_job import run_vertex_job
+from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job
+from vlmpipe.components.jobs.run_local_job import run_local_job
+from vlmpipe.components.jobs.run_vertex_job import run_vertex_job
 from vlmpipe.config.target_requirements import require_kubeflow, require_vertex, unused_on_kubeflow
 from vlmpipe.job_spec.build import own_step_fields
 

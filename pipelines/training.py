@@ -34,29 +34,29 @@ from kfp import dsl
 from kfp.dsl import PipelineTask
 from kfp.dsl.base_component import BaseComponent
 
-from components.decide import decide
-from components.deploy_model import deploy_model
-from components.jobs.collect_features import collect_features
-from components.notify import notify
-from components.plan_data import plan_data
-from components.prepare_chunks import prepare_chunks
-from components.prepare_data import prepare_data
-from components.register_model import register_model
-from components.resolve_run import resolve_run
-from components.reuse_features import reuse_features
-from components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
-from components.stages.reuse_stage import reuse_stage
-from components.sweep.compare_variants import compare_variants
-from components.sweep.list_jobs import list_jobs
-from components.sweep.open_sweep import open_sweep
-from components.sweep.prepare_variant import prepare_variant
-from components.sweep.run_sweep_job import run_sweep_job
-from components.sync_checkpoint import sync_checkpoint
-from pipelines.targets import TARGETS, Target, TargetName, component_of
+from vlmpipe.components.decide import decide
+from vlmpipe.components.deploy_model import deploy_model
+from vlmpipe.components.jobs.collect_features import collect_features
+from vlmpipe.components.notify import notify
+from vlmpipe.components.plan_data import plan_data
+from vlmpipe.components.prepare_chunks import prepare_chunks
+from vlmpipe.components.prepare_data import prepare_data
+from vlmpipe.components.register_model import register_model
+from vlmpipe.components.resolve_run import resolve_run
+from vlmpipe.components.reuse_features import reuse_features
+from vlmpipe.components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
+from vlmpipe.components.stages.reuse_stage import reuse_stage
+from vlmpipe.components.sweep.compare_variants import compare_variants
+from vlmpipe.components.sweep.list_jobs import list_jobs
+from vlmpipe.components.sweep.open_sweep import open_sweep
+from vlmpipe.components.sweep.prepare_variant import prepare_variant
+from vlmpipe.components.sweep.run_sweep_job import run_sweep_job
+from vlmpipe.components.sync_checkpoint import sync_checkpoint
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import hidden_by_stages, path_in
 from vlmpipe.config.sections.sweep import SweepConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
+from vlmpipe.pipelines.targets import TARGETS, Target, TargetName, component_of
 
 
 def build(config: RunConfig, target: TargetName) -> BaseComponent:
@@ -226,7 +226,7 @@ class _Steps:
 
     def sweep(self, sweep: SweepConfig, run_uri: Any, target: TargetName) -> None:
         """The steps from the variants' data to their comparison. One item of a loop goes to each input of its steps:
-        see `components.runtime.step_logic.shares_of`."""
+        see `vlmpipe.components.runtime.step_logic.shares_of`."""
         opened = self.add(open_sweep, run_uri=run_uri)
         with dsl.ParallelFor(opened.output, name=self.named("preparations"), parallelism=sweep.parallelism) as of_data:
             prepared = self.add(prepare_variant, name="prepare-data", run_uri=of_data)

@@ -16,8 +16,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN
-from trainer.data.sources.builtin.digits import DigitsSource
 from vlmpipe.prove.tiny_model import (
     CHAT_TEMPLATE,
     END,
@@ -30,6 +28,8 @@ from vlmpipe.prove.tiny_model import (
     VISION_START,
     save_tiny_model,
 )
+from vlmpipe.trainer.config.model import IMAGE_PAD, IMAGE_TOKEN
+from vlmpipe.trainer.data.sources.builtin.digits import DigitsSource
 
 SPECIALS = (PAD, TURN, END, VISION_START, VISION_END, IMAGE_PAD, VIDEO)
 SIDE = 56  # pixels of a picture, which become four tokens

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 
-from trainer.extras import extra_of, install_command
-from trainer.redaction import hiding_secrets
+from vlmpipe.trainer.extras import extra_of, install_command
+from vlmpipe.trainer.redaction import hiding_secrets
 
 DEBUG_VARIABLE = "VLMPIPE_DEBUG"  # if set, errors for people are printed with their traceback
 EXIT_FOLDER_VARIABLE = "VLMPIPE_EXIT_FOLDER"  # folder in which workers write their exit codes for the launcher

@@ -1,6 +1,6 @@
 """Launches one node of a distributed job from CLUSTER_SPEC or PET_*, by torchrun, and returns a meaningful exit code.
 
-python -m trainer.launch --nproc-per-node auto -- trainer.train --config gs://bucket/runs/1/run.json
+python -m vlmpipe.trainer.launch --nproc-per-node auto -- vlmpipe.trainer.train --config gs://bucket/runs/1/run.json
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, read_cluster
-from trainer.distributed.rendezvous import meet, rendezvous_timeout_s
-from trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
-from trainer.preflight import announce, check_node
-from trainer.secret_manager import use_secrets
-from trainer.storage import open_storage
-from trainer.storage.records import read_record
+from vlmpipe.trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, read_cluster
+from vlmpipe.trainer.distributed.rendezvous import meet, rendezvous_timeout_s
+from vlmpipe.trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
+from vlmpipe.trainer.preflight import announce, check_node
+from vlmpipe.trainer.secret_manager import use_secrets
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 # torchrun kills processes so long after it passed on SIGTERM; by itself after 30 s, as always before 2.12.
@@ -39,7 +39,7 @@ ALLOCATOR_VARIABLES, GROWING_SEGMENTS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALL
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the module named after `--` on this node, several processes under torchrun. Returns the job's exit code."""
-    parser = argparse.ArgumentParser(prog="trainer.launch", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.launch", description=__doc__)
     parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
     parser.add_argument("module", help="module to run, followed by its arguments, after --")
     parser.add_argument("module_arguments", nargs=argparse.REMAINDER)

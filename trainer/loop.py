@@ -5,20 +5,20 @@ from __future__ import annotations
 import gc
 import time
 
-from trainer.checkpoint.manager import Checkpoints
-from trainer.config.job import JobConfig
-from trainer.dataloading.batches import PrefetchingLoader
-from trainer.distributed.process import ProcessContext, StopRequest
-from trainer.distributed.watchdog import Watchdog
-from trainer.errors import ExitCode
-from trainer.gc_control import collect_as_usual, collect_between_steps
-from trainer.monitoring.profiler import StepProfiler, phase
-from trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
-from trainer.monitoring.training_monitor import TrainingMonitor
-from trainer.optimizer.build import rate_factor
-from trainer.preflight import require_room
-from trainer.setup import build_training
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.manager import Checkpoints
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.dataloading.batches import PrefetchingLoader
+from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
+from vlmpipe.trainer.distributed.watchdog import Watchdog
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.gc_control import collect_as_usual, collect_between_steps
+from vlmpipe.trainer.monitoring.profiler import StepProfiler, phase
+from vlmpipe.trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
+from vlmpipe.trainer.monitoring.training_monitor import TrainingMonitor
+from vlmpipe.trainer.optimizer.build import rate_factor
+from vlmpipe.trainer.preflight import require_room
+from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.storage import open_storage
 
 COLLECT_GARBAGE_EVERY_STEPS = 200
 

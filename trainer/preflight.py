@@ -1,6 +1,6 @@
 """Fast checks of a node for failures that otherwise appear minutes later or without a clear cause.
 
-The launcher runs `check_node` and `announce`; `trainer.distributed.collectives.check_ranks` writes the reports of all
+The launcher runs `check_node` and `announce`; `vlmpipe.trainer.distributed.collectives.check_ranks` writes the reports of all
 nodes to `<run>/preflight.json`. Ranks check with `require_room` that a checkpoint fits.
 """
 
@@ -18,18 +18,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint.staging import sweep_staging
-from trainer.distributed.cluster_env import REPORT_VARIABLE
-from trainer.errors import ExitCode, UserError, print_warning
-from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.staging import sweep_staging
+from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
+from vlmpipe.trainer.errors import ExitCode, UserError, print_warning
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 if TYPE_CHECKING:
-    from trainer.config.train import TrainConfig
-    from trainer.distributed.process import ProcessContext
-    from trainer.setup import TrainingSetup
+    from vlmpipe.trainer.config.train import TrainConfig
+    from vlmpipe.trainer.distributed.process import ProcessContext
+    from vlmpipe.trainer.setup import TrainingSetup
 
 GIB = 1 << 30
 # Containers often get 64 MiB, and a CustomJob has no field for it. NCCL and data workers need more:

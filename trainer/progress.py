@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
-from trainer.redaction import redact_all
-from trainer.storage import open_storage
-from trainer.storage.background_writer import BackgroundWriter
-from trainer.storage.records import seal
+from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
+from vlmpipe.trainer.redaction import redact_all
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.background_writer import BackgroundWriter
+from vlmpipe.trainer.storage.records import seal
 
 PRINT_INTERVAL_S = 5.0
 

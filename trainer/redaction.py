@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, TypeVar, cast
 
-from trainer.secret_detection import assigned_secrets, may_begin_secret, possible_forms
+from vlmpipe.trainer.secret_detection import assigned_secrets, may_begin_secret, possible_forms
 
 HIDDEN = "(hidden)"
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from trainer.errors import ExitCode, UserError
-from trainer.redaction import SECRETS_VARIABLE
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.redaction import SECRETS_VARIABLE
 
 if TYPE_CHECKING:
     import requests

@@ -12,48 +12,48 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer.checkpoint.commit import CommitRecord
-from trainer.checkpoint.resume import versions
-from trainer.config.compiling import CompileChoice, compile_choice
-from trainer.config.job import DataPointers, JobConfig, defers_weights
-from trainer.config.train import TrainConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index, SplitIndex
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
-from trainer.dataloading.readers import Readers, open_readers, warnings
-from trainer.distributed.agreement import meet
-from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError, print_warning
-from trainer.evaluation.reference_log_probs import ReferenceLogProbs
-from trainer.evaluation.validation_loss import Validation, validation_of
-from trainer.feature_cache.reader import FeatureReader
-from trainer.models.arr_coc.question_centre import centre_questions, lacks_centre
-from trainer.models.base import Family, Weights
-from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import image_form_of
-from trainer.models.layers.bf16 import use_tf32
-from trainer.models.layers.compile import compile_layers, has_compiler
-from trainer.models.layers.deferred_weights import DeferredWeights
-from trainer.models.layers.float8 import compute_in_float8
-from trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
-from trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
-from trainer.models.layers.preference import pair_loss_of
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.monitoring.rank_metrics import ForwardTimer, waitless
-from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.flops import SequenceFlops, flops_per_sequence
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import stages_of
-from trainer.storage import open_storage
-from trainer.strategies.base import Strategy
-from trainer.strategies.deepspeed.requirements import require_engine
-from trainer.strategies.registry import build_strategy as strategy_of
-from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
+from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.checkpoint.resume import versions
+from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
+from vlmpipe.trainer.config.job import DataPointers, JobConfig, defers_weights
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index, SplitIndex
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
+from vlmpipe.trainer.dataloading.readers import Readers, open_readers, warnings
+from vlmpipe.trainer.distributed.agreement import meet
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError, print_warning
+from vlmpipe.trainer.evaluation.reference_log_probs import ReferenceLogProbs
+from vlmpipe.trainer.evaluation.validation_loss import Validation, validation_of
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.models.arr_coc.question_centre import centre_questions, lacks_centre
+from vlmpipe.trainer.models.base import Family, Weights
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.bf16 import use_tf32
+from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
+from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
+from vlmpipe.trainer.models.layers.float8 import compute_in_float8
+from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
+from vlmpipe.trainer.models.layers.nf4 import quantize_base, require_bitsandbytes
+from vlmpipe.trainer.models.layers.preference import pair_loss_of
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.flops import SequenceFlops, flops_per_sequence
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.sizing.pipeline_partition import stages_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.strategies.deepspeed.requirements import require_engine
+from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
+from vlmpipe.trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
 CENTRE_SEQUENCES = 16  # packed sequences whose questions give their mean, on every rank the same
 MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
@@ -172,12 +172,14 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     Raises ConfigError, before building it, where it cannot be sharded or split into stages.
     """
     if job.train.tensor_parallel > 1:
-        from trainer.strategies.tensor_parallel.plan import require_shardable  # DTensor alone takes most of a second
+        from vlmpipe.trainer.strategies.tensor_parallel.plan import (
+            require_shardable,  # DTensor alone takes most of a second
+        )
 
         shares = job.train.sequence_parallel
         require_shardable(job.model, job.train.tensor_parallel, cached=data.cached, sequence=shares)
     if job.train.context_parallel > 1:
-        from trainer.strategies.context_parallel import require_context_parallel
+        from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 
         require_context_parallel(job.model, job.train.context_parallel)
     sequence_flops = None
@@ -186,7 +188,7 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         sequence_flops = mean_sequence_flops(job, shape, data.sampler, cached=data.cached)
         stages_of(shape.language.layers, job.train.stages, sequence_flops, image_layers=shape.image_layers)
     if job.model.family == "hf":
-        from trainer.models.hf.examine import require_trainable
+        from vlmpipe.trainer.models.hf.examine import require_trainable
 
         require_trainable(job.model, pack=job.data.pack, cached=data.cached)
     deferred: Weights | None = None

@@ -1,6 +1,6 @@
 """The training job's process.
 
-torchrun ... -m trainer.train --config <run>/run.json
+torchrun ... -m vlmpipe.trainer.train --config <run>/run.json
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import os
 
 import torch
 
-from trainer.config.job import JobConfig
-from trainer.distributed.collectives import check_ranks, measure_communication
-from trainer.distributed.process import StopRequest, run_worker, start_worker
-from trainer.loop import train
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.collectives import check_ranks, measure_communication
+from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer.loop import train
 
 # Without it cuBLAS takes a workspace by its stream, and torch refuses its products in deterministic runs:
 # https://docs.nvidia.com/cuda/cublas/#results-reproducibility
@@ -22,7 +22,7 @@ CUBLAS_VARIABLE, CUBLAS_DETERMINISTIC = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 def main(arguments: list[str] | None = None) -> int:
     """Train on this rank. Returns its exit code."""
-    parser = argparse.ArgumentParser(prog="trainer.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.train", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args(arguments)
     stop = StopRequest()

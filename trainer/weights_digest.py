@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config.job import JobConfig
-from trainer.config.model import changed_fields
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import changed_fields
 
 
 class WeightsDigest:

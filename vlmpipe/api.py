@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainer.errors import ExitCode, UserError, missing_packages, require_package
+from vlmpipe.trainer.errors import ExitCode, UserError, missing_packages, require_package
 
 if TYPE_CHECKING:
-    from pipelines.check import Finding
-    from pipelines.compile import Compiled
-    from pipelines.submit import Submitted
-    from pipelines.tune.status import SearchStatus
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.pipelines.check import Finding
+    from vlmpipe.pipelines.compile import Compiled
+    from vlmpipe.pipelines.submit import Submitted
+    from vlmpipe.pipelines.tune.status import SearchStatus
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
     from vlmpipe.planner.sweep import SweepPlan
@@ -67,11 +67,11 @@ def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
     Args:
         online: Also look up models on the Hugging Face hub, gs:// addresses and the region.
     """
-    from pipelines.check import check_run
+    from vlmpipe.pipelines.check import check_run
 
     findings = check_run(config)
     if online:
-        from pipelines.check_online import check_online
+        from vlmpipe.pipelines.check_online import check_online
 
         findings += check_online(config)
     return findings
@@ -100,7 +100,7 @@ def compile(config: RunConfig, target: Target = "vertex", output: str | Path | N
     Raises:
         ConfigError: The run file lacks what the target needs, or Vertex AI would refuse one of its jobs.
     """
-    from pipelines.compile import FOLDER, compile_pipeline
+    from vlmpipe.pipelines.compile import FOLDER, compile_pipeline
 
     return compile_pipeline(config, target, Path(output or FOLDER / f"{config.name}.{target}.yaml"))
 
@@ -136,7 +136,7 @@ def run(
             be built from the model section.
         RunFailedError: The run failed or was stopped.
     """
-    from pipelines.local_process import execute, pipeline_command
+    from vlmpipe.pipelines.local_process import execute, pipeline_command
     from vlmpipe.planner.sweep import require_runnable
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.local.run import open_run
@@ -176,7 +176,7 @@ def submit(
     Raises:
         UserError: The run was not started, or the error says that this is not known.
     """
-    from pipelines.submit import submit_run
+    from vlmpipe.pipelines.submit import submit_run
 
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
 
@@ -197,7 +197,7 @@ def status(
     Raises:
         ConfigError: There is no such run.
     """
-    from pipelines.find import reader_of
+    from vlmpipe.pipelines.find import reader_of
 
     read, _ = reader_of(name, root=root, project=project, location=location)
     return read()

@@ -14,7 +14,7 @@ from benchmarks.checkpoint.stacked_layers import RECORD, Trained
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.commit import (
     CommitRecord,
     Listing,
     checkpoint_name,
@@ -23,8 +23,8 @@ from trainer.checkpoint.commit import (
     inspect,
     upload_node_files,
 )
-from trainer.checkpoint.resume import resume as resume_from
-from trainer.strategies.torch_base import STATE_OPTIONS
+from vlmpipe.trainer.checkpoint.resume import resume as resume_from
+from vlmpipe.trainer.strategies.torch_base import STATE_OPTIONS
 
 TENSORS_OF_A_LAYER = 4  # its weights, Adam's two moments and its count of steps; each a file of its own here
 SHARDS, SHARD_WIDTH = 1000, 256  # a shard is 256 KiB

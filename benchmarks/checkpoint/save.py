@@ -11,12 +11,12 @@ from benchmarks.checkpoint.stacked_layers import RECORD, WIDTH, Trained
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
-from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.commit import committed
-from trainer.checkpoint.mirror.background import BackgroundMirror
-from trainer.checkpoint.mirror.copies import newest_good_of
-from trainer.checkpoint.retention import Retention
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
+from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror
+from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
+from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.storage.local import LocalStorage
 
 MIB = 2**20
 STALL_LAYERS, RUN_LAYERS = 24, 6

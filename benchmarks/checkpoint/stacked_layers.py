@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import CommitRecord
-from trainer.checkpoint.retention import Retention
-from trainer.config.optimizer import OptimizerConfig
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.storage.local import LocalStorage
-from trainer.strategies.ddp import Ddp
+from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.strategies.ddp import Ddp
 
 RECORD = CommitRecord(
     attempt=1, epoch=0, step=0, sequences_consumed=0, world_size=1, num_nodes=1, strategy="ddp",

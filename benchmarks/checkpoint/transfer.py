@@ -20,13 +20,13 @@ from benchmarks.checkpoint.stacked_layers import RECORD
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, fetch_folder, upload_node_files, verify
-from trainer.checkpoint.mirror.copies import mirror_checkpoint
-from trainer.storage.base import CHUNK_BYTES, Storage
-from trainer.storage.gcs import GcsStorage
-from trainer.storage.local import LocalStorage
-from trainer.storage.transfer import THREADS
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, fetch_folder, upload_node_files, verify
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint
+from vlmpipe.trainer.storage.base import CHUNK_BYTES, Storage
+from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.transfer import THREADS
 
 MIB = 2**20
 FILES = 8

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from benchmarks.support.suite import Bench
 from benchmarks.support.workloads import Workload, data_workloads
-from trainer.config.model import ModelConfig
-from trainer.feature_cache.reader import FeatureReader
-from trainer.feature_cache.store import write_shard
-from trainer.models.image_processor import PixelPreparer
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.feature_cache.store import write_shard
+from vlmpipe.trainer.models.image_processor import PixelPreparer
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
 
 BATCH = 16
 PHOTOGRAPHS = "600 x 400 JPEG, 224 pixels"

@@ -14,11 +14,11 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock
 from benchmarks.support.workloads import job_of, prepare_job
-from trainer.config.job import JobConfig
-from trainer.data.mixture import Mixture
-from trainer.data.prepare.pipeline import find_prepared
-from trainer.data.sample import SPLITS
-from trainer.data.shards.index import Index
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.mixture import Mixture
+from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index import Index
 
 SOURCES, RECORDS = 10, 10_000
 MILLION = 1_000_000

@@ -12,7 +12,7 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured
 from benchmarks.support.workloads import Workload, data_workloads
-from trainer.data.packing import Int64Array, PackingPlan, plan_packing
+from vlmpipe.trainer.data.packing import Int64Array, PackingPlan, plan_packing
 
 PADDED_BATCH = 8  # samples that are padded to the longest among them
 GREEDY_WINDOW = 1024  # samples, as many as best fit looks at at once

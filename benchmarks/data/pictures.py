@@ -8,8 +8,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from benchmarks.support.suite import Bench
-from trainer.config.data import DataConfig
-from trainer.data.prepare.checks import check_image
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.prepare.checks import check_image
 
 COUNT = 64
 

@@ -13,9 +13,9 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured, clocked
 from benchmarks.support.workloads import data_workloads, job_of, prepare_job
-from trainer.config.job import JobConfig
-from trainer.data.sample import SPLITS
-from trainer.data.shards.index import Index
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index import Index
 
 RECORDS, CHUNKS = 20_000, 8  # prepared by two processes and by one
 MILLION = 1_000_000

@@ -12,10 +12,10 @@ import webdataset
 
 from benchmarks.support.suite import Bench
 from benchmarks.support.workloads import Workload, data_workloads
-from trainer.data.packing import Int64Array
-from trainer.data.sample import Turn
-from trainer.data.shards.tar import FOLDER
-from trainer.models.image_processor import PixelPreparer
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.shards.tar import FOLDER
+from vlmpipe.trainer.models.image_processor import PixelPreparer
 
 Content = tuple[Sequence[str], Sequence[bytes]]  # of a sequence: sample ids, and their encoded images, one each
 

@@ -7,9 +7,9 @@ from functools import partial
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.workloads import data_workloads
-from trainer.data.chat.encode import Chat
-from trainer.data.chat.messages import as_chat
-from trainer.data.sample import Turn
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.messages import as_chat
+from vlmpipe.trainer.data.sample import Turn
 
 SAMPLES = 500
 

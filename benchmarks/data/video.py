@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
-from trainer.data.media import JPEG_QUALITY
-from trainer.data.sources.image_files import ImageFiles
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.data.media import JPEG_QUALITY
+from vlmpipe.trainer.data.sources.image_files import ImageFiles
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SECONDS, FPS, GOP = 10, 25, 25
 CHOSEN = 8

@@ -16,10 +16,10 @@ from pathlib import Path
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Measured
-from trainer.config.job import JobConfig
-from trainer.evaluation.evaluate import Subject, answer, held_out_questions, load_subject
-from trainer.evaluation.metrics import Prediction, Question, scores
-from trainer.evaluation.predict import ToAnswer, predict
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.evaluation.evaluate import Subject, answer, held_out_questions, load_subject
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, scores
+from vlmpipe.trainer.evaluation.predict import ToAnswer, predict
 
 QUESTIONS = 1000
 RUN = (

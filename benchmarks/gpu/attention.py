@@ -14,8 +14,8 @@ from benchmarks.gpu.run import each, wait
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.training.attention import QUICK, Attention, Packed, results, sides
-from trainer.distributed.process import ProcessContext
-from trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.attention.kernels import BLOCKWISE, CPU, FLASH, kernel_for
 
 ATTENTION_PASSES = 5
 HEAD_DIMS = (32, 64, 72, 80, 96, 128, 256)  # 72: SigLIP, 80: the towers of Qwen-VL

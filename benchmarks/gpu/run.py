@@ -13,9 +13,9 @@ import torch
 from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.trainer.memory_cases import Case
-from trainer.distributed.process import ProcessContext
-from trainer.strategies.base import Strategy
-from trainer.tracing.fake_inputs import SequenceShape
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 LANGUAGE, TOWER = "model.language_model.config", "model.tower.config"
 WARM_UP = 2  # steps

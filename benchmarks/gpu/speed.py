@@ -15,9 +15,9 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.trainer.memory_cases import BF16, CHECKPOINTING, IN_HOST, ONLINE, SELECTIVE
-from trainer.models.registry import family_of
-from trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 
 NO_KIND = re.compile(r"NVIDIA|TESLA|MEGA|\d+GB")  # parts of an accelerator's type that do not decide its rate
 SLOWER_NAMESAKES = {("H100", "PCIE"), ("H100", "NVL"), ("H200", "NVL")}

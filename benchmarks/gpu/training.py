@@ -16,13 +16,17 @@ from benchmarks.support.suite import Bench
 from tests.support.paths import ROOT
 from tests.support.trainer.memory_cases import BF16
 from tests.support.trainer.runs import losses, make_run
-from trainer.checkpoint.fault_points import VARIABLE
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
-from trainer.storage.records import read_record
+from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record
 
-TRAIN, ENCODE, EVALUATE = "trainer.train", "trainer.feature_cache.encode", "trainer.evaluation.evaluate"
+TRAIN, ENCODE, EVALUATE = (
+    "vlmpipe.trainer.train",
+    "vlmpipe.trainer.feature_cache.encode",
+    "vlmpipe.trainer.evaluation.evaluate",
+)
 ON_HOST = {"CUDA_VISIBLE_DEVICES": ""}
 SAVE_AT = 6  # steps
 SETTINGS = {"train.epochs": 10, "train.checkpoint_every_steps": SAVE_AT, "train.compile": "off"}
@@ -105,7 +109,7 @@ def start(module: str, job: JobConfig, environment: Mapping[str, str]) -> subpro
             "-W",
             "ignore",
             "-m",
-            "trainer.launch",
+            "vlmpipe.trainer.launch",
             "--",
             module,
             "--config",

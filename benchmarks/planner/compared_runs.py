@@ -10,8 +10,8 @@ import random
 import sys
 from pathlib import Path
 
-from trainer.storage import open_storage
-from trainer.storage.records import seal_lines, write_record
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import seal_lines, write_record
 
 QUESTIONS, TURNS = 10_000, 5
 SLICES = ("colour", "count", "object", "text")

@@ -14,7 +14,7 @@ from tests.support.planner import planned_memory
 from tests.support.trainer import memory_cases, pipeline_memory
 from tests.support.trainer.measure_memory import measure
 from tests.support.trainer.memory_cases import Case
-from trainer.distributed.process import start_worker
+from vlmpipe.trainer.distributed.process import start_worker
 
 MIB = 2**20
 QUICK_CASES = 2

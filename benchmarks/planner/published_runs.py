@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainer.sizing.flops import model_flops_per_sequence
-from trainer.sizing.model_shape import ModelShape, Part, Stack
 from vlmpipe.catalog.machines import MIB_PER_GIB, Gpu, Machine, load_catalog, read_yaml
 from vlmpipe.config.run_config import parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
@@ -27,6 +25,8 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Part, Stack
 
 FOLDER = Path(__file__).parent
 # Text models get the smallest tower and no images.

@@ -11,13 +11,13 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.trainer.memory_cases import CHECKPOINTING, ONLINE, PROJECTOR, TOWER_TRAINED, Case
-from trainer.models.registry import family_of
-from trainer.tracing.fake_inputs import SequenceShape
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.step_time import estimate_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 Rounds = list[tuple[Measured, Measured]]  # forward and backward pass, and update
 

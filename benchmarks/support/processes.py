@@ -76,6 +76,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from trainer.distributed.process import run_worker
+    from vlmpipe.trainer.distributed.process import run_worker
 
     run_worker(main)

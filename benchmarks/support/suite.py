@@ -23,7 +23,7 @@ from benchmarks.support.report import Report, UnfairError
 from benchmarks.support.timing import Measured, RoundLimit, clocked, interleaved
 
 if TYPE_CHECKING:
-    from trainer.distributed.process import ProcessContext
+    from vlmpipe.trainer.distributed.process import ProcessContext
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Bench:
     @cached_property
     def worker(self) -> ProcessContext:
         """This process, with a process group of its own."""
-        from trainer.distributed.process import start_worker
+        from vlmpipe.trainer.distributed.process import start_worker
 
         return start_worker()
 

@@ -9,18 +9,18 @@ from torch import Tensor
 
 from tests.support.trainer.measure_memory import packed_batch
 from tests.support.trainer.memory_cases import Case
-from trainer.config.model import ModelConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.models.layers.bf16 import use_tf32
-from trainer.models.layers.compile import compile_layers
-from trainer.models.layers.float8 import compute_in_float8
-from trainer.models.layers.nf4 import quantize_base
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.strategies.base import Strategy
-from trainer.strategies.registry import build_strategy
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.layers.bf16 import use_tf32
+from vlmpipe.trainer.models.layers.compile import compile_layers
+from vlmpipe.trainer.models.layers.float8 import compute_in_float8
+from vlmpipe.trainer.models.layers.nf4 import quantize_base
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.strategies.registry import build_strategy
 
 
 class TinyRun:

@@ -11,19 +11,19 @@ from pathlib import Path
 import torch
 
 from benchmarks.support.suite import Bench
-from trainer.config.job import DataPointers, JobConfig, RunPaths
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader
-from trainer.data.prepare.pipeline import prepare
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index, SplitIndex
-from trainer.data.shards.tar import ShardReader
-from trainer.feature_cache.encode import build
-from trainer.feature_cache.store import features_uri
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.progress import Progress
-from trainer.storage import open_storage
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.prepare.pipeline import prepare
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index, SplitIndex
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.feature_cache.encode import build
+from vlmpipe.trainer.feature_cache.store import features_uri
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # One process; every run from the start; a constant rate, so that the other side of a comparison needs no schedule.

@@ -18,8 +18,8 @@ from benchmarks.support.timing import close
 from benchmarks.support.workloads import Workload
 from benchmarks.training.ready_steps import WARM_UP, SteadySteps, packed_steps
 from benchmarks.training.workloads import TOLERANCE, train_workloads
-from trainer.config.job import JobConfig
-from trainer.models.layers.compile import CACHE_VARIABLE
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.models.layers.compile import CACHE_VARIABLE
 
 COMPILED_NOTE = (
     "Compiled: kernels that inductor makes for this processor, one thread; a GPU gains something else. Compiling is "

@@ -21,7 +21,7 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.trainer.memory_cases import Case
-from trainer.distributed.process import start_worker
+from vlmpipe.trainer.distributed.process import start_worker
 
 MIB = 1 << 20
 WIDTH, STEPS = {"whole": 2048, "quick": 896}, {"whole": 6, "quick": 3}  # of some 150 and 30 million parameters

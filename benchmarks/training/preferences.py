@@ -10,8 +10,8 @@ from benchmarks.support.timing import close
 from benchmarks.support.workloads import workload
 from benchmarks.training.ready_steps import WARM_UP, ReadyStep, SteadySteps, packed_steps
 from benchmarks.training.workloads import TOLERANCE
-from trainer.setup import build_training
-from trainer.strategies.base import Strategy
+from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.strategies.base import Strategy
 
 WIDTH, LAYERS = 384, 6  # products take most of a step
 SETTINGS = (

@@ -10,13 +10,13 @@ import numpy as np
 
 from benchmarks.support.timing import Clock, Measured
 from benchmarks.support.workloads import Workload
-from trainer.config.job import JobConfig
-from trainer.data.loader import PackedSequence
-from trainer.dataloading.batches import ImageSource, PackedBatch, cached_images, collate, online_images
-from trainer.distributed.process import ProcessContext
-from trainer.feature_cache.reader import FeatureReader
-from trainer.models.image_processor import image_preparer
-from trainer.setup import build_training
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.loader import PackedSequence
+from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, cached_images, collate, online_images
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.setup import build_training
 
 WARM_UP = 2  # steps, of which the first is compiled where layers are; a later one must not be
 

@@ -14,16 +14,16 @@ from PIL import Image
 
 from benchmarks.support.suite import Bench
 from benchmarks.support.workloads import CONFIGS, SETTINGS
-from trainer.config.job import DataPointers, JobConfig, RunPaths
-from trainer.data.prepare.pipeline import prepare
-from trainer.dataloading.batches import PackedBatch, collate
-from trainer.feature_cache.encode import build
-from trainer.feature_cache.store import features_uri
-from trainer.models.arr_coc.textures import textures_of
-from trainer.progress import Progress
-from trainer.setup import build_training
-from trainer.storage import open_storage
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.data.prepare.pipeline import prepare
+from vlmpipe.trainer.dataloading.batches import PackedBatch, collate
+from vlmpipe.trainer.feature_cache.encode import build
+from vlmpipe.trainer.feature_cache.store import features_uri
+from vlmpipe.trainer.models.arr_coc.textures import textures_of
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.storage import open_storage
 
 SIZE, CELL = 448, 28  # pixels of an image and of a token's cell, as Qwen2.5-VL has them
 IMAGES = 32

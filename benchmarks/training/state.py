@@ -18,9 +18,9 @@ from benchmarks.support.tiny_run import TinyRun
 from benchmarks.training.strategies.cases import COMMON, LANGUAGE
 from tests.support.trainer.measure_memory import measure
 from tests.support.trainer.memory_cases import Case
-from trainer.distributed.process import start_worker
-from trainer.models.registry import family_of
-from trainer.tracing.fake_inputs import SequenceShape
+from vlmpipe.trainer.distributed.process import start_worker
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 RANKS, QUICK_CASES = 2, 2
 ROWS = SequenceShape(rows=1, tokens=16, images=1, label_tokens=4)  # a step's own tensors are small beside the weights

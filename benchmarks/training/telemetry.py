@@ -14,10 +14,10 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import clocked
 from benchmarks.training.ready_steps import WARM_UP, SteadySteps, packed_steps
 from benchmarks.training.workloads import train_workloads
-from trainer.distributed.process import ProcessContext
-from trainer.models.base import ShardingUnits
-from trainer.monitoring.gpu_telemetry import NOTHING
-from trainer.monitoring.rank_metrics import ForwardTimer, RankMetrics, gather_rank_metrics, straggler
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING
+from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, RankMetrics, gather_rank_metrics, straggler
 
 CALLS, REPORTS = 20_000, 500
 MOST_PERCENT = 0.5  # of a step: the aim
@@ -28,7 +28,7 @@ def telemetry(bench: Bench) -> None:
     report every few steps. Measured alone: a step varies by more from round to round than all of it takes."""
     for load in train_workloads(bench):
         layers: list[nn.Module] = []
-        with mock.patch("trainer.setup.waitless", _noting_layers(layers)):
+        with mock.patch("vlmpipe.trainer.setup.waitless", _noting_layers(layers)):
             steps = SteadySteps(load.cached, bench.worker, packed_steps(load, WARM_UP + (2 if bench.quick else 12)))
         passes = len(layers) * len(steps.ready[0].batches)
         sides: dict[str, Callable[[], float]] = {

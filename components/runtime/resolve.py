@@ -11,17 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.job import RunPaths
-from trainer.config.model import ModelConfig
-from trainer.data.sources import open_source
-from trainer.errors import ConfigError
-from trainer.evaluation.benchmarks.readers import located, read_benchmark
-from trainer.external.dry_start import require_startable
-from trainer.secret_manager import use_hub_token, use_secrets
-from trainer.storage import open_storage
-from trainer.storage.base import in_bucket
-from trainer.storage.model_folders import bucket_address, revision_of
-from trainer.storage.records import write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id, with_overrides
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
@@ -29,6 +18,17 @@ from vlmpipe.config.target_requirements import require_kubeflow, require_reached
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.job_spec.build import check_jobs, worker_pools
 from vlmpipe.registry.hub import require_token
+from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.evaluation.benchmarks.readers import located, read_benchmark
+from vlmpipe.trainer.external.dry_start import require_startable
+from vlmpipe.trainer.secret_manager import use_hub_token, use_secrets
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import in_bucket
+from vlmpipe.trainer.storage.model_folders import bucket_address, revision_of
+from vlmpipe.trainer.storage.records import write_record
 
 if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
@@ -127,7 +127,10 @@ def resolve(
         name: RunPaths(run_id=stage_run_id(run_id or job_name, name, stages), root_uri=root_uri) for name in stages
     }
     if root_uri.startswith("s3://"):
-        from trainer.storage.s3 import S3Storage, require_conditional_writes  # not above: its library is an extra
+        from vlmpipe.trainer.storage.s3 import (  # not above: its library is an extra
+            S3Storage,
+            require_conditional_writes,
+        )
 
         require_conditional_writes(S3Storage(root_uri))
     stage = settings["stage"]
@@ -163,7 +166,9 @@ def _of_stage(
     """The run file of a stage as its jobs get it, with its plan; a later one begins with the export before it."""
     config, before = runs[stage], list(runs)[: list(runs).index(stage)]
     if before:
-        from components.runtime.stage_start import continued  # not above: compiling needs this module, and no numpy
+        from vlmpipe.components.runtime.stage_start import (
+            continued,  # not above: compiling needs this module, and no numpy
+        )
 
         config = continued(config, paths[stage], [(runs[name], paths[name]) for name in before])
     config, plan = _checked(config, settings, stage, paths[stage])
@@ -174,7 +179,7 @@ def _open_variants(
     whole: RunConfig, sweep: SweepConfig, settings: Mapping[str, Any], paths: Mapping[str, RunPaths]
 ) -> None:
     """Check every variant, and write what its trainings read."""
-    from components.runtime.sweep_steps import write_sweep  # not above: as continued
+    from vlmpipe.components.runtime.sweep_steps import write_sweep  # not above: as continued
 
     stage, found = settings["stage"], list[tuple[Variant, RunConfig]]()
     for variant in variants_of(sweep):
@@ -191,7 +196,10 @@ def _with_benchmarks(config: RunConfig, *, is_local: bool) -> RunConfig:
         read_benchmark(benchmark, config.data.max_image_bytes)
     lmms_eval = config.evaluate.lmms_eval
     if lmms_eval:
-        from trainer.evaluation.lmms_eval import require_ready, task_files  # not above: compiling needs no numpy
+        from vlmpipe.trainer.evaluation.lmms_eval import (  # not above: compiling needs no numpy
+            require_ready,
+            task_files,
+        )
 
         if is_local:
             lmms_eval = require_ready(lmms_eval)

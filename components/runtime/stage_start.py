@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.config.job import DataPointers, JobConfig, RunPaths
-from trainer.config.model import PARTS, ModelConfig, ModelPart
-from trainer.data.prepare.pipeline import fingerprint
-from trainer.errors import ConfigError
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
-from trainer.storage.export_manifest import FOLDER, NAME
-from trainer.storage.records import read_record
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.config.model import PARTS, ModelConfig, ModelPart
+from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME
+from vlmpipe.trainer.storage.records import read_record
 
 
 def continued(config: RunConfig, this: RunPaths, before: Sequence[tuple[RunConfig, RunPaths]]) -> RunConfig:

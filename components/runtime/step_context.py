@@ -8,10 +8,10 @@ import os
 import signal
 from collections.abc import Iterator
 
-from trainer.errors import ExitCode, UserError, os_errors, print_error
-from trainer.progress import Progress, step_progress
-from trainer.redaction import hide_secrets, redact
 from vlmpipe.backends.signals import handling
+from vlmpipe.trainer.errors import ExitCode, UserError, os_errors, print_error
+from vlmpipe.trainer.progress import Progress, step_progress
+from vlmpipe.trainer.redaction import hide_secrets, redact
 
 # Set by a local run for its steps:
 STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # steps must not begin, because the run was asked to stop

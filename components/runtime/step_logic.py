@@ -6,16 +6,16 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainer.config.job import DataPointers, JobConfig
-from trainer.data.prepare.dataset_diff import CHANGES_FILE
-from trainer.errors import DataError
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, write_record
-from trainer.trials.files import SWEEP_FILE
+from vlmpipe.trainer.config.job import DataPointers, JobConfig
+from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.trials.files import SWEEP_FILE
 
 if TYPE_CHECKING:
-    from trainer.data.prepare.pipeline import Prepared
-    from trainer.progress import Progress
+    from vlmpipe.trainer.data.prepare.pipeline import Prepared
+    from vlmpipe.trainer.progress import Progress
 
 METRIC_FILES = {
     "train": "summary.json", "evaluate": "evaluate.json", "cache_features": "steps/cache-features.json",
@@ -25,12 +25,12 @@ METRIC_FILES = {
 
 def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[str, int]]:
     """Prepare the run's data; write `prepared.json`, `data_changes.json`. Returns the first, and counts of samples."""
-    from trainer.data.prepare.pipeline import prepare
+    from vlmpipe.trainer.data.prepare.pipeline import prepare
 
     prepared = prepare(job, progress)
     pointers = point_to_features(job, prepared.uri)
     if job.train.trainer:
-        from trainer.external.base_model import write_base_model
+        from vlmpipe.trainer.external.base_model import write_base_model
 
         write_base_model(job, prepared.uri)
     write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump(), indent=1)
@@ -77,15 +77,15 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     Encoding needs a frozen tower: the output of one that is trained changes.
     """
-    from trainer.feature_cache.reader import missing_images
-    from trainer.feature_cache.store import features_uri
+    from vlmpipe.trainer.feature_cache.reader import missing_images
+    from vlmpipe.trainer.feature_cache.store import features_uri
 
     uri = features_uri(job.run.features_root, job.model, job.train.precision)
     features: Literal["encode", "reuse", "off"] = "off"
     is_possible = job.model.caches_if_auto and job.train.trainer is None
     wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and is_possible)
     if wants_cache:
-        from trainer.data.shards.index import Index
+        from vlmpipe.trainer.data.shards.index import Index
 
         images = Index.load(prepared_uri).unique_images()
         features = "encode" if missing_images(uri, images) else "reuse"
@@ -110,7 +110,7 @@ def evaluation_metrics(run_uri: str) -> dict[str, float]:
 
 def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
     """Categories, rows and a sentence of the confusion matrix that the console is to show; no categories for none."""
-    from trainer.evaluation.confusion_matrix import shown_confusion
+    from vlmpipe.trainer.evaluation.confusion_matrix import shown_confusion
 
     table, note = shown_confusion(read_record(open_storage(run_uri), "evaluate.json"))
     categories, rows = table.square() if table else ([], [])
@@ -120,10 +120,10 @@ def evaluated_confusion(run_uri: str) -> tuple[list[str], list[list[int]], str]:
 def sync_model(job: JobConfig) -> dict[str, Any]:
     """Export what training left, of our own trainer or another one. Returns the export's description."""
     if job.train.trainer:
-        from trainer.external.sync import sync_result
+        from vlmpipe.trainer.external.sync import sync_result
 
         return sync_result(job)
-    from trainer.checkpoint.sync import sync_run
+    from vlmpipe.trainer.checkpoint.sync import sync_run
 
     return sync_run(job)
 

@@ -7,14 +7,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.runtime.step_logic import point_to_features, prepare_run
-from trainer.config.job import JobConfig, RunPaths
-from trainer.errors import ConfigError, ExitCode, UserError, print_error
-from trainer.progress import step_progress
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import read_record, write_record
-from trainer.trials.files import (
+from vlmpipe.components.runtime.step_logic import point_to_features, prepare_run
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.stages import naming_stage
+from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
+from vlmpipe.job_spec.build import job_settings, job_spec, sweep_job_spec
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
+from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.trials.files import (
     FEATURES_ERROR,
     JOB_STEP,
     SWEEP_FILE,
@@ -23,11 +28,6 @@ from trainer.trials.files import (
     settings_sha256,
     sweep_start_s,
 )
-from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.stages import naming_stage
-from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
-from vlmpipe.job_spec.build import job_settings, job_spec, sweep_job_spec
-from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
 VARIANTS_FOLDER = "variants"  # in the run's folder
 THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -55,8 +55,8 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     Args:
         variants: each with the run file of its training.
     """
-    from trainer.data.prepare.pipeline import fingerprint
-    from trainer.feature_cache.store import features_uri
+    from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+    from vlmpipe.trainer.feature_cache.store import features_uri
 
     trainings = list[dict[str, Any]]()
     first = dict[tuple[str, ...], str]()

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from components.runtime.step_logic import METRIC_FILES, job_metrics
-from trainer.errors import UserError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import read_record
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, translate_errors
+from vlmpipe.components.runtime.step_logic import METRIC_FILES, job_metrics
 from vlmpipe.runs.ending import Outcome
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record
 
 SECTIONS = ("model", "data", "features", "train", "evaluate")
 CLUSTER = ("machine_type", "accelerator_type", "accelerator_count", "replica_count", "scheduling_strategy")

@@ -11,8 +11,8 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
 from vlmpipe.runs.ending import Ending
+from vlmpipe.trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
 
 TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 4.0)  # before the second and the third attempt

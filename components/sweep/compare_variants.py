@@ -13,9 +13,9 @@ def compare_variants(run_uri: str, jobs: list[str], metrics: Output[Metrics], re
     Returns:
         The best variant.
     """
-    from components.runtime.step_context import step_context
     from vlmpipe.compare.sweep.comparison import compare_sweep
     from vlmpipe.compare.sweep.page import write_page
+    from vlmpipe.components.runtime.step_context import step_context
 
     with step_context(run_uri, "compare-variants") as progress:
         found = compare_sweep(run_uri)

@@ -9,15 +9,14 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines.compile import FOLDER, compile_pipeline
-from pipelines.schedules.base import Change, RunSchedule, Schedules
-from pipelines.submit import require_own_project
-from pipelines.submit_kubeflow import endpoint_of
-from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, schedule_client
 from vlmpipe.backends.vertex.pipeline_job import prepare
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files, require_vertex
+from vlmpipe.pipelines.compile import FOLDER, compile_pipeline
+from vlmpipe.pipelines.schedules.base import Change, RunSchedule, Schedules
+from vlmpipe.pipelines.submit import require_own_project
+from vlmpipe.pipelines.submit_kubeflow import endpoint_of
 from vlmpipe.planner.cost.approval import (
     Spending,
     dollars,
@@ -28,11 +27,12 @@ from vlmpipe.planner.cost.approval import (
 )
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.sweep import plan_config
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipelines.templates.publish import Template
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.config.sections.schedule import ScheduleConfig
+    from vlmpipe.pipelines.templates.publish import Template
 
 STARTS_SHOWN = 3
 
@@ -175,13 +175,13 @@ def _wanted(
     """The schedule of the run file, and its compiled pipeline."""
     job = config.model_copy(update={"schedule": None})  # runs do not depend on when they start
     if target == "kubeflow":
-        from pipelines.schedules.kubeflow import wanted_recurring_run
+        from vlmpipe.pipelines.schedules.kubeflow import wanted_recurring_run
 
         if template:
             raise ConfigError(f"{template.address} is a pipeline of Vertex AI", expected="a run file for Kubeflow")
         path = compile_pipeline(job, "kubeflow", FOLDER / f"{config.name}.scheduled.kubeflow.yaml").path
         return wanted_recurring_run(config.name, settings, path), path
-    from pipelines.schedules.vertex import wanted_schedule
+    from vlmpipe.pipelines.schedules.vertex import wanted_schedule
 
     if template:
         compiled, template_uri = template.compiled, template.address
@@ -224,12 +224,12 @@ def schedules_of(config: RunConfig, target: ScheduleTarget = "vertex") -> Schedu
     """The schedules in the run file's project and location, or on its Kubeflow Pipelines. Raises ConfigError where
     these are missing."""
     if target == "kubeflow":
-        from pipelines.schedules.kubeflow import KubeflowSchedules
+        from vlmpipe.pipelines.schedules.kubeflow import KubeflowSchedules
 
         require_kubeflow(config)
         require_reached_files(config, "kubeflow")
         return KubeflowSchedules(endpoint_of(config), config.kubeflow.namespace, config.kubeflow.experiment)
-    from pipelines.schedules.vertex import VertexSchedules
+    from vlmpipe.pipelines.schedules.vertex import VertexSchedules
 
     require_vertex(config)
     require_own_project(config)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 UNSET = "not set"
 

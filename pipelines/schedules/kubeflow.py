@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pipelines.schedules.base import Change, Schedules
-from trainer.errors import ConfigError
+from vlmpipe.pipelines.schedules.base import Change, Schedules
 from vlmpipe.planner.cost.cron import starts_after
 from vlmpipe.runs.kubeflow.client import KubeflowApi
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     import kfp_server_api

@@ -19,11 +19,11 @@ from google.api_core import exceptions
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSchedulesRequest, PipelineJob, Schedule
 from google.protobuf import field_mask_pb2, json_format
 
-from pipelines.schedules.base import UNSET, Change, Schedules
-from trainer.errors import UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL, Submission
 from vlmpipe.backends.vertex.retries import Answer, may_have_arrived, retrying, send_once
+from vlmpipe.pipelines.schedules.base import UNSET, Change, Schedules
+from vlmpipe.trainer.errors import UserError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient

@@ -9,10 +9,10 @@ from typing import Any
 
 import kfp_server_api
 
-from pipelines.compile import Compiled
-from pipelines.templates.publish import CONTENT_TAG, FINGERPRINT_CHARS
-from trainer.errors import os_errors
+from vlmpipe.pipelines.compile import Compiled
+from vlmpipe.pipelines.templates.publish import CONTENT_TAG, FINGERPRINT_CHARS
 from vlmpipe.runs.kubeflow.client import KubeflowApi
+from vlmpipe.trainer.errors import os_errors
 
 PAGE_SIZE = 100
 

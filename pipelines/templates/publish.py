@@ -19,12 +19,12 @@ import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines.compile import Compiled, described
-from pipelines.templates.artifact_registry import DIGEST, HOST, Registry
-from trainer import __version__
-from trainer.errors import ConfigError, os_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.pipelines.compile import Compiled, described
+from vlmpipe.pipelines.templates.artifact_registry import DIGEST, HOST, Registry
+from vlmpipe.trainer import __version__
+from vlmpipe.trainer.errors import ConfigError, os_errors
 
 NAME = r"[a-z0-9][a-z0-9-]{3,127}"
 ADDRESS = re.compile(rf"(?P<host>{HOST})/(?P<name>{NAME})/(?P<version>[A-Za-z0-9._~:@-]+)")

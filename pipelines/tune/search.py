@@ -1,6 +1,6 @@
 """`vlmpipe tune`: a search over fields of train, by Vertex AI's HyperparameterTuningJob or on this machine.
 
-Both run the same CustomJob for a trial: `trainer.trials.tune`, on the data and features of one earlier run.
+Both run the same CustomJob for a trial: `vlmpipe.trainer.trials.tune`, on the data and features of one earlier run.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipelines.tune.status import SEARCH_FILE, TABLE, Trial, ranked
-from trainer.config.job import RunPaths
-from trainer.errors import ConfigError, UserError
-from trainer.monitoring.hypertune import VALIDATION_LOSS
-from trainer.storage import open_storage
-from trainer.storage.base import Storage, join_uri
-from trainer.storage.records import read_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig, Value
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
+from vlmpipe.pipelines.tune.status import SEARCH_FILE, TABLE, Trial, ranked
+from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage, join_uri
+from vlmpipe.trainer.storage.records import read_record
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api
@@ -136,7 +136,7 @@ def _search_file(tuning: TuneConfig) -> bytes:
 def trial_spec(search: Search) -> dict[str, Any]:
     """The CustomJobSpec of every trial, without its values. Raises ConfigError for what Vertex AI would refuse."""
     arguments = ["--config", join_uri(search.uri, "run.json"), "--metric", search.tune.metric]
-    spec = trials_spec(search.config, search.uri, "trainer.trials.tune", arguments)
+    spec = trials_spec(search.config, search.uri, "vlmpipe.trainer.trials.tune", arguments)
     check_job_spec(spec, region=search.config.gcp.location if search.config.gcp.project else "")
     return spec
 
@@ -203,9 +203,9 @@ def run_search(search: Search) -> list[Trial]:
 
 
 def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
-    from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
     from vlmpipe.backends.local.job import run_job
     from vlmpipe.job_spec.worker_pools import STEP_LABEL
+    from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
 
     for number, values in enumerate(points(search.tune), start=1):
         spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import ConfigError, ExitCode
-from trainer.storage.base import join_uri
-from trainer.storage.records import read_record_file
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.config.sections.tune import Value
 from vlmpipe.runs.local.run import is_running
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import Step
 from vlmpipe.runs.submitted import submitted_record
+from vlmpipe.trainer.errors import ConfigError, ExitCode
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.records import read_record_file
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1 import types as api

@@ -9,9 +9,9 @@ import pytest
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.crash.cases import FULL
-from trainer.storage.base import Storage
-from trainer.storage.gcs import RETRY, GcsStorage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.gcs import RETRY, GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 IMPATIENT = RETRY.with_delay(initial=0.01, maximum=0.05).with_timeout(2.0)
 STALL_S = 0.3

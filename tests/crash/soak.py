@@ -27,14 +27,14 @@ from typing import Any
 
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.runs import make_run, metrics
-from trainer.checkpoint.commit import Listing, inspect
-from trainer.config.job import JobConfig
-from trainer.errors import UserError
-from trainer.storage import open_storage
 from vlmpipe.backends.local.fault_injector import FAULTS_FILE
 from vlmpipe.backends.local.fault_spec import Event
 from vlmpipe.backends.local.job import run_job
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.trainer.checkpoint.commit import Listing, inspect
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage import open_storage
 
 NODES, NUM_STEPS, CHECKPOINT_EVERY_STEPS = 2, 60, 8
 RANKS_PER_NODE = 2  # so that a rank can die on a node that lives on
@@ -79,8 +79,15 @@ def train(root: Path, run_id: str, faults: str = "", *, ranks_per_node: int = 1)
         "replica_count": 1,
         "container_spec": {
             "image_uri": "python:3.11",
-            "command": ["python", "-m", "trainer.launch"],
-            "args": ["--nproc-per-node", processes, "--", "trainer.train", "--config", f"{job.run.run_uri}/run.json"],
+            "command": ["python", "-m", "vlmpipe.trainer.launch"],
+            "args": [
+                "--nproc-per-node",
+                processes,
+                "--",
+                "vlmpipe.trainer.train",
+                "--config",
+                f"{job.run.run_uri}/run.json",
+            ],
         },
     }
     spec = {

@@ -27,14 +27,14 @@ from tests.support.crash.world import (
     two_committed,
 )
 from tests.support.trainer.checkpoints import newest_good, record
-from trainer.checkpoint import commit as protocol
-from trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
-from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
-from trainer.checkpoint.manifest import FileSums, sums_of_file
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
+from vlmpipe.trainer.checkpoint import commit as protocol
+from vlmpipe.trainer.checkpoint.attempts import FILE, claim_attempt, read_attempts
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
+from vlmpipe.trainer.checkpoint.manifest import FileSums, sums_of_file
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 
 def another_step(_: bytes) -> bytes:
@@ -208,7 +208,7 @@ def test_unreadable_sectors(local: LocalStorage, scratch: Path, monkeypatch: pyt
 
 @case("bytes", "an old checkpoint's COMMIT is damaged while keep_best looks for the best", "saving continues")
 def test_keep_best_beside_damage(store: Storage, scratch: Path) -> None:
-    from trainer.checkpoint.retention import Retention, delete_old
+    from vlmpipe.trainer.checkpoint.retention import Retention, delete_old
 
     attempt = claim_attempt(store, fresh=False).attempt
     names = [save(store, scratch, step, attempt=attempt) for step in (1, 2, 3)]

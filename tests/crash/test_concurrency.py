@@ -21,12 +21,12 @@ from tests.support.crash.world import (
     upload,
 )
 from tests.support.trainer.checkpoints import newest_good, record
-from trainer.checkpoint.attempts import FILE, begin_at, claim_attempt, note_end, read_attempts
-from trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed, fetch_folder
-from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.errors import ExitCode, UserError
-from trainer.storage.base import Storage
-from trainer.storage.records import write_record
+from vlmpipe.trainer.checkpoint.attempts import FILE, begin_at, claim_attempt, note_end, read_attempts
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed, fetch_folder
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import write_record
 
 
 @case("concurrency", "two writers save the same step", "both are whole; one of them is loaded, always the same")

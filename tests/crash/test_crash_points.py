@@ -15,12 +15,12 @@ import pytest
 from tests.support.crash.cases import FULL, case
 from tests.support.crash.world import after_a_fault, loaded, run_once, save, upload
 from tests.support.paths import ROOT
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import checkpoint_name, committed
-from trainer.checkpoint.fault_points import POINTS, VARIABLE
-from trainer.errors import ExitCode
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.commit import checkpoint_name, committed
+from vlmpipe.trainer.checkpoint.fault_points import POINTS, VARIABLE
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 OF_THE_SAVER = ("snapshot taken", "files written")  # before anything is uploaded: they need tensors and a process group
 COMMITTED_FROM = POINTS.index("after COMMIT")

@@ -21,11 +21,11 @@ from tests.support.crash.world import (
     upload,
 )
 from tests.support.disk import small_disk
-from trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
-from trainer.errors import ExitCode, UserError
-from trainer.storage import local as storage
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, committed
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import local as storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 # In the order of one start: claim and begin, two files of node 0, its manifest, one file of node 1, its manifest, ends.
 LOCAL_WRITES = {

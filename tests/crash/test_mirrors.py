@@ -10,8 +10,8 @@ import pytest
 from tests.support.crash.cases import FULL, case
 from tests.support.crash.world import KEY, SHARD, flip, forged, loaded, on_another_machine, save, tamper, two_committed
 from tests.support.trainer.checkpoints import newest_good
-from trainer.checkpoint.attempts import claim_attempt, read_attempts
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
+from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Listing,
     checkpoint_name,
@@ -19,12 +19,12 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.mirror.background import BackgroundMirror
-from trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
-from trainer.checkpoint.retention import Retention, delete_old_copies
-from trainer.errors import UserError
-from trainer.storage.base import CorruptObjectError, ObjectInfo, Storage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.base import CorruptObjectError, ObjectInfo, Storage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 KEEP_ONE = Retention(1)
 

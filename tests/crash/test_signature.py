@@ -24,8 +24,8 @@ from tests.support.crash.world import (
     upload,
 )
 from tests.support.trainer.checkpoints import newest_good, record
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Listing,
     checkpoint_name,
@@ -34,10 +34,10 @@ from trainer.checkpoint.commit import (
     fetch_folder,
     verify,
 )
-from trainer.checkpoint.manifest import DamagedError, sums_of_file
-from trainer.checkpoint.retention import Retention, delete_old
-from trainer.errors import ConfigError
-from trainer.storage.base import Storage, crc32c_of
+from vlmpipe.trainer.checkpoint.manifest import DamagedError, sums_of_file
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import Storage, crc32c_of
 
 SIGNED_WITH = {"the right key": KEY, "another key": b"wrong", "no key": b""}
 

@@ -21,15 +21,15 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.crash.cases import FULL, case
 from tests.support.crash.world import Meanwhile, flip, half, tamper, upload
 from tests.support.trainer.checkpoints import newest_good, record
-from trainer.checkpoint import commit as protocol
-from trainer.checkpoint import retention as clearing
-from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts
-from trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_name, reject, verify
-from trainer.checkpoint.fault_points import POINTS
-from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.errors import ExitCode, UserError
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint import commit as protocol
+from vlmpipe.trainer.checkpoint import retention as clearing
+from vlmpipe.trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts
+from vlmpipe.trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_name, reject, verify
+from vlmpipe.trainer.checkpoint.fault_points import POINTS
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 IN_PROTOCOL = POINTS[POINTS.index("first file uploaded") :]
 FILES = ("deep/shard-0", "deep/shard-1", "small-0", "node-0.json", "node-1.json", "COMMIT")
@@ -301,7 +301,7 @@ class CheckpointsOnGcs(Checkpoints):
     """The same on the strict fake server."""
 
     def make_store(self) -> Storage:
-        from trainer.storage.gcs import GcsStorage
+        from vlmpipe.trainer.storage.gcs import GcsStorage
 
         self.server = FakeGcs(buckets=["bucket"], page_size=5).__enter__()
         self.cache = mock.patch.dict("os.environ", {"VLMPIPE_CACHE_DIR": str(self.folder / "cache")})

@@ -11,11 +11,11 @@ from tests.crash.conftest import STALL_S
 from tests.fakes.gcs.server import TRICKLE_PIECES, TRICKLE_S, FakeGcs, Fault
 from tests.support.crash.cases import case
 from tests.support.crash.world import after_a_fault, loaded, run_once, save, two_committed
-from trainer.checkpoint.attempts import claim_attempt, read_attempts
-from trainer.checkpoint.commit import LATEST, checkpoint_name, committed
-from trainer.errors import ExitCode, UserError
-from trainer.storage import gcs as storage_gcs
-from trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
+from vlmpipe.trainer.checkpoint.commit import LATEST, checkpoint_name, committed
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import gcs as storage_gcs
+from vlmpipe.trainer.storage.gcs import GcsStorage
 
 ALWAYS = 10**9
 WRITES = {  # what a save writes, in the names that its requests carry

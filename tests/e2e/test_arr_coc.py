@@ -13,7 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.terminal import Terminal
-from trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
+from vlmpipe.trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200), only_whole]
 

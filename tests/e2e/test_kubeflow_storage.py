@@ -19,7 +19,7 @@ from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
 from tests.support.s3 import s3_server
 from tests.support.short_form import only_whole
-from trainer.storage import open_storage
+from vlmpipe.trainer.storage import open_storage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400), only_whole]
 SMALL = (

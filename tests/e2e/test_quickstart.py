@@ -18,15 +18,15 @@ import yaml
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from components.runtime.step_logic import close_run
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.wheel import install_wheel, run_installed, shadowing_packages
-from trainer.data.shards.index import Index
-from trainer.data.shards.tar import ShardReader
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, write_record
+from vlmpipe.components.runtime.step_logic import close_run
 from vlmpipe.runs.file_check import check_files
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 STEPS = {
     "resolve-run", "prepare-data", "cache-features", "train", "sync-checkpoint", "evaluate", "decide", "register-model",

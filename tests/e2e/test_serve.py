@@ -17,10 +17,10 @@ from tests.fakes.hub_uploads import UploadHub, running_upload_hub
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.data.shards.index import Index
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.storage.records import read_record_file
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.storage.records import read_record_file
 
 # Needs `make build/serving` on PYTHONPATH, as `make test-whole` has it.
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800), only_whole]

@@ -16,8 +16,8 @@ import pytest
 from tests.support.commands import FENCE
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from trainer.storage import open_storage
-from trainer.storage.records import read_record
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 INSTALLATION = ("make install", "source .venv/bin/activate")  # what this test runs in

@@ -26,8 +26,8 @@ from tests.support.disk import small_disk
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.terminal import Answer, Terminal, vlmpipe
 from tests.support.trainer.runs import TINY, merged
-from trainer.checkpoint.commit import REJECTED
-from trainer.errors import ExitCode
+from vlmpipe.trainer.checkpoint.commit import REJECTED
+from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 

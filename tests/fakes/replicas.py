@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import UserError
 from vlmpipe.backends.local.job import run_job
+from vlmpipe.trainer.errors import UserError
 
 PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys

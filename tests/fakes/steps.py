@@ -16,8 +16,8 @@ def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
 ):  # type: ignore[valid-type]
     import os
 
-    from trainer.storage import open_storage
-    from trainer.storage.records import write_record
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.records import write_record
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("prepare-data\n")
@@ -29,7 +29,7 @@ def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
 def plan_data(run_uri: str) -> list[str]:
     import os
 
-    from components.runtime.step_logic import shares_of
+    from vlmpipe.components.runtime.step_logic import shares_of
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("plan-data\n")
@@ -39,7 +39,7 @@ def plan_data(run_uri: str) -> list[str]:
 def prepare_chunks(share: str) -> int:
     import os
 
-    from components.runtime.step_logic import read_share
+    from vlmpipe.components.runtime.step_logic import read_share
 
     task, tasks, run_uri = read_share(share)
     with open(os.environ["TEST_TRACE"], "a") as trace:
@@ -53,7 +53,7 @@ def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     import os
     import signal
 
-    from components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_context import step_context
 
     with open(os.environ["TEST_ALIVE"], "w"), step_context(run_uri, "prepare-data"):
         print("ready", flush=True)
@@ -83,9 +83,9 @@ def run_job(
 ) -> NamedTuple("Outputs", [("gcp_resources", str)]):  # type: ignore[valid-type]
     import os
 
-    from components.runtime.step_context import step_context
-    from trainer.errors import DataError
+    from vlmpipe.components.runtime.step_context import step_context
     from vlmpipe.job_spec.parse import parse_job_spec
+    from vlmpipe.trainer.errors import DataError
 
     name = labels["vlmpipe-step"]
     with open(os.environ["TEST_TRACE"], "a") as trace:
@@ -111,8 +111,8 @@ def sync_checkpoint(
 ) -> str:
     import os
 
-    from trainer.storage import open_storage
-    from trainer.storage.export_manifest import write_description
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.export_manifest import write_description
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("sync-checkpoint\n")
@@ -131,7 +131,7 @@ def decide(
     import os
     import signal
 
-    from components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_context import step_context
 
     with open(os.environ["TEST_TRACE"], "a") as trace:
         trace.write("decide\n")
@@ -145,7 +145,7 @@ def decide(
 def register_model(run_uri: str, model: Output[Model]) -> str:
     import os
 
-    from components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_context import step_context
 
     with open(os.environ["TEST_TRACE"], "a") as trace, step_context(run_uri, "register-model"):
         trace.write("register-model\n")
@@ -166,5 +166,5 @@ def replace_steps(monkeypatch: pytest.MonkeyPatch, *, kept: str = "") -> None:
     preparing = (plan_data, prepare_chunks, prepare_data, collect_features)
     for step in (*preparing, sync_checkpoint, decide, register_model, notify):
         if step.__name__ != kept:
-            monkeypatch.setattr(f"pipelines.training.{step.__name__}", step)
-    monkeypatch.setattr("pipelines.targets.run_local_job", run_job)
+            monkeypatch.setattr(f"vlmpipe.pipelines.training.{step.__name__}", step)
+    monkeypatch.setattr("vlmpipe.pipelines.targets.run_local_job", run_job)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.images.builder import ROOT, Builder, Clock, require_tools
 from tests.images.plugin import OTHER, PLUGIN, installed_plugins
 from tests.images.steps import prepare_data, train, write_run
-from trainer.errors import ExitCode, UserError, run_main
+from vlmpipe.trainer.errors import ExitCode, UserError, run_main
 
 NAMES = ("trainer", "pipeline")
 STRATEGIES = {"ddp": {}, "zero2": {"train.offload": "optimizer"}}

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.images.pip_settings import pip_settings
 from tests.support.paths import ROOT
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 BASE = "localhost/vlmpipe-base"
 RELEASE = "bookworm"  # Debian's release with Python 3.11

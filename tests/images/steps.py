@@ -13,7 +13,7 @@ import yaml
 from tests.images.builder import ROOT, Builder
 from tests.images.hosts import two_hosts
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 USER = 1000  # of the trainer image
 PORT = 2222
@@ -97,11 +97,11 @@ def _replica(
         [
             "python",
             "-m",
-            "trainer.launch",
+            "vlmpipe.trainer.launch",
             "--nproc-per-node",
             "auto",
             "--",
-            "trainer.train",
+            "vlmpipe.trainer.train",
             "--config",
             f"{run_uri}/run.json",
         ],

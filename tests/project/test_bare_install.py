@@ -21,7 +21,7 @@ from tests.support.environments import linked_environment
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen, only_whole
 from tests.support.wheel import START, build_wheel, install_wheel, python_with
-from trainer.errors import ExitCode
+from vlmpipe.trainer.errors import ExitCode
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def test_the_bare_package_is_imported_and_its_api_names_the_extra(
     environment: Callable[[str], Path], tmp_path: Path
 ) -> None:
     assert in_environment(environment(""), tmp_path, "-c", "import vlmpipe").returncode == 0
-    answer = in_environment(environment(""), tmp_path, "-c", "from vlmpipe.components import prepare_data")
+    answer = in_environment(environment(""), tmp_path, "-c", "from vlmpipe.kfp_components import prepare_data")
     assert answer.returncode == 1, "an import that fails is an ImportError, as everywhere in Python"
     last = "MissingPackageError: the Python package kfp is not installed"
     assert last in answer.stderr and answer.stderr.endswith("pip install 'vlmpipe[pipelines]'\n")

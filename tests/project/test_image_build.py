@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.pin_images import FIELDS, by_digest, pin
 from tests.images.builder import require_tools
 from tests.images.pip_settings import pip_settings
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.config.yaml_loader import parse_yaml
+from vlmpipe.pipelines.pin_images import FIELDS, by_digest, pin
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 REGISTRY, TAG = "host/p/r", "t"
 DIGESTS = {"trainer": "sha256:" + "a" * 64, "pipeline": "sha256:" + "b" * 64}

@@ -15,9 +15,9 @@ from tests.support.paths import ROOT
     ("module", "heavy"),
     [
         ("vlmpipe.cli.app", {"torch", "transformers", "deepspeed", "kfp", "google.cloud.aiplatform"}),
-        ("trainer.config.job", {"torch", "transformers", "pyarrow"}),
-        ("trainer.data.prepare.pipeline", {"torch", "transformers"}),
-        ("trainer.data.prepare.chunks.worker_pool", {"torch", "transformers"}),
+        ("vlmpipe.trainer.config.job", {"torch", "transformers", "pyarrow"}),
+        ("vlmpipe.trainer.data.prepare.pipeline", {"torch", "transformers"}),
+        ("vlmpipe.trainer.data.prepare.chunks.worker_pool", {"torch", "transformers"}),
     ],
 )
 def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> None:

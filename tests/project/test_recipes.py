@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from tests.support.paths import ROOT
-from trainer.config.external_trainer import fill_in
-from trainer.config.job import JobConfig, RunPaths
-from trainer.external.launch import setting_values
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import job_violations
+from vlmpipe.trainer.config.external_trainer import fill_in
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.external.launch import setting_values
 
 RECORDED = Path(__file__).with_name("recipe_settings.json")  # settings by trainer, read from their sources
 IMAGE = "us-docker.pkg.dev/p/v/t@sha256:" + 64 * "0"

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.distributed.cluster_env import ROLES, read_roles
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import job_violations, worker_pools
 from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.trainer.distributed.cluster_env import ROLES, read_roles
 
 POOLS = {"mirrored": [1], "multiworker": [1, 1], "parameter-server": [1, 2, 1]}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.distributed.process import ProcessContext
+    from vlmpipe.trainer.distributed.process import ProcessContext
 
 BEGINS = "begins: "  # how a module says which case it is at
 

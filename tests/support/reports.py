@@ -22,15 +22,15 @@ from sklearn.linear_model import LogisticRegression
 
 from tests.support.data.prepared import seal
 from tests.support.planner.plans import red
-from trainer.data.prepare.statistics import sample_digest
-from trainer.data.sample import Turn
-from trainer.data.shards.index import IndexWriter
-from trainer.data.shards.tar import ShardWriter, key_of, sample_json
-from trainer.storage import open_storage
-from trainer.storage.export_manifest import write_description
-from trainer.storage.file_sums import FileSum
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.gate import decide
+from vlmpipe.trainer.data.prepare.statistics import sample_digest
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.shards.index import IndexWriter
+from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import write_description
+from vlmpipe.trainer.storage.file_sums import FileSum
 
 RUN_ID = "digits-20261120-101500"
 NUM_EVAL = 120

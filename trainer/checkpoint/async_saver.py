@@ -20,17 +20,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, commit, upload_node_files
-from trainer.checkpoint.fault_points import crash_point
-from trainer.checkpoint.kernel_cache import kernel_files
-from trainer.checkpoint.manifest import manifest_of
-from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.checkpoint.staging import PREFIX, Staging
-from trainer.distributed.agreement import agree, raise_together, together
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ExitCode, UserError, from_os_error, os_errors
-from trainer.storage.base import Storage
-from trainer.strategies.base import Strategy
+from vlmpipe.trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, commit, upload_node_files
+from vlmpipe.trainer.checkpoint.fault_points import crash_point
+from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files
+from vlmpipe.trainer.checkpoint.manifest import manifest_of
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.staging import PREFIX, Staging
+from vlmpipe.trainer.distributed.agreement import agree, raise_together, together
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error, os_errors
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.strategies.base import Strategy
 
 RNG_FILE, CUDA_RNG_FILE = "rng-{rank}.pt", "rng-cuda-{rank}.pt"
 POLL_S = 0.02

@@ -12,9 +12,9 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trainer.errors import ExitCode, UserError
-from trainer.storage.base import Storage, VersionConflictError
-from trainer.storage.records import seal, unseal
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.base import Storage, VersionConflictError
+from vlmpipe.trainer.storage.records import seal, unseal
 
 FILE = "checkpoints/ATTEMPTS.json"
 _NAME = re.compile(r"(?P<attempt>[0-9]{4,})-(?P<step>[0-9]{8,})-[0-9A-Za-z]+")

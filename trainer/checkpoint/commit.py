@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from trainer.checkpoint.attempts import attempt_of, order_of, read_attempts, require_current
-from trainer.checkpoint.fault_points import crash_point
-from trainer.checkpoint.manifest import (
+from vlmpipe.trainer.checkpoint.attempts import attempt_of, order_of, read_attempts, require_current
+from vlmpipe.trainer.checkpoint.fault_points import crash_point
+from vlmpipe.trainer.checkpoint.manifest import (
     DamagedError,
     Files,
     FileSums,
@@ -34,9 +34,9 @@ from trainer.checkpoint.manifest import (
     signature,
     sums_of_file,
 )
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
-from trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 FORMAT_VERSION = 3
 FOLDER = "checkpoints"

@@ -9,26 +9,26 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainer.checkpoint.commit import Checkpoint, fetch_folder
-from trainer.checkpoint.safetensors_writer import write_weights
-from trainer.checkpoint.staging import export_folder
-from trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
-from trainer.config.job import JobConfig
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.tokenize import load_tokenizer
-from trainer.errors import ConfigError, DataError, os_errors
-from trainer.models.arr_coc.module import RelevanceModule, save_relevance
-from trainer.models.base import Weights
-from trainer.models.hf_native.peft_folder import stored_names, write_adapter
-from trainer.models.layers.freeze import frozen_weights
-from trainer.models.layers.lora import Adapter, adapters_of, without_adapters
-from trainer.models.layers.nf4 import QuantizedWeights, quantized_names
-from trainer.models.registry import family_of
-from trainer.sizing.export_size import MAX_SHARD_BYTES
-from trainer.storage import open_storage
-from trainer.storage.base import Storage, crc32c_of_file
-from trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
-from trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, fetch_folder
+from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.staging import export_folder
+from vlmpipe.trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.tokenize import load_tokenizer
+from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, save_relevance
+from vlmpipe.trainer.models.base import Weights
+from vlmpipe.trainer.models.hf_native.peft_folder import stored_names, write_adapter
+from vlmpipe.trainer.models.layers.freeze import frozen_weights
+from vlmpipe.trainer.models.layers.lora import Adapter, adapters_of, without_adapters
+from vlmpipe.trainer.models.layers.nf4 import QuantizedWeights, quantized_names
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
+from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
+from vlmpipe.trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
 
 def export_checkpoint(
@@ -172,7 +172,7 @@ class _Upload:
 class Merged:
     """Trained weights from the checkpoint, frozen ones from their source with `adapters` (by weight name) merged in.
 
-    A `trainer.models.base.Weights`. Raises ConfigError when the checkpoint lacks a trained weight.
+    A `vlmpipe.trainer.models.base.Weights`. Raises ConfigError when the checkpoint lacks a trained weight.
     """
 
     def __init__(

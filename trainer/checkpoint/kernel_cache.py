@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.distributed.process import ProcessContext
 
 INDUCTOR = "torch._inductor.codecache"  # not loaded where nothing has been compiled to kernels
 

@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import time
 
-from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.attempts import (
+from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
+from vlmpipe.trainer.checkpoint.attempts import (
     Attempts,
     begin_at,
     claim_attempt,
@@ -17,18 +17,18 @@ from trainer.checkpoint.attempts import (
     require_beginning,
     step_of,
 )
-from trainer.checkpoint.commit import CommitRecord, committed, was_uncommitted
-from trainer.checkpoint.manifest import signing_key
-from trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
-from trainer.checkpoint.mirror.copies import mirror_of
-from trainer.checkpoint.resume import Resumed, resume
-from trainer.checkpoint.retention import Retention
-from trainer.config.job import JobConfig
-from trainer.distributed.agreement import agree, on_first
-from trainer.distributed.process import ProcessContext, StopRequest
-from trainer.errors import UserError
-from trainer.storage.base import Storage
-from trainer.strategies.base import Strategy
+from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed, was_uncommitted
+from vlmpipe.trainer.checkpoint.manifest import signing_key
+from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
+from vlmpipe.trainer.checkpoint.resume import Resumed, resume
+from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.agreement import agree, on_first
+from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.strategies.base import Strategy
 
 COMMIT_MARGIN_S = 2.0  # the time of the last save only estimates that of the next
 

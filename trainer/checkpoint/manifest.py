@@ -15,10 +15,10 @@ from pathlib import Path
 
 import google_crc32c
 
-from trainer.config.checkpoint import CheckpointConfig
-from trainer.errors import ConfigError
-from trainer.storage.base import CHUNK_BYTES, clean_name
-from trainer.storage.regular_files import read_regular
+from vlmpipe.trainer.config.checkpoint import CheckpointConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import CHUNK_BYTES, clean_name
+from vlmpipe.trainer.storage.regular_files import read_regular
 
 LARGEST_KEY_BYTES = 1 << 20
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainer.checkpoint.async_saver import restore_random_states
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.async_saver import restore_random_states
+from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
     CommitRecord,
@@ -27,13 +27,13 @@ from trainer.checkpoint.commit import (
     reject,
     was_uncommitted,
 )
-from trainer.checkpoint.kernel_cache import load_kernels
-from trainer.checkpoint.manifest import DamagedError
-from trainer.distributed.agreement import agree, on_first, raise_together, together
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError, UserError
-from trainer.storage.base import Storage
-from trainer.strategies.base import Strategy
+from vlmpipe.trainer.checkpoint.kernel_cache import load_kernels
+from vlmpipe.trainer.checkpoint.manifest import DamagedError
+from vlmpipe.trainer.distributed.agreement import agree, on_first, raise_together, together
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.strategies.base import Strategy
 
 VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 

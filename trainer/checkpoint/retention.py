@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.checkpoint.attempts import attempt_of, order_of, require_current, step_of
-from trainer.checkpoint.commit import FOLDER, Listing, read_record
-from trainer.checkpoint.fault_points import crash_point
-from trainer.checkpoint.manifest import DamagedError
-from trainer.config.job import JobConfig
-from trainer.storage.base import Storage
+from vlmpipe.trainer.checkpoint.attempts import attempt_of, order_of, require_current, step_of
+from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing, read_record
+from vlmpipe.trainer.checkpoint.fault_points import crash_point
+from vlmpipe.trainer.checkpoint.manifest import DamagedError
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage.base import Storage
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from trainer.errors import ConfigError, os_errors
-from trainer.sizing.export_size import MAX_SHARD_BYTES
-from trainer.weights_digest import WeightsDigest, raw_bytes
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
+from vlmpipe.trainer.weights_digest import WeightsDigest, raw_bytes
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -27,7 +27,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Written:
-    """Files of a model's weights, and their `trainer.weights_digest.weights_sha256`."""
+    """Files of a model's weights, and their `vlmpipe.trainer.weights_digest.weights_sha256`."""
 
     files: list[str]
     weights_sha256: str

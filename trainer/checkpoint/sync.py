@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.checkpoint.hf_export import export_checkpoint
-from trainer.checkpoint.manifest import signing_key
-from trainer.checkpoint.mirror.copies import mirror_checkpoint, mirror_of, newest_good_of
-from trainer.checkpoint.retention import Retention, delete_old_copies
-from trainer.checkpoint.staging import sweep_staging
-from trainer.config.job import JobConfig
-from trainer.errors import ConfigError
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.checkpoint.manifest import signing_key
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, mirror_of, newest_good_of
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies
+from vlmpipe.trainer.checkpoint.staging import sweep_staging
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage import open_storage
 
 
 def sync_run(job: JobConfig) -> dict[str, Any]:

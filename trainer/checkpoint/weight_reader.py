@@ -16,9 +16,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from trainer.errors import ConfigError
-from trainer.strategies.deepspeed.engine import EMA_FILE, MODULE_FILE, PARTITION_FILE, SHAPES_FILE
-from trainer.strategies.torch_base import EMA
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.strategies.deepspeed.engine import EMA_FILE, MODULE_FILE, PARTITION_FILE, SHAPES_FILE
+from vlmpipe.trainer.strategies.torch_base import EMA
 
 MODULE_PREFIX = "model."  # the training module holds the Hugging Face model under this name
 

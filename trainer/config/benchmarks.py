@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import Section, StorageUri
+from vlmpipe.trainer.config.base import Section, StorageUri
 
 BenchmarkFormat = Literal["vqav2", "textvqa", "docvqa", "pope", "mmbench", "chartqa", "coco-captions"]
 FORMATS: tuple[BenchmarkFormat, ...] = get_args(BenchmarkFormat)

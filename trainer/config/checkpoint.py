@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainer.config.base import Section
+from vlmpipe.trainer.config.base import Section
 
 
 class CheckpointConfig(Section):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.strategies import COMPILING
+from vlmpipe.trainer.config.strategies import COMPILING
 
 if TYPE_CHECKING:
-    from trainer.config.train import TrainConfig
+    from vlmpipe.trainer.config.train import TrainConfig
 
 # Where compiling pays. Read in ml-engineering, 2026-08, one B200: a 1B model took 58.8 ms a step of 512 tokens and 18.7
 # compiled, an 8B model at 8,192 tokens 637 ms and 674 compiled. It saves the time between and in small kernels.

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.base import Positive, Section
 
 DataFormat = Literal["messages", "llava", "trl", "llama-factory", "nemo", "webdataset", "tfrecord", "none"]
 Launch = Literal["torchrun", "self", "each-node", "tensorflow", "horovod", "roles"]

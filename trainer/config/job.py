@@ -11,18 +11,18 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from trainer.config.base import Positive, Section
-from trainer.config.benchmarks import BenchmarkConfig
-from trainer.config.checkpoint import CheckpointConfig
-from trainer.config.data import DataConfig
-from trainer.config.lmms_eval import LmmsEvalConfig
-from trainer.config.model import ModelConfig
-from trainer.config.strategies import DEFERRING
-from trainer.config.train import TrainConfig
-from trainer.secret_manager import use_hub_token
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
-from trainer.storage.records import read_record
+from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
+from vlmpipe.trainer.config.checkpoint import CheckpointConfig
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.strategies import DEFERRING
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.secret_manager import use_hub_token
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.records import read_record
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PREPARED_FOLDER, CHUNKS_FOLDER = "prepared", "chunks"  # under the root of all runs

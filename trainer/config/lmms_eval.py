@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from trainer.config.base import Section, StorageUri
+from vlmpipe.trainer.config.base import Section, StorageUri
 
 IMAGE_PYTHON = "/opt/lmms-eval/bin/python"  # in the image of container/lmms-eval.Dockerfile
 TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]

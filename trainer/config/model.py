@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from trainer.config.arr_coc.relevance import RelevanceConfig
-from trainer.config.base import Positive, Section
-from trainer.secret_manager import SECRET_NAME
+from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 # Families whose tower and language model come together: `model.pretrained` is where both are from.
 WHOLE_FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "hf")
@@ -319,7 +319,7 @@ class ModelConfig(Section):
     @property
     def frozen(self) -> frozenset[ModelPart]:
         """Parts that are frozen before patterns are heeded: those in `freeze`, and those with adapters.
-        What is frozen in the end, `trainer.models.layers.freeze` says."""
+        What is frozen in the end, `vlmpipe.trainer.models.layers.freeze` says."""
         return frozenset((*self.lora.parts, *self.freeze) if self.lora else self.freeze)
 
     @property

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.base import Section
+from vlmpipe.trainer.config.base import Section
 
 
 class OptimizerConfig(Section):

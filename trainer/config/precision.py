@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.train_options import PowerSgdConfig
+from vlmpipe.trainer.config.train_options import PowerSgdConfig
 
 if TYPE_CHECKING:
-    from trainer.config.train import TrainConfig
+    from vlmpipe.trainer.config.train import TrainConfig
 
 Precision = Literal["fp32", "bf16", "bf16-autocast", "fp16"]
 ComputeType = Literal["fp32", "bf16", "fp16"]

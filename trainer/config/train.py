@@ -7,17 +7,17 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.base import Fraction, Positive, Section
-from trainer.config.deepspeed_keys import DECIDED_HERE
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.config.optimizer import OptimizerConfig
-from trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
-from trainer.config.strategies import (
+from vlmpipe.trainer.config.base import Fraction, Positive, Section
+from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
+from vlmpipe.trainer.config.strategies import (
     GATHERING,
     PIPELINE_PARALLEL,
     require_support,
 )
-from trainer.config.train_options import MlflowConfig, PowerSgdConfig, ProfileConfig, WandbConfig
+from vlmpipe.trainer.config.train_options import MlflowConfig, PowerSgdConfig, ProfileConfig, WandbConfig
 
 Checkpointing = Literal["none", "selective", "full"]
 CompileBackend = Literal["inductor", "aot_eager"]

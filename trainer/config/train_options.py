@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, NonNegativeInt
 
-from trainer.config.base import Positive, Section
-from trainer.secret_manager import SECRET_NAME
+from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 
 class PowerSgdConfig(Section):

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.chat.encode import IGNORED, Chat, Encoded
-from trainer.data.packing import Int64Array
-from trainer.data.prefetch import ShardPrefetcher
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import SplitIndex
-from trainer.data.shards.tar import ShardReader
-from trainer.errors import DataError
-from trainer.models.arr_coc.inputs import Selectable, marks_of
-from trainer.sizing.image_grids import AXES
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.prefetch import ShardPrefetcher
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.models.arr_coc.inputs import Selectable, marks_of
+from vlmpipe.trainer.sizing.image_grids import AXES
 
 Float32Array = NDArray[np.float32]
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import content_of, png_bytes
-from trainer.errors import ExitCode, UserError
-from trainer.extras import install_command
-from trainer.models.video_file import joined
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import content_of, png_bytes
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.extras import install_command
+from vlmpipe.trainer.models.video_file import joined
 
 VIDEOS = frozenset({".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi"})
 PDF, TIFFS = ".pdf", frozenset({".tif", ".tiff"})
@@ -72,7 +72,7 @@ class MediaFiles:
         self._threads = threading.local()
 
     def picture(self, part: Part) -> bytes:
-        """A page as PNG, a frame as JPEG, a clip as `trainer.models.video_file` joins its frames.
+        """A page as PNG, a frame as JPEG, a clip as `vlmpipe.trainer.models.video_file` joins its frames.
 
         Raises RejectedError, and UserError (69) without the package that decodes.
         """

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.config.data import DataConfig
-from trainer.data.packing import Int64Array, shuffled_by_shards
-from trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.packing import Int64Array, shuffled_by_shards
+from vlmpipe.trainer.data.shards.index import SplitIndex
 
 
 class Mixture:

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.data import SHUFFLE_SHARDS
+from vlmpipe.trainer.config.data import SHUFFLE_SHARDS
 
 Int64Array = NDArray[np.int64]
 Integers = NDArray[np.integer]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.data.packing import Int64Array
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.disk_cache import NEVER, PrefetchResult, ShardCache
-from trainer.errors import UserError
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.disk_cache import NEVER, PrefetchResult, ShardCache
+from vlmpipe.trainer.errors import UserError
 
 EPOCHS_KEPT = 2  # this one and the next
 THREADS = 2  # each fetches one shard at a time

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from trainer.errors import DataError
+from vlmpipe.trainer.errors import DataError
 
 if TYPE_CHECKING:
-    from trainer.data.sample import ImageRef
+    from vlmpipe.trainer.data.sample import ImageRef
 
 MESSAGE_CHARS = 300
 EXAMPLES_PER_CODE = 3

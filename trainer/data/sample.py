@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.storage.base import crc32c_of
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.storage.base import crc32c_of
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.config.data import DataConfig
-from trainer.config.job import JobConfig
-from trainer.data.mixture import Mixture
-from trainer.data.packing import Int64Array, PackingPlan, plan_packing
-from trainer.data.shards.index import SplitIndex
-from trainer.errors import DataError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.mixture import Mixture
+from vlmpipe.trainer.data.packing import Int64Array, PackingPlan, plan_packing
+from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.errors import DataError
 
 PLANS_KEPT = 2  # this epoch's and the one being prefetched
 

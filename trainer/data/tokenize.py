@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.sample import Turn
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.models.hub_errors import hub_error
-from trainer.models.image_tokens import SQUARES, ImageForm
-from trainer.storage.base import Storage
-from trainer.storage.model_folders import local_folder
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.model_folders import local_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.config.model import ModelConfig
-from trainer.data.chat.encode import IGNORED
-from trainer.data.loader import PackedLoader, PackedSequence
-from trainer.data.packing import Int64Array
-from trainer.dataloading.selection import selection_inputs
-from trainer.distributed.data_parallel_rank import DataParallelRank
-from trainer.feature_cache.reader import FeatureReader
-from trainer.models.arr_coc.inputs import SelectionInputs
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
-from trainer.models.image_tokens import image_form_of
-from trainer.models.layers.preference import PreferencePairs
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.chat.encode import IGNORED
+from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.dataloading.selection import selection_inputs
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages, join_features
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.preference import PreferencePairs
+from vlmpipe.trainer.models.registry import family_of
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # of a training module

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.config.job import JobConfig
-from trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.disk_cache import ShardCache, open_shards
-from trainer.data.shards.index import SplitIndex
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.data.shards.verified_files import DataShards, ShardFiles
-from trainer.feature_cache.reader import FeatureReader, FeatureShards
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.disk_cache import ShardCache, open_shards
+from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.data.shards.verified_files import DataShards, ShardFiles
+from vlmpipe.trainer.feature_cache.reader import FeatureReader, FeatureShards
 
 
 @dataclass(frozen=True)

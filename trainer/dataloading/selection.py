@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trainer.data.loader import PackedSequence
-from trainer.data.packing import Int64Array
-from trainer.models.arr_coc.inputs import SelectionInputs
+from vlmpipe.trainer.data.loader import PackedSequence
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
 
 
 def selection_inputs(rows: Sequence[PackedSequence], label_index: Int64Array) -> SelectionInputs:

@@ -7,8 +7,8 @@ from typing import TypeVar, cast
 
 import torch.distributed as dist
 
-from trainer.distributed.process import ProcessContext, patient_group
-from trainer.errors import ExitCode, UserError, os_errors
+from vlmpipe.trainer.distributed.process import ProcessContext, patient_group
+from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError
 
 REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # a node's preflight report, from the launcher to its ranks
 TRAINING_POOLS = ("workerpool0", "workerpool1")  # pool 2 holds reducers, pool 3 evaluators: neither trains

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainer.distributed.cluster_env import REPORT_VARIABLE
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.records import write_record
+from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import write_record
 
 FILE = "communication.json"
 PREFLIGHT_FILE = "preflight.json"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config.train import TrainConfig
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError
 
 
 @dataclass(frozen=True)

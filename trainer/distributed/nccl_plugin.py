@@ -5,7 +5,7 @@ ncclNetPlugin_v7 and so on. A plugin that exports none of them is ignored withou
 for and idle. Both lists can be read from the files, without a GPU: the plugin's exported symbols, and the names in
 NCCL's own library (NVIDIA/nccl, src/plugin/net.cc and src/plugin/net/).
 
-    python -m trainer.distributed.nccl_plugin [PLUGIN]
+    python -m vlmpipe.trainer.distributed.nccl_plugin [PLUGIN]
 
 ends with 69 if this environment's NCCL cannot load the plugin. Needs the standard library only.
 """
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.errors import ExitCode, UserError, run_main
+from vlmpipe.trainer.errors import ExitCode, UserError, run_main
 
 SYMBOL = re.compile(rb"ncclNetPlugin_v(\d+)")
 DEFAULT = "libnccl-net.so"
@@ -173,7 +173,7 @@ def _symbols(versions: tuple[int, ...]) -> str:
 
 def main() -> int:
     """Check the plugin of this environment and print which version NCCL takes."""
-    parser = argparse.ArgumentParser(prog="python -m trainer.distributed.nccl_plugin", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m vlmpipe.trainer.distributed.nccl_plugin", description=__doc__)
     parser.add_argument("plugin", type=Path, nargs="?", help="the plugin's file; without it, the one that NCCL opens")
     found = check_plugin(os.environ, parser.parse_args().plugin)
     print(f"{found.plugin}: NCCL takes ncclNetPlugin_v{found.version} (it knows {', '.join(map(str, found.known))})")

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from trainer.distributed.cluster_env import read_cluster
-from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, run_main
+from vlmpipe.trainer.distributed.cluster_env import read_cluster
+from vlmpipe.trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, run_main
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of ranks that do the same work
 # Of ranks whose work takes differently long, such as transfers of a node's first rank, and answers. That a rank has

@@ -22,7 +22,7 @@ from typing import Literal
 
 import psutil
 
-from trainer.distributed.cluster_env import read_cluster
+from vlmpipe.trainer.distributed.cluster_env import read_cluster
 
 Address = IPv4Address | IPv6Address
 

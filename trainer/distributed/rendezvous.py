@@ -21,8 +21,8 @@ import os
 import socket
 import time
 
-from trainer.distributed.cluster_env import Cluster
-from trainer.errors import ConfigError, ExitCode, UserError, from_os_error
+from vlmpipe.trainer.distributed.cluster_env import Cluster
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_error
 
 TIMEOUT_VARIABLE = "VLMPIPE_RENDEZVOUS_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 900  # replicas start minutes apart

@@ -19,11 +19,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from trainer.config.job import JobConfig
-from trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext, leave
-from trainer.errors import ExitCode, UserError, print_error
-from trainer.redaction import redact
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext, leave
+from vlmpipe.trainer.errors import ExitCode, UserError, print_error
+from vlmpipe.trainer.redaction import redact
+from vlmpipe.trainer.storage import open_storage
 
 STACKS_FOLDER = "logs/stacks"
 REMEMBERED_STEPS = 101

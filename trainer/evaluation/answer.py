@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.config.job import JobConfig
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.encode import Chat
-from trainer.data.prepare.checks import check_image, check_turns
-from trainer.data.rejects import RejectedError
-from trainer.data.sample import Turn
-from trainer.errors import DataError
-from trainer.evaluation.generate import GenerationInputs, generate_answers
-from trainer.feature_cache.encode import encode_images
-from trainer.feature_cache.reader import FeatureReader
-from trainer.models.base import Family
-from trainer.models.image_inputs import join_features
-from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import sample_image_tokens
-from trainer.sizing.image_grids import VideoSize
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.prepare.checks import check_image, check_turns
+from vlmpipe.trainer.data.rejects import RejectedError
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation.generate import GenerationInputs, generate_answers
+from vlmpipe.trainer.feature_cache.encode import encode_images
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.models.base import Family
+from vlmpipe.trainer.models.image_inputs import join_features
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_tokens import sample_image_tokens
+from vlmpipe.trainer.sizing.image_grids import VideoSize
 
 GREY = 1e-6  # nearly a mean pixel; images of zeros are padding to some models
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.evaluation.metrics import Prediction, normalise
+from vlmpipe.trainer.evaluation.metrics import Prediction, normalise
 
 MOST_ANSWERS = 25  # of a readable table
 # Questions of each answer of a closed set, at least and on average.

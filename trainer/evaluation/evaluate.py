@@ -22,43 +22,43 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.config.job import JobConfig
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader
-from trainer.data.sample import Turn
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index, SplitIndex
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.dataloading.batches import cached_images, collate, online_images
-from trainer.dataloading.readers import open_readers
-from trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
-from trainer.errors import DataError
-from trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
-from trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
-from trainer.evaluation.confusion_matrix import confusions
-from trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
-from trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
-from trainer.evaluation.relevance import (
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index, SplitIndex
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.dataloading.batches import cached_images, collate, online_images
+from vlmpipe.trainer.dataloading.readers import open_readers
+from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
+from vlmpipe.trainer.evaluation.confusion_matrix import confusions
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
+from vlmpipe.trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
+from vlmpipe.trainer.evaluation.relevance import (
     RELEVANCE_MAPS,
     relevance_records,
     selecting,
     selection_controls,
     summarised,
 )
-from trainer.models.base import Family
-from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import ImageForm, image_form_of
-from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
-from trainer.models.layers.preference import answer_tokens
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.export_manifest import require_whole_export
-from trainer.storage.records import seal_lines, write_record
+from vlmpipe.trainer.models.base import Family
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_tokens import ImageForm, image_form_of
+from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
+from vlmpipe.trainer.models.layers.preference import answer_tokens
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.export_manifest import require_whole_export
+from vlmpipe.trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 1  # the memory of the machine is not known, nor how long a packed sequence is
 
@@ -312,7 +312,7 @@ def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Evaluate on this rank."""
-    parser = argparse.ArgumentParser(prog="trainer.evaluation.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.evaluation.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args(arguments)
     evaluate(JobConfig.load(options.config), start_worker(PATIENCE))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.encode import Chat
 
 END_OF_THINKING = "</think>"
 GenerationInputs = Callable[[Tensor], dict[str, Any]]  # prompts' tokens -> the model's arguments

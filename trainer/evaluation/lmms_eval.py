@@ -13,16 +13,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from trainer.config.benchmarks import ANSWERS_FOLDER
-from trainer.config.job import JobConfig
-from trainer.config.lmms_eval import IMAGE_PYTHON, LmmsEvalConfig
-from trainer.errors import ConfigError, DataError, ExitCode, UserError, run_main
-from trainer.evaluation.lmms_eval_results import read_results
-from trainer.progress import step_progress
-from trainer.secret_manager import use_secrets
-from trainer.serving.local_server import serving
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, seal_lines, write_record
+from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.lmms_eval import IMAGE_PYTHON, LmmsEvalConfig
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, run_main
+from vlmpipe.trainer.evaluation.lmms_eval_results import read_results
+from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.secret_manager import use_secrets
+from vlmpipe.trainer.serving.local_server import serving
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, seal_lines, write_record
 
 ANSWER_S = 120  # a question's longest answer, after which lmms-eval gives it up
 RESULTS = "results"
@@ -117,7 +117,7 @@ def _no_python(python: str, why: str) -> ConfigError:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="trainer.evaluation.lmms_eval", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.evaluation.lmms_eval", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     job = JobConfig.load(parser.parse_args().config)
     use_secrets(job.secrets)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainer.evaluation.cider import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
-from trainer.evaluation.vqa_answers import normalise_answer
+from vlmpipe.trainer.evaluation.cider import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
+from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 
 LEAST_SIMILARITY = 0.5  # lower similarities score 0
 

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.sources.image_files import IMAGE_SUFFIXES
-from trainer.errors import ConfigError, DataError, os_errors
-from trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
-from trainer.evaluation.evaluate import load_export
-from trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.sources.image_files import IMAGE_SUFFIXES
+from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
+from vlmpipe.trainer.evaluation.evaluate import load_export
+from vlmpipe.trainer.models.image_tokens import image_form_of
 
 COLUMNS = ("image", "question", "prediction", "error")
 TABLES = {".jsonl", ".csv", ".parquet"}

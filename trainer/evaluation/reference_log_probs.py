@@ -18,27 +18,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from trainer.checkpoint.commit import CommitRecord
-from trainer.config.job import JobConfig
-from trainer.config.model import WeightsConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import Float32Array, PackedLoader
-from trainer.data.sample import SPLITS, Split
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index, SplitIndex
-from trainer.data.shards.tar import ShardReader
-from trainer.dataloading.batches import ImageSource, collate
-from trainer.distributed.agreement import on_first
-from trainer.distributed.data_parallel_rank import DataParallelRank
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError, DataError
-from trainer.models.hf_native import peft_folder
-from trainer.models.published import files_identity
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.storage.base import crc32c_of, join_uri
-from trainer.storage.records import read_record, write_record
-from trainer.strategies.base import Strategy
+from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
+from vlmpipe.trainer.data.sample import SPLITS, Split
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index, SplitIndex
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.dataloading.batches import ImageSource, collate
+from vlmpipe.trainer.distributed.agreement import on_first
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.models.hf_native import peft_folder
+from vlmpipe.trainer.models.published import files_identity
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import crc32c_of, join_uri
+from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.strategies.base import Strategy
 
 POINTER = "references.json"  # in a run: where its references are
 PART, PARTS = ".part", 20  # behind a split's name: those that are known so far; of a whole pass

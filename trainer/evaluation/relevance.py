@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.config.arr_coc.relevance import RelevanceConfig
-from trainer.config.job import JobConfig
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.sample import Turn
-from trainer.evaluation.answer import AnsweringModel, ShownImages, image_features
-from trainer.evaluation.generate import left_padded
-from trainer.models.arr_coc.allocation import Kept
-from trainer.models.arr_coc.generation import relevance_of_prompts
-from trainer.models.arr_coc.module import RelevanceModule, untrained
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, ShownImages, image_features
+from vlmpipe.trainer.evaluation.generate import left_padded
+from vlmpipe.trainer.models.arr_coc.allocation import Kept
+from vlmpipe.trainer.models.arr_coc.generation import relevance_of_prompts
+from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, untrained
 
 RELEVANCE_MAPS = "relevance_maps.json"  # beside evaluate.json
 EXAMPLES = 12  # relevance maps of a rank

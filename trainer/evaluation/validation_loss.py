@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import SplitIndex
-from trainer.data.shards.tar import ShardReader
-from trainer.dataloading.batches import ImageSource, PackedBatch, collate
-from trainer.distributed.data_parallel_rank import DataParallelRank
-from trainer.errors import ConfigError
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, collate
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainer.distributed.process import ProcessContext
-    from trainer.strategies.base import Strategy
+    from vlmpipe.trainer.distributed.process import ProcessContext
+    from vlmpipe.trainer.strategies.base import Strategy
 
 
 @dataclass(frozen=True)

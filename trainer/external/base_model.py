@@ -9,13 +9,13 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.config.job import JobConfig
-from trainer.errors import DataError, os_errors
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
-from trainer.storage.file_sums import FileSum, damaged_files, upload_folder
-from trainer.storage.model_folders import local_folder
-from trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.file_sums import FileSum, damaged_files, upload_folder
+from vlmpipe.trainer.storage.model_folders import local_folder
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 FOLDER, DESCRIPTION = "base", "base.json"  # in a run
 
@@ -37,9 +37,9 @@ def write_base_model(job: JobConfig, prepared_uri: str) -> bool:
     made_of = {"model_sha256": model_section_sha256(job), "prepared_uri": prepared_uri}
     if is_published(job) or (store.stat(DESCRIPTION) and made_of.items() <= read_record(store, DESCRIPTION).items()):
         return False
-    from trainer.data.shards.prepared_files import open_prepared
-    from trainer.data.tokenize import load_tokenizer
-    from trainer.models.registry import family_of
+    from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+    from vlmpipe.trainer.data.tokenize import load_tokenizer
+    from vlmpipe.trainer.models.registry import family_of
 
     family, tokenizer = family_of(job.model), load_tokenizer(open_prepared(prepared_uri))
     model = family.build(job.model, tokenizer)

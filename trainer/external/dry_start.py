@@ -13,9 +13,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.external.versions import versions_in
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.external.versions import versions_in
 
 _FIND = (
     "import importlib.util, json, sys; sys.path.insert(0, sys.argv[1]); "

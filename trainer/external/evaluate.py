@@ -11,20 +11,20 @@ import shutil
 import subprocess
 import sys
 
-from trainer.checkpoint.staging import export_folder
-from trainer.config.external_trainer import fill_in
-from trainer.config.job import JobConfig
-from trainer.data.export.export import export_data
-from trainer.errors import ConfigError, ExitCode, UserError, run_main
-from trainer.external.launch import setting_values
-from trainer.external.process import Node, environment
-from trainer.external.result import bad_result
-from trainer.launch import one_node
-from trainer.progress import Progress
-from trainer.secret_manager import use_secrets
-from trainer.storage import open_storage
-from trainer.storage.export_manifest import FOLDER, require_whole_export
-from trainer.storage.records import write_record
+from vlmpipe.trainer.checkpoint.staging import export_folder
+from vlmpipe.trainer.config.external_trainer import fill_in
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.export.export import export_data
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, run_main
+from vlmpipe.trainer.external.launch import setting_values
+from vlmpipe.trainer.external.process import Node, environment
+from vlmpipe.trainer.external.result import bad_result
+from vlmpipe.trainer.launch import one_node
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.secret_manager import use_secrets
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import FOLDER, require_whole_export
+from vlmpipe.trainer.storage.records import write_record
 
 RESULT = "evaluate.json"
 
@@ -80,7 +80,7 @@ def evaluate(job: JobConfig) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="trainer.external.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.external.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     job = JobConfig.load(parser.parse_args().config)
     use_secrets(job.secrets)

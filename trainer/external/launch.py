@@ -1,6 +1,6 @@
 """Launches a training program of the user's own on one node, and returns a meaningful exit code.
 
-python -m trainer.external.launch --nproc-per-node 2 --config gs://bucket/runs/1/run.json
+python -m vlmpipe.trainer.external.launch --nproc-per-node 2 --config gs://bucket/runs/1/run.json
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.commit import Checkpoint, CommitRecord
-from trainer.checkpoint.staging import export_folder
-from trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
-from trainer.config.job import JobConfig
-from trainer.data.export.export import export_data
-from trainer.distributed.cluster_env import Roles, read_cluster, read_roles
-from trainer.distributed.rendezvous import meet, rendezvous_timeout_s
-from trainer.errors import ExitCode, run_main
-from trainer.external.base_model import base_model, model_section_sha256
-from trainer.external.follow import TrainingProgress
-from trainer.external.outcome import judge, steps_wanted
-from trainer.external.process import Node, TrainerProcess, command_line, environment
-from trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
-from trainer.external.report import TrainerReport, is_done
-from trainer.external.result import model_type_of, require_result
-from trainer.external.states import NodeParts, SavedStates, fetch_state
-from trainer.external.versions import versions_in
-from trainer.launch import one_node, processes_on_node
-from trainer.preflight import announce, check_node
-from trainer.secret_manager import use_secrets
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord
+from vlmpipe.trainer.checkpoint.staging import export_folder
+from vlmpipe.trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.export.export import export_data
+from vlmpipe.trainer.distributed.cluster_env import Roles, read_cluster, read_roles
+from vlmpipe.trainer.distributed.rendezvous import meet, rendezvous_timeout_s
+from vlmpipe.trainer.errors import ExitCode, run_main
+from vlmpipe.trainer.external.base_model import base_model, model_section_sha256
+from vlmpipe.trainer.external.follow import TrainingProgress
+from vlmpipe.trainer.external.outcome import judge, steps_wanted
+from vlmpipe.trainer.external.process import Node, TrainerProcess, command_line, environment
+from vlmpipe.trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
+from vlmpipe.trainer.external.report import TrainerReport, is_done
+from vlmpipe.trainer.external.result import model_type_of, require_result
+from vlmpipe.trainer.external.states import NodeParts, SavedStates, fetch_state
+from vlmpipe.trainer.external.versions import versions_in
+from vlmpipe.trainer.launch import one_node, processes_on_node
+from vlmpipe.trainer.preflight import announce, check_node
+from vlmpipe.trainer.secret_manager import use_secrets
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 POLL_S = 1.0
 CHOICE = "trainer/RESUME.json"  # the chief's choice of a checkpoint, for the other nodes
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="trainer.external.launch", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.external.launch", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
     options = parser.parse_args(arguments)
@@ -144,9 +144,9 @@ class Session:
         self._attempt = choice["attempt"]
         if not (name := choice["checkpoint"]):
             return None
-        from trainer.checkpoint.commit import verify
-        from trainer.checkpoint.manifest import signing_key
-        from trainer.external.states import states_of
+        from vlmpipe.trainer.checkpoint.commit import verify
+        from vlmpipe.trainer.checkpoint.manifest import signing_key
+        from vlmpipe.trainer.external.states import states_of
 
         return verify(states_of(self._job.run.run_uri), name, key=signing_key(self._job.checkpoint))
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import signal
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.errors import CAUSES, ExitCode, UserError
-from trainer.external.follow import TrainingProgress
-from trainer.external.result import bad_result
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.errors import CAUSES, ExitCode, UserError
+from vlmpipe.trainer.external.follow import TrainingProgress
+from vlmpipe.trainer.external.result import bad_result
 
 
 def steps_wanted(trainer: ExternalTrainerConfig, max_steps: int, progress: TrainingProgress) -> int:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, Roles
-from trainer.distributed.rendezvous import rendezvous_timeout_s
-from trainer.errors import ConfigError
-from trainer.external.process_tree import Running, adopt_orphans, below, kill_all, to_ask
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, Roles
+from vlmpipe.trainer.distributed.rendezvous import rendezvous_timeout_s
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.external.process_tree import Running, adopt_orphans, below, kill_all, to_ask
 
 ROLE_VARIABLE = "VLMPIPE_ROLE"  # chief, worker, ps or evaluator
 POLL_S = 0.2  # between two looks at what is left of a program that was asked to stop

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainer.external.follow import json_object
-from trainer.monitoring.train_job_status import TOKEN, URL
+from vlmpipe.trainer.external.follow import json_object
+from vlmpipe.trainer.monitoring.train_job_status import TOKEN, URL
 
 MAX_BODY_BYTES = 64 << 10
 ANSWER_LIMIT_S = 5.0  # for a client that does not send what it announced

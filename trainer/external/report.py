@@ -9,17 +9,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config.job import JobConfig
-from trainer.errors import UserError
-from trainer.external.base_model import model_section_sha256
-from trainer.external.follow import TrainingProgress
-from trainer.external.process import Node
-from trainer.external.progress_endpoint import Posted
-from trainer.external.states import newest_result
-from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, seal
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.external.base_model import model_section_sha256
+from vlmpipe.trainer.external.follow import TrainingProgress
+from vlmpipe.trainer.external.process import Node
+from vlmpipe.trainer.external.progress_endpoint import Posted
+from vlmpipe.trainer.external.states import newest_result
+from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, seal
 
 SUMMARY, STEP = "summary.json", "train"
 

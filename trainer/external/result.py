@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.errors import ExitCode, UserError
-from trainer.external.follow import json_object
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.external.follow import json_object
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"

@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, require_beginning
-from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, require_beginning
+from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
+from vlmpipe.trainer.checkpoint.commit import (
     Checkpoint,
     CommitRecord,
     checkpoint_name,
@@ -26,17 +26,17 @@ from trainer.checkpoint.commit import (
     fetch_folder,
     upload_node_files,
 )
-from trainer.checkpoint.manifest import signing_key
-from trainer.checkpoint.mirror.copies import newest_good_of
-from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.config.external_trainer import HF_RESULTS
-from trainer.config.job import JobConfig
-from trainer.errors import ConfigError
-from trainer.external.follow import STATE, paths_below, steps_of
-from trainer.storage import open_storage
-from trainer.storage.base import Storage, join_uri
-from trainer.storage.file_sums import files_below
-from trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.checkpoint.manifest import signing_key
+from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.config.external_trainer import HF_RESULTS
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.external.follow import STATE, paths_below, steps_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage, join_uri
+from vlmpipe.trainer.storage.file_sums import files_below
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 STATES, RESULT = "trainer", "result"  # folders of a run
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # transformers', while it saves after SIGTERM

@@ -10,16 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.commit import fetch_folder
-from trainer.checkpoint.staging import export_folder
-from trainer.config.job import JobConfig
-from trainer.errors import ConfigError, DataError
-from trainer.external.base_model import base_model
-from trainer.external.result import ADAPTER_CONFIG
-from trainer.external.states import MODEL_SUFFIXES, newest_result
-from trainer.storage import open_storage
-from trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
-from trainer.storage.file_sums import FileSum, files_below
+from vlmpipe.trainer.checkpoint.commit import fetch_folder
+from vlmpipe.trainer.checkpoint.staging import export_folder
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.external.base_model import base_model
+from vlmpipe.trainer.external.result import ADAPTER_CONFIG
+from vlmpipe.trainer.external.states import MODEL_SUFFIXES, newest_result
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
+from vlmpipe.trainer.storage.file_sums import FileSum, files_below
 
 
 def sync_result(job: JobConfig) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def sync_result(job: JobConfig) -> dict[str, Any]:
 
 def merged_adapter(job: JobConfig, adapter: Path, scratch: Path) -> Path:
     """A folder with the whole model: the adapter merged into the base that it was trained on."""
-    from trainer.models.registry import family_of
+    from vlmpipe.trainer.models.registry import family_of
 
     (scratch / "base").mkdir()
     base = base_model(job, scratch / "base")

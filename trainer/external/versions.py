@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 
-from trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError
 
 NAMES = (
     "torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "llamafactory", "ms-swift",

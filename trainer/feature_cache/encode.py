@@ -14,21 +14,21 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from trainer.config.job import JobConfig
-from trainer.data.shards.index import Index
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.distributed.agreement import agree, meet
-from trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
-from trainer.feature_cache.reader import missing_images
-from trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
-from trainer.models.image_processor import image_preparer, images_within
-from trainer.models.image_tokens import image_form_of
-from trainer.models.layers.bf16 import cast_to_bf16, use_tf32
-from trainer.models.registry import family_of
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.weights_digest import weights_sha256
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.distributed.agreement import agree, meet
+from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.feature_cache.reader import missing_images
+from vlmpipe.trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
+from vlmpipe.trainer.models.image_processor import image_preparer, images_within
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.weights_digest import weights_sha256
 
 
 def build(job: JobConfig, worker: ProcessContext) -> int:
@@ -85,7 +85,7 @@ def encode_images(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="trainer.feature_cache.encode", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.feature_cache.encode", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args()
     torch.set_grad_enabled(False)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from trainer.config.job import JobConfig
-from trainer.data.prepare.pipeline import DONE, fingerprint
-from trainer.data.shards.index import Index
-from trainer.feature_cache.reader import missing_images
-from trainer.feature_cache.store import DESCRIPTION, describe_features, features_key, features_uri
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
-from trainer.storage.records import read_record
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.feature_cache.reader import missing_images
+from vlmpipe.trainer.feature_cache.store import DESCRIPTION, describe_features, features_key, features_uri
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.records import read_record
 
 State = Literal["hit", "part", "miss", "data not prepared"]
 NOT_THERE = "nothing"

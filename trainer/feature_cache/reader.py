@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.packing import Int64Array
-from trainer.data.prefetch import Needs
-from trainer.data.shards.disk_cache import open_shards
-from trainer.data.shards.image_index import HASHES, ImageTable
-from trainer.data.shards.index import SplitIndex
-from trainer.data.shards.verified_files import ShardFiles, Sidecar
-from trainer.errors import DataError, os_errors
-from trainer.feature_cache.store import SHARD, SIDECAR, shard_name
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import unseal
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.prefetch import Needs
+from vlmpipe.trainer.data.shards.disk_cache import open_shards
+from vlmpipe.trainer.data.shards.image_index import HASHES, ImageTable
+from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.verified_files import ShardFiles, Sidecar
+from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.feature_cache.store import SHARD, SIDECAR, shard_name
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import unseal
 
 if TYPE_CHECKING:
     from torch import Tensor

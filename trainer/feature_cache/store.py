@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.model import ModelConfig
-from trainer.config.train import Precision
-from trainer.models.registry import family_of
-from trainer.storage.base import Storage, crc32c_of_file, join_uri
-from trainer.storage.records import write_record
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.train import Precision
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage.base import Storage, crc32c_of_file, join_uri
+from vlmpipe.trainer.storage.records import write_record
 
 if TYPE_CHECKING:
     from torch import Tensor

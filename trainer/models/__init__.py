@@ -1,1 +1,1 @@
-"""Model families: one file each, behind the `Family` protocol of `trainer.models.base`."""
+"""Model families: one file each, behind the `Family` protocol of `vlmpipe.trainer.models.base`."""

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from trainer.config.model import ModelConfig
-    from trainer.models.image_inputs import Grid
-    from trainer.models.layers.chunked_loss import TokenLoss
-    from trainer.sizing.flops import SequenceFlops
-    from trainer.sizing.model_shape import ModelShape
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.models.image_inputs import Grid
+    from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss
+    from vlmpipe.trainer.sizing.flops import SequenceFlops
+    from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ShardingUnits:
     shards_tower: bool = True  # under tensor parallelism; else each rank has the tower whole
     image_layers: int = 0  # images are also added after this many first language layers (DeepStack)
     sequence_flops: SequenceFlops | None = None  # of a mean sequence of the data, to balance stages
-    # Gives parameters on the meta device their values before sharding: see `trainer.models.layers.deferred_weights`.
+    # Gives parameters on the meta device their values before sharding: see `vlmpipe.trainer.models.layers.deferred_weights`.
     fill: Callable[[nn.Module], None] = lambda module: None
 
     @property

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.base import ShardingUnits
-from trainer.models.hf_native.family import TransformersFamily
-from trainer.models.image_inputs import Grid
-from trainer.models.layers.freeze import tower_layers_of, trains
-from trainer.models.layers.image_placeholders import embedded
-from trainer.models.layers.parameter_counts import count_parameters, model_shape
-from trainer.models.packed_vlm import PackedVLM
-from trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.hf_native.family import TransformersFamily
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.layers.freeze import tower_layers_of, trains
+from vlmpipe.trainer.models.layers.image_placeholders import embedded
+from vlmpipe.trainer.models.layers.parameter_counts import count_parameters, model_shape
+from vlmpipe.trainer.models.packed_vlm import PackedVLM
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 IMAGE_CHANNELS = 3
 
@@ -56,7 +56,7 @@ class FixedImageVLM(PackedVLM):
         return getattr(self.model.model, self.wiring.projector)
 
     def drop_images(self) -> None:
-        """See `trainer.models.layers.pipeline_stage.PackedModel`."""
+        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
         for part in (self.wiring.tower, self.wiring.projector):
             setattr(self.model.model, part, None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 TOKEN = "set model.hub_token_secret or HF_TOKEN, or log in with hf auth login"
 

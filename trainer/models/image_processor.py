@@ -14,14 +14,14 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, SmolVLMImageProcessorPil
 
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.hf.processor import PublishedImages, join
-from trainer.models.image_inputs import Grid, Images, PrepareImages
-from trainer.models.image_tokens import image_form_of
-from trainer.models.registry import family_of
-from trainer.models.video_file import frames_of
-from trainer.sizing.image_tiles import ImageTiles
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf.processor import PublishedImages, join
+from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.models.video_file import frames_of
+from vlmpipe.trainer.sizing.image_tiles import ImageTiles
 
 POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, they map each value on its own
 

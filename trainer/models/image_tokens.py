@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
-from trainer.errors import ConfigError
-from trainer.models.published import image_token_in
-from trainer.models.registry import family_of
-from trainer.sizing.image_grids import FRAMES_PER_PATCH, ImageGrids, VideoSize, patches_in_time
-from trainer.sizing.image_tiles import WHOLE, ImageTiles
-from trainer.storage.model_folders import CONFIG, local_folder
-from trainer.storage.regular_files import read_regular
+from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.published import image_token_in
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH, ImageGrids, VideoSize, patches_in_time
+from vlmpipe.trainer.sizing.image_tiles import WHOLE, ImageTiles
+from vlmpipe.trainer.storage.model_folders import CONFIG, local_folder
+from vlmpipe.trainer.storage.regular_files import read_regular
 
 if TYPE_CHECKING:
-    from trainer.models.hf.processor import PublishedImages
+    from vlmpipe.trainer.models.hf.processor import PublishedImages
 
 ImageTokens = Callable[[int, int], int]  # (width, height) in pixels -> tokens
 CLIP, DINOV2 = "clip_vision_model", "dinov2"
@@ -114,7 +114,7 @@ SQUARES = ImageForm()
 def image_form_of(config: ModelConfig) -> ImageForm:
     """Imports torch only if the configuration file is incomplete, and for family hf."""
     if config.family == "hf":
-        from trainer.models.hf.processor import published_images
+        from vlmpipe.trainer.models.hf.processor import published_images
 
         images = published_images(config.tower, config.image_processor)
         return ImageForm(is_in_tokenizer=True, token=images.placeholder, published=images)
@@ -127,7 +127,7 @@ def image_form_of(config: ModelConfig) -> ImageForm:
         return SQUARES
     vision = vision_of(stated(config.tower))
     if not {"patch_size", "spatial_merge_size"} <= vision.keys():
-        from trainer.models.hf_native.pretrained import pretrained_config
+        from vlmpipe.trainer.models.hf_native.pretrained import pretrained_config
 
         vision = pretrained_config(config).vision_config.to_dict()
     patch, merge = int(vision["patch_size"]), int(vision["spatial_merge_size"])
@@ -198,7 +198,7 @@ def _tile_tokens(config: ModelConfig) -> int:
     """Tokens of a SmolVLM tile. A token is a square of `scale_factor` x `scale_factor` patches (pixel shuffle)."""
     content: dict[str, Any] = stated(config.tower)
     if not ("patch_size" in vision_of(content) and "scale_factor" in content):
-        from trainer.models.hf_native.pretrained import pretrained_config
+        from vlmpipe.trainer.models.hf_native.pretrained import pretrained_config
 
         content = pretrained_config(config).to_dict()
     patch_size, scale_factor = int(vision_of(content)["patch_size"]), int(content["scale_factor"])

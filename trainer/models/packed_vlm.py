@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config.model import ModelConfig
-from trainer.models.attention.block_mask import block_diagonal_mask
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.attention.varlen import use_varlen_attention
-from trainer.models.base import ShardingUnits
-from trainer.models.image_inputs import Grid
-from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
-from trainer.models.layers.image_placeholders import require_tokens
-from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
-from trainer.models.layers.preference import PreferencePairs
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
+from vlmpipe.trainer.models.layers.image_placeholders import require_tokens
+from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
+from vlmpipe.trainer.models.layers.preference import PreferencePairs
 
 
 class PackedVLM(nn.Module):

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainer.config.model import IMAGE_TOKEN, WeightsConfig
-from trainer.storage.export_manifest import MARKER
-from trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
-from trainer.storage.regular_files import read_regular
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from vlmpipe.trainer.storage.export_manifest import MARKER
+from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
+from vlmpipe.trainer.storage.regular_files import read_regular
 
 MAX_JSON_BYTES = 16 << 20
 

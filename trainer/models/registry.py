@@ -5,22 +5,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from trainer.gc_control import collector_off
+from vlmpipe.trainer.gc_control import collector_off
 
 if TYPE_CHECKING:
-    from trainer.config.model import ModelConfig
-    from trainer.models.base import Family
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.models.base import Family
 
 # `model.family` -> module and class, imported on use because families import torch.
 FAMILIES = {
-    "llava": ("trainer.models.llava.family", "LlavaFamily"),
-    "smolvlm": ("trainer.models.smolvlm.family", "SmolVlmFamily"),
-    "qwen2_5_vl": ("trainer.models.qwen_vl.family", "QwenVlFamily"),
-    "qwen3_vl": ("trainer.models.qwen_vl.family", "QwenVlFamily"),
-    "hf": ("trainer.models.hf.family", "HfFamily"),
+    "llava": ("vlmpipe.trainer.models.llava.family", "LlavaFamily"),
+    "smolvlm": ("vlmpipe.trainer.models.smolvlm.family", "SmolVlmFamily"),
+    "qwen2_5_vl": ("vlmpipe.trainer.models.qwen_vl.family", "QwenVlFamily"),
+    "qwen3_vl": ("vlmpipe.trainer.models.qwen_vl.family", "QwenVlFamily"),
+    "hf": ("vlmpipe.trainer.models.hf.family", "HfFamily"),
 }
 
-ARR_COC = ("trainer.models.arr_coc.family", "ArrCocFamily")  # with `model.relevance`, over a Qwen-VL family
+ARR_COC = ("vlmpipe.trainer.models.arr_coc.family", "ArrCocFamily")  # with `model.relevance`, over a Qwen-VL family
 
 
 def family_of(config: ModelConfig) -> Family:

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from trainer.config.model import ModelConfig
-from trainer.models.hf.processor import PublishedImages
-from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import image_form_of
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.hf.processor import PublishedImages
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.registry import family_of
 
 COLOURS = PIXEL_AXES = 3  # (colours, height, width)
 

@@ -1,7 +1,7 @@
 """Reports the metric of a search's trial, in the format of google/cloudml-hypertune.
 
 The service reads a file of JSON lines on the chief's machine. Early stopping needs a line after each validation, which
-the metrics log reports if `trainer.trials.tune` asks for it.
+the metrics log reports if `vlmpipe.trainer.trials.tune` asks for it.
 """
 
 from __future__ import annotations

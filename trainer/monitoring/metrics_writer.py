@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.monitoring.hypertune import report_measured
-from trainer.monitoring.trackers import Tracker
-from trainer.storage import open_storage
-from trainer.storage.background_writer import BackgroundWriter
-from trainer.storage.records import read_lines, seal, unseal
+from vlmpipe.trainer.monitoring.hypertune import report_measured
+from vlmpipe.trainer.monitoring.trackers import Tracker
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.background_writer import BackgroundWriter
+from vlmpipe.trainer.storage.records import read_lines, seal, unseal
 
 FILE = "metrics.jsonl"
 STATES = {"active": 1, "absent": 0}  # words in the log (reduction_server) as numbers

@@ -11,12 +11,12 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import print_warning, require_package
+from vlmpipe.trainer.errors import print_warning, require_package
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from trainer.config.job import JobConfig
+    from vlmpipe.trainer.config.job import JobConfig
 
 RUN_TAG = "vlmpipe.run_id"
 FINISH_S = 60.0

@@ -14,13 +14,13 @@ from typing import Any
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trainer.config.job import JobConfig
-from trainer.distributed.agreement import together
-from trainer.distributed.process import ProcessContext
-from trainer.distributed.watchdog import Watchdog
-from trainer.errors import ConfigError, os_errors
-from trainer.storage import open_storage
-from trainer.storage.records import seal
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.agreement import together
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.distributed.watchdog import Watchdog
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import seal
 
 FOLDER = "profile"
 SUMMARY, TRACE = "rank-{rank}.json", "rank-{rank}.pt.trace.json.gz"  # TensorBoard's plugin looks for .pt.trace.json

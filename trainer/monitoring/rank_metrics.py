@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.distributed.process import ProcessContext
-from trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
 
 if TYPE_CHECKING:
-    from trainer.config.train import TrainConfig
-    from trainer.models.base import ShardingUnits
+    from vlmpipe.trainer.config.train import TrainConfig
+    from vlmpipe.trainer.models.base import ShardingUnits
 
 GIB = 1 << 30
 

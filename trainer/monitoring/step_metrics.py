@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.dataloading.batches import StepBatches
-from trainer.distributed.data_parallel_rank import DataParallelRank
-from trainer.distributed.process import ProcessContext
-from trainer.errors import DataError
-from trainer.strategies.base import StepResult
+from vlmpipe.trainer.dataloading.batches import StepBatches
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.strategies.base import StepResult
 
 
 def steps_unread(device: torch.device) -> int:

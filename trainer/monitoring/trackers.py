@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.errors import UserError, print_warning
-from trainer.monitoring.mlflow import open_mlflow
-from trainer.monitoring.train_job_status import open_train_job_status
-from trainer.monitoring.wandb import open_wandb
-from trainer.storage import open_storage
-from trainer.storage.background_writer import BackgroundWriter
-from trainer.storage.base import join_uri, mounted
+from vlmpipe.trainer.errors import UserError, print_warning
+from vlmpipe.trainer.monitoring.mlflow import open_mlflow
+from vlmpipe.trainer.monitoring.train_job_status import open_train_job_status
+from vlmpipe.trainer.monitoring.wandb import open_wandb
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.background_writer import BackgroundWriter
+from vlmpipe.trainer.storage.base import join_uri, mounted
 
 if TYPE_CHECKING:
-    from trainer.config.job import JobConfig
+    from vlmpipe.trainer.config.job import JobConfig
 
 
 class Tracker(Protocol):

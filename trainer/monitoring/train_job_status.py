@@ -18,8 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import print_warning
-from trainer.storage.regular_files import read_regular
+from vlmpipe.trainer.errors import print_warning
+from vlmpipe.trainer.storage.regular_files import read_regular
 
 URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the token's file
 CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"

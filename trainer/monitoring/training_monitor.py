@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.checkpoint.mirror.background import MirrorLag
-from trainer.config.job import JobConfig
-from trainer.distributed.process import ProcessContext
-from trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
-from trainer.errors import print_warning
-from trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, metrics_of, open_telemetry
-from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
-from trainer.monitoring.step_metrics import StepTotals
-from trainer.monitoring.trackers import open_trackers
-from trainer.progress import Progress
-from trainer.sizing.flops import model_flops_per_sequence
-from trainer.sizing.gpu_peaks import TERA, peak_of
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, seal
-from trainer.strategies.base import Strategy
-from trainer.strategies.mixed_precision import LossScale
+from vlmpipe.trainer.checkpoint.mirror.background import MirrorLag
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.distributed.reduction_server import Reducers, connected_nodes, net_plugins, state_of
+from vlmpipe.trainer.errors import print_warning
+from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuFaultWatch, metrics_of, open_telemetry
+from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
+from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
+from vlmpipe.trainer.monitoring.step_metrics import StepTotals
+from vlmpipe.trainer.monitoring.trackers import open_trackers
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
+from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, seal
+from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.strategies.mixed_precision import LossScale
 
 if TYPE_CHECKING:
-    from trainer.setup import TrainingSetup
+    from vlmpipe.trainer.setup import TrainingSetup
 
 SUMMARY = "summary.json"
 
@@ -298,7 +298,7 @@ class TrainingMonitor:
         """
         if not self._setup.compiling.on:
             return {}
-        from trainer.models.layers.compile import compiled_graphs  # torch's compiler takes seconds to import
+        from vlmpipe.trainer.models.layers.compile import compiled_graphs  # torch's compiler takes seconds to import
 
         graphs = compiled_graphs()
         if self._graphs is not None and graphs > self._graphs:

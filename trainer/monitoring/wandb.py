@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import ExitCode, UserError, print_warning
-from trainer.secret_manager import SecretNotRead, read_secret
+from vlmpipe.trainer.errors import ExitCode, UserError, print_warning
+from vlmpipe.trainer.secret_manager import SecretNotRead, read_secret
 
 if TYPE_CHECKING:
-    from trainer.config.job import JobConfig
+    from vlmpipe.trainer.config.job import JobConfig
 
 KEY_VARIABLE = "WANDB_API_KEY"
 START_S, FINISH_S = 30, 120  # longest waits for the service

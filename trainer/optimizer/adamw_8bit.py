@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainer.errors import ExitCode, UserError
-from trainer.sizing.optimizer_state import BLOCK
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.sizing.optimizer_state import BLOCK
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import nn
 
-from trainer.config.optimizer import OptimizerConfig
-from trainer.config.train import TrainConfig
-from trainer.models.layers.freeze import part_of
-from trainer.optimizer.adamw_8bit import AdamW8bit
-from trainer.sizing.optimizer_state import fits_8_bits
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.optimizer.adamw_8bit import AdamW8bit
+from vlmpipe.trainer.sizing.optimizer_state import fits_8_bits
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.config.job import JobConfig
-from trainer.errors import ConfigError, ExitCode, UserError, require_package
-from trainer.storage import open_storage
-from trainer.storage.export_manifest import FOLDER, require_whole_export
-from trainer.storage.records import read_record
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, require_package
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import FOLDER, require_whole_export
+from vlmpipe.trainer.storage.records import read_record
 
 START_S = 180.0
 LOG_LINES = 8
 HOST = "127.0.0.1"
 NEEDED = ("fastapi", "uvicorn", "openai")
-PROGRAM = "trainer.serving.transformers_server"
+PROGRAM = "vlmpipe.trainer.serving.transformers_server"
 
 
 @dataclass(frozen=True)

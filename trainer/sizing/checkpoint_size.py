@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train import TrainConfig
 
 # Bytes for each trained parameter.
 STATE_BYTES = 12  # fp32 weight and the two moments of AdamW

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train import TrainConfig
 
 LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
 # Of two buckets, one of which is filled while the other is reduced: no more memory than one of the largest.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config.model import ModelConfig
-from trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 MAX_SHARD_BYTES = 2 << 30  # of an exported file; a larger tensor gets a file of its own
 FP32_BYTES = 4  # of a number in the optimizer's weights, in their average, and in an export
@@ -31,7 +31,7 @@ class ExportSize:
 
 
 def export_size(shape: ModelShape, model: ModelConfig) -> ExportSize:
-    """The export of a run's checkpoint by `trainer.checkpoint.hf_export`, whichever strategy wrote it."""
+    """The export of a run's checkpoint by `vlmpipe.trainer.checkpoint.hf_export`, whichever strategy wrote it."""
     matrix = shape.language.hidden * shape.language.intermediate
     largest = max(shape.parameters["embedding"], shape.parameters["head"], matrix) * FP32_BYTES
     adapters = sum(shape.parameters[part] for part in ("tower_adapters", "projector_adapters", "adapters"))

@@ -3,7 +3,7 @@
 Counts what the training modules compute, like torch's own counter: matrix products, convolutions and attention, but no
 norms, activations or lookups. The tower runs all its layers even when an earlier one feeds the projector. Samples
 attend to themselves only, and padding costs almost nothing (models that need a mask compute more: see
-`trainer.models.attention.varlen`). Only label positions go through the head. Products per layer: Kaplan et al. 2020
+`vlmpipe.trainer.models.attention.varlen`). Only label positions go through the head. Products per layer: Kaplan et al. 2020
 (arXiv 2001.08361), section 2.1. A backward pass takes one product for a weight's gradient and one for its input's.
 """
 
@@ -14,9 +14,9 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trainer.config.train import Checkpointing
-from trainer.sizing.image_grids import near_square
-from trainer.sizing.model_shape import ModelShape, Part, Stack
+from vlmpipe.trainer.config.train import Checkpointing
+from vlmpipe.trainer.sizing.image_grids import near_square
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Part, Stack
 
 BEFORE_HEAD: tuple[Part, ...] = ("embedding", "language_layers", "adapters")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from trainer.config.precision import ComputeType
+from vlmpipe.trainer.config.precision import ComputeType
 
 TERA = 1e12
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.model import MOST_ASPECT
+from vlmpipe.trainer.config.model import MOST_ASPECT
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
 
 AROUND, SHOWS_ALL = "<fake_token_around_image>", "<global-img>"
 WHOLE = f"{AROUND}{SHOWS_ALL}{IMAGE_TOKEN}{AROUND}"  # an image of one tile, and the last tile of others

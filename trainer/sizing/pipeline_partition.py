@@ -6,8 +6,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.errors import ConfigError
-from trainer.sizing.flops import SequenceFlops
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.flops import SequenceFlops
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Files in folders, on Cloud Storage and on S3."""
 
-from trainer.errors import ConfigError
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 def open_storage(root_uri: str) -> Storage:
@@ -11,11 +11,11 @@ def open_storage(root_uri: str) -> Storage:
     Raises ConfigError for another scheme.
     """
     if root_uri.startswith("gs://"):
-        from trainer.storage.gcs import GcsStorage
+        from vlmpipe.trainer.storage.gcs import GcsStorage
 
         return GcsStorage(root_uri)
     if root_uri.startswith("s3://"):
-        from trainer.storage.s3 import S3Storage
+        from vlmpipe.trainer.storage.s3 import S3Storage
 
         return S3Storage(root_uri)
     if "://" in root_uri and not root_uri.startswith("file://"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 LOCAL_INTERVAL_S = 0.5
 REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import google_crc32c
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
 BUCKETS_MOUNT = Path("/gcs")
 BUCKET_SCHEMES = ("gs://", "s3://")

@@ -12,8 +12,8 @@ from typing import IO, ClassVar
 
 import google_crc32c
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage.base import (
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage.base import (
     TEMPORARY_PREFIX,
     CorruptObjectError,
     ObjectInfo,
@@ -22,7 +22,7 @@ from trainer.storage.base import (
     crc32c_of,
     crc32c_of_file,
 )
-from trainer.storage.regular_files import FileTooLargeError, open_lock, open_regular
+from vlmpipe.trainer.storage.regular_files import FileTooLargeError, open_lock, open_regular
 
 TRANSFER_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the store's library
 NONCE_KEY = "vlmpipe-write"  # of an object's metadata; see decision 6

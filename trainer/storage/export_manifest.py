@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.errors import DataError
-from trainer.storage.base import ObjectInfo, Storage
-from trainer.storage.file_sums import FileSum
-from trainer.storage.records import unseal, write_record
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage.base import ObjectInfo, Storage
+from vlmpipe.trainer.storage.file_sums import FileSum
+from vlmpipe.trainer.storage.records import unseal, write_record
 
 FOLDER = "export"  # in a run
 MARKER = "vlmpipe.json"

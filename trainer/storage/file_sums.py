@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.storage.base import ObjectInfo, Storage, crc32c_of_file
-from trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.storage.base import ObjectInfo, Storage, crc32c_of_file
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 UPLOADS = 8  # in parallel: small files mostly wait, in a bucket for the answer, in a folder for the disk
 

@@ -26,8 +26,8 @@ from google.auth import exceptions as auth
 from google.cloud import storage
 from google.cloud.storage.retry import DEFAULT_RETRY
 
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import (
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.base import (
     AlreadyExistsError,
     CorruptObjectError,
     ObjectInfo,
@@ -36,7 +36,7 @@ from trainer.storage.base import (
     changed_before_upload,
     crc32c_of,
 )
-from trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
+from vlmpipe.trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
 
 # The library's tracing reads each bucket's metadata, which needs a permission that jobs lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")

@@ -16,8 +16,8 @@ from typing import IO
 
 import google_crc32c
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage.base import (
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage.base import (
     CHUNK_BYTES,
     TEMPORARY_PREFIX,
     AlreadyExistsError,
@@ -27,7 +27,7 @@ from trainer.storage.base import (
     changed_before_upload,
     clean_name,
 )
-from trainer.storage.regular_files import open_lock, open_regular, read_regular
+from vlmpipe.trainer.storage.regular_files import open_lock, open_regular, read_regular
 
 
 class LocalStorage:

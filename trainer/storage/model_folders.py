@@ -21,12 +21,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainer.errors import ConfigError, DataError, os_errors
-from trainer.storage import open_storage
-from trainer.storage.base import BUCKETS_MOUNT, TEMPORARY_PREFIX, ObjectInfo, Storage, cache_folder, in_bucket
-from trainer.storage.export_manifest import MARKER, require_described
-from trainer.storage.regular_files import open_lock, require_regular_files
-from trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import BUCKETS_MOUNT, TEMPORARY_PREFIX, ObjectInfo, Storage, cache_folder, in_bucket
+from vlmpipe.trainer.storage.export_manifest import MARKER, require_described
+from vlmpipe.trainer.storage.regular_files import open_lock, require_regular_files
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 CACHE_FOLDER = ".models"
 CONFIG, WEIGHTS, INDEX = "config.json", ".safetensors", ".safetensors.index.json"

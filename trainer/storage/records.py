@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import DataError, os_errors
-from trainer.storage.base import Storage, crc32c_of
+from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.storage.base import Storage, crc32c_of
 
 KEY = "record_crc32c"
 _MARK = f', "{KEY}": "'.encode()

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from trainer.errors import DataError
+from vlmpipe.trainer.errors import DataError
 
 KINDS = {
     stat.S_IFIFO: "a FIFO",

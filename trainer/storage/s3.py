@@ -24,8 +24,8 @@ import boto3
 from botocore import exceptions as boto
 from botocore.config import Config
 
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import (
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.base import (
     TEMPORARY_PREFIX,
     AlreadyExistsError,
     CorruptObjectError,
@@ -35,7 +35,7 @@ from trainer.storage.base import (
     changed_before_upload,
     crc32c_of,
 )
-from trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
+from vlmpipe.trainer.storage.bucket import NONCE_KEY, TRANSFER_ATTEMPTS, BucketStorage, Summed, no_such_object
 
 PART_BYTES = 64 << 20  # of an upload; 10,000 of them are 625 GiB, and each is in memory
 LARGEST_COPY_BYTES = 5 << 30  # in one request: docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import PackedBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from trainer.strategies.mixed_precision import LossScale
+    from vlmpipe.trainer.strategies.mixed_precision import LossScale
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ tokens.
 
 Each rank places images into the embeddings of all tokens, and goes on with its own: the tower and these embeddings are
 whole on each rank, the language model, its activations, head and loss are not. Attention exchanges tokens for heads
-(`trainer.models.attention.context_parallel`). A rank's gradients are those of its own tokens' loss, so the sum over all
+(`vlmpipe.trainer.models.attention.context_parallel`). A rank's gradients are those of its own tokens' loss, so the sum over all
 ranks that strategies take anyway is the whole gradient.
 """
 
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from trainer.config.model import ModelConfig
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError
-from trainer.models.attention.context_parallel import ContextParallel
-from trainer.models.attention.varlen import takes_samples
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
+from vlmpipe.trainer.models.attention.varlen import takes_samples
+from vlmpipe.trainer.models.registry import family_of
 
 
 def require_context_parallel(config: ModelConfig, ranks: int) -> None:

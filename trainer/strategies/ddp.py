@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.optimizer.build import build_optimizer
-from trainer.sizing.gradient_buckets import bucket_cap_mib
-from trainer.strategies.base import StepResult
-from trainer.strategies.mixed_precision import LossScale, autocast
-from trainer.strategies.powersgd import PowerSgd
-from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients, trained_of
-from trainer.strategies.vision_prefetch import micro_batches
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.optimizer.build import build_optimizer
+from vlmpipe.trainer.sizing.gradient_buckets import bucket_cap_mib
+from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
+from vlmpipe.trainer.strategies.powersgd import PowerSgd
+from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients, trained_of
+from vlmpipe.trainer.strategies.vision_prefetch import micro_batches
 
 COMPRESSED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

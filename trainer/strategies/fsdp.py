@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.models.base import ShardingUnits
-from trainer.models.layers.bf16 import rest_frozen
-from trainer.models.layers.freeze import in_frozen_parts
-from trainer.optimizer.build import build_optimizer
-from trainer.strategies.base import StepResult
-from trainer.strategies.mixed_precision import LossScale, compute_policy
-from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
-from trainer.strategies.vision_prefetch import micro_batches
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.layers.bf16 import rest_frozen
+from vlmpipe.trainer.models.layers.freeze import in_frozen_parts
+from vlmpipe.trainer.optimizer.build import build_optimizer
+from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.mixed_precision import LossScale, compute_policy
+from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
+from vlmpipe.trainer.strategies.vision_prefetch import micro_batches
 
 
 class Fsdp(TorchStrategy):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from trainer.config.train import Precision, TrainConfig
-from trainer.errors import DataError
+from vlmpipe.trainer.config.train import Precision, TrainConfig
+from vlmpipe.trainer.errors import DataError
 
 COMPUTE_TYPES = {"bf16": torch.bfloat16, "bf16-autocast": torch.bfloat16, "fp16": torch.float16}
 STATE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

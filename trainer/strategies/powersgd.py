@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-from trainer.config.train_options import PowerSgdConfig
-from trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
+from vlmpipe.trainer.config.train_options import PowerSgdConfig
+from vlmpipe.trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
 
 ENTRY = "powersgd"  # of a checkpoint's state, beside "model" and "optimizer"
 # Epsilon for the norms that factors are divided by: a gradient of zeros has norm 0.

@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from trainer.config.train import Precision
-from trainer.dataloading.batches import PackedBatch
-from trainer.optimizer.build import set_rates
-from trainer.strategies.base import StepResult
-from trainer.strategies.ema import Ema
-from trainer.strategies.mixed_precision import LossScale, autocast
-from trainer.strategies.powersgd import PowerSgd, ranks_with_errors
-from trainer.strategies.strided_checkpoint import with_strided_shards
+from vlmpipe.trainer.config.train import Precision
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.optimizer.build import set_rates
+from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.ema import Ema
+from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
+from vlmpipe.trainer.strategies.powersgd import PowerSgd, ranks_with_errors
+from vlmpipe.trainer.strategies.strided_checkpoint import with_strided_shards
 
 # Checkpoints leave out frozen parameters, which are rebuilt from their source and compared by digest.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)

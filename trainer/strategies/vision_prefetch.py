@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config.train import Precision, TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.strategies.mixed_precision import autocast
+from vlmpipe.trainer.config.train import Precision, TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.strategies.mixed_precision import autocast
 
 MicroBatches = Callable[[Sequence[PackedBatch]], Iterator[dict[str, Any]]]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.registry import family_of
-from trainer.sizing.image_grids import AXES, near_square
+from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens, equal_lengths
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.image_grids import AXES, near_square
 
 TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
 
@@ -91,9 +91,9 @@ def tensors_of(inputs: Mapping[str, Any]) -> list[Tensor]:
 
 def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool) -> tuple[dict[str, Any], int]:
     """Of the largest images, behind the projector, with the pixels or features that are on the device beside them."""
-    from trainer.models.hf.family import HfFamily
-    from trainer.models.hf.model import PROJECTED
-    from trainer.models.hf.processor import FEATURES
+    from vlmpipe.trainer.models.hf.family import HfFamily
+    from vlmpipe.trainer.models.hf.model import PROJECTED
+    from vlmpipe.trainer.models.hf.processor import FEATURES
 
     images = image_form_of(config).published
     assert images is not None
@@ -126,7 +126,7 @@ def _images_of_any_shape(config: ModelConfig, shape: SequenceShape, *, cached: b
     if cached:
         (width,) = family.feature_shape(config)
         return {"images": torch.zeros(image_tokens, width, dtype=torch.bfloat16)}, image_tokens
-    from trainer.models.qwen_vl.family import patch_numbers
+    from vlmpipe.trainer.models.qwen_vl.family import patch_numbers
 
     grids = image_form_of(config).grids
     assert grids is not None

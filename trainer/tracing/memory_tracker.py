@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.models.layers.bf16 import cast_to_bf16
-from trainer.models.layers.freeze import in_frozen_parts
-from trainer.sizing.trace_results import Category, Compute, Held
+from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16
+from vlmpipe.trainer.models.layers.freeze import in_frozen_parts
+from vlmpipe.trainer.sizing.trace_results import Category, Compute, Held
 
 
 def cast_weights(module: nn.Module, compute: Compute) -> None:

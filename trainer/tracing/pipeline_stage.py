@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer.config.model import ModelConfig
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.sizing.pipeline_partition import Stage
-from trainer.sizing.trace_results import Compute, StageTrace
-from trainer.strategies.tensor_parallel.plan import shard_first_rank
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
-from trainer.tracing.memory_tracker import cast_weights
-from trainer.tracing.step import has_equal_tower_layers, pass_through, tracker_of, without_numbers
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.sizing.trace_results import Compute, StageTrace
+from vlmpipe.trainer.strategies.tensor_parallel.plan import shard_first_rank
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
+from vlmpipe.trainer.tracing.memory_tracker import cast_weights
+from vlmpipe.trainer.tracing.step import has_equal_tower_layers, pass_through, tracker_of, without_numbers
 
 
 def trace_stage(

@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.dataloading.batches import OF_IMAGES
-from trainer.models.attention.context_parallel import ContextParallel
-from trainer.models.fixed_image_model import FixedImageVLM
-from trainer.models.hf.model import HfVLM
-from trainer.models.layers.bf16 import cast_to_bf16
-from trainer.models.layers.nf4 import quantize_base
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.sizing.pipeline_partition import Stage
-from trainer.sizing.trace_results import Category, Compute, Held, StepTrace
-from trainer.strategies.context_parallel import split_tokens
-from trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
-from trainer.strategies.tensor_parallel.plan import shard_first_rank
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
-from trainer.tracing.memory_tracker import MemoryTracker, cast_weights
-from trainer.tracing.vision_pass import vision_bytes
+from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.dataloading.batches import OF_IMAGES
+from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
+from vlmpipe.trainer.models.fixed_image_model import FixedImageVLM
+from vlmpipe.trainer.models.hf.model import HfVLM
+from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16
+from vlmpipe.trainer.models.layers.nf4 import quantize_base
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.sizing.trace_results import Category, Compute, Held, StepTrace
+from vlmpipe.trainer.strategies.context_parallel import split_tokens
+from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
+from vlmpipe.trainer.strategies.tensor_parallel.plan import shard_first_rank
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
+from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker, cast_weights
+from vlmpipe.trainer.tracing.vision_pass import vision_bytes
 
 
 def trace_step(
@@ -53,7 +53,7 @@ def trace_step(
     Gradients exist before the step, as from the second micro-batch on and as in the buckets of DDP.
 
     Args:
-        gathered: no layer saves gathered weights (`trainer.strategies.deepspeed.linear_regather`).
+        gathered: no layer saves gathered weights (`vlmpipe.trainer.strategies.deepspeed.linear_regather`).
         sliced: gradients outside of layers are allocated in the step and sliced at its end (FSDP).
         every_layer: run also frozen layers whose memory equals another's; slower, with the same result.
     """
@@ -112,7 +112,7 @@ def trace_tower(config: ModelConfig, shape: SequenceShape, *, vocabulary: int, c
 def without_numbers(config: ModelConfig, module: nn.Module) -> None:
     """Have a training module that gets images run on fake tensors."""
     if config.family in GRID_FAMILIES:
-        from trainer.models.qwen_vl.vision_metadata import fake_sizes_of
+        from vlmpipe.trainer.models.qwen_vl.vision_metadata import fake_sizes_of
 
         module.sizes_of = fake_sizes_of
 

@@ -18,15 +18,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from trainer.config.model import ModelConfig
-from trainer.models.hf.examine import fewer_tower_layers
-from trainer.models.hf.family import HfFamily
-from trainer.models.hf.model import HfVLM, VisionBytes, fewer_layers
-from trainer.models.hf_native.pretrained import part_config
-from trainer.models.layers.deferred_weights import parameters_on_meta
-from trainer.models.layers.freeze import part_of
-from trainer.sizing.trace_results import Compute, Held
-from trainer.tracing.memory_tracker import MemoryTracker, cast_weights
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.hf.examine import fewer_tower_layers
+from vlmpipe.trainer.models.hf.family import HfFamily
+from vlmpipe.trainer.models.hf.model import HfVLM, VisionBytes, fewer_layers
+from vlmpipe.trainer.models.hf_native.pretrained import part_config
+from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
+from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.sizing.trace_results import Compute, Held
+from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker, cast_weights
 
 MEASURED = (448, 448)  # pixels
 

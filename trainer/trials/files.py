@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.storage.base import Storage
-from trainer.storage.records import read_record
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record
 
 SWEEP_FILE = "sweep.json"  # in the folder of the sweep's run
 OUTCOME = "outcome.json"  # in a training's folder

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.distributed.process import run_worker
-from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
+from vlmpipe.trainer.distributed.process import run_worker
+from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 
 LONGEST_ERROR = 2000
 
@@ -38,7 +38,7 @@ class ForkedChildren:
             signal.signal(number, self._stop)
 
     def run(self, work: Callable[[], int | None]) -> Ended:
-        """Run `work` as a worker of its own to its end (see `trainer.distributed.process.run_worker`)."""
+        """Run `work` as a worker of its own to its end (see `vlmpipe.trainer.distributed.process.run_worker`)."""
         sys.stdout.flush()
         sys.stderr.flush()
         with tempfile.NamedTemporaryFile(prefix="vlmpipe-error-") as left:

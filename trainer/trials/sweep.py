@@ -1,6 +1,6 @@
 """A job of a sweep: its trainings one after the other, each with its evaluation.
 
-    python -m trainer.trials.sweep --config <run>/sweep.json --job 3 --nproc-per-node 1
+    python -m vlmpipe.trainer.trials.sweep --config <run>/sweep.json --job 3 --nproc-per-node 1
 
 Each training is a run of its own, with prepared data that it shares with others. What became of it is in its
 `outcome.json`; one that failed leaves the others. Started again, a job goes on with what is not done.
@@ -15,17 +15,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer import launch
-from trainer.config.job import JobConfig
-from trainer.distributed.cluster_env import read_cluster
-from trainer.distributed.process import run_worker
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.progress import Progress
-from trainer.secret_manager import use_secrets
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, write_record
-from trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, is_done, settings_sha256, sweep_start_s
-from trainer.trials.forked import Ended, ForkedChildren
+from vlmpipe.trainer import launch
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.cluster_env import read_cluster
+from vlmpipe.trainer.distributed.process import run_worker
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.secret_manager import use_secrets
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, is_done, settings_sha256, sweep_start_s
+from vlmpipe.trainer.trials.forked import Ended, ForkedChildren
 
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
@@ -35,10 +35,10 @@ Run = Callable[[JobConfig, dict[str, float]], Ended]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the job on this node. Returns its exit code: 0 also where trainings failed, which their outcomes say."""
-    parser = argparse.ArgumentParser(prog="trainer.trials.sweep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.trials.sweep", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the sweep's sweep.json")
     parser.add_argument("--job", required=True, type=int, help="number of the job, from 0")
-    parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")
+    parser.add_argument("--nproc-per-node", default="auto", help="see vlmpipe.trainer.launch")
     options = parser.parse_args(arguments)
     folder, _, name = options.config.rpartition("/")
     sweep = read_record(open_storage(folder), name)
@@ -124,9 +124,9 @@ def _prepared(training: Mapping[str, Any]) -> bytes:
 
 def _forked(run_uris: Sequence[str]) -> Run:
     """In children of this process, which imports everything once."""
-    import trainer.evaluation.evaluate as evaluation
-    import trainer.train as training
-    from trainer.models.registry import family_of
+    import vlmpipe.trainer.evaluation.evaluate as evaluation
+    import vlmpipe.trainer.train as training
+    from vlmpipe.trainer.models.registry import family_of
 
     for run_uri in run_uris:
         with contextlib.suppress(UserError):  # the training says it
@@ -155,7 +155,7 @@ def _forked(run_uris: Sequence[str]) -> Run:
 
 
 def _launched(processes: str, *, is_chief: bool) -> Run:
-    """By `trainer.launch`, for a training with several processes."""
+    """By `vlmpipe.trainer.launch`, for a training with several processes."""
 
     def run(job: JobConfig, took: dict[str, float]) -> Ended:
         def launched(module: str, what: str) -> Ended:
@@ -164,7 +164,7 @@ def _launched(processes: str, *, is_chief: bool) -> Run:
             took[f"{what}_s"] = time.perf_counter() - started_s
             return Ended(code, f"{what} ended with exit code {code}" if code else "")
 
-        ended = launched("trainer.train", "train") if job.train.epochs else Ended(0)
+        ended = launched("vlmpipe.trainer.train", "train") if job.train.epochs else Ended(0)
         if ended.code or not is_chief:
             return ended
         started_s = time.perf_counter()
@@ -172,7 +172,7 @@ def _launched(processes: str, *, is_chief: bool) -> Run:
         took["export_s"] = time.perf_counter() - started_s
         before = {name: os.environ.pop(name) for name in CLUSTER_VARIABLES if name in os.environ}
         try:
-            return launched("trainer.evaluation.evaluate", "evaluate")
+            return launched("vlmpipe.trainer.evaluation.evaluate", "evaluate")
         finally:
             os.environ.update(before)
 
@@ -181,11 +181,11 @@ def _launched(processes: str, *, is_chief: bool) -> Run:
 
 def _export(job: JobConfig) -> None:
     if job.train.epochs:
-        from trainer.checkpoint.sync import sync_run
+        from vlmpipe.trainer.checkpoint.sync import sync_run
 
         sync_run(job)
     else:
-        from trainer.checkpoint.hf_export import export_initial
+        from vlmpipe.trainer.checkpoint.hf_export import export_initial
 
         export_initial(job)
 

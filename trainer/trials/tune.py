@@ -1,6 +1,6 @@
 """One trial of a search: trains with the trial's values, evaluates, and reports the metric.
 
-    python -m trainer.trials.tune --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
+    python -m vlmpipe.trainer.trials.tune --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
 
 CLOUD_ML_TRIAL_ID names the trial, which is a run of its own in `<search>/trial-<id>/` and resumes from its own
 checkpoints.
@@ -15,25 +15,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from trainer import launch
-from trainer.config.job import JobConfig
-from trainer.distributed.cluster_env import read_cluster
-from trainer.errors import ConfigError, run_main
-from trainer.monitoring.hypertune import TRIAL_VARIABLE, VALIDATION_LOSS, WATCHED_VARIABLE
-from trainer.monitoring.hypertune import report as report_to_service
-from trainer.storage import open_storage
-from trainer.storage.records import read_lines, read_record, write_record
+from vlmpipe.trainer import launch
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.cluster_env import read_cluster
+from vlmpipe.trainer.errors import ConfigError, run_main
+from vlmpipe.trainer.monitoring.hypertune import TRIAL_VARIABLE, VALIDATION_LOSS, WATCHED_VARIABLE
+from vlmpipe.trainer.monitoring.hypertune import report as report_to_service
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
 
-METRICS = "metrics.jsonl"  # trainer.monitoring.metrics_writer would load torch here
+METRICS = "metrics.jsonl"  # vlmpipe.trainer.monitoring.metrics_writer would load torch here
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the trial on this node. Returns its exit code."""
-    parser = argparse.ArgumentParser(prog="trainer.trials.tune", description=__doc__)
+    parser = argparse.ArgumentParser(prog="vlmpipe.trainer.trials.tune", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the search's run.json")
     parser.add_argument("--metric", required=True, help="number in evaluate.json, or validation_loss")
-    parser.add_argument("--nproc-per-node", default="auto", help="see trainer.launch")
+    parser.add_argument("--nproc-per-node", default="auto", help="see vlmpipe.trainer.launch")
     options, values = parser.parse_known_args(arguments)
     cluster = read_cluster(os.environ)
     job = open_trial(options.config, parse_values(values), os.environ.get(TRIAL_VARIABLE, ""))
@@ -41,19 +41,19 @@ def main(arguments: list[str] | None = None) -> int:
     if options.metric == VALIDATION_LOSS:
         os.environ[WATCHED_VARIABLE] = VALIDATION_LOSS  # training then reports after each validation
     processes = ["--nproc-per-node", options.nproc_per_node, "--"]
-    if code := launch.main([*processes, "trainer.train", "--config", config]):
+    if code := launch.main([*processes, "vlmpipe.trainer.train", "--config", config]):
         return code
     if cluster and cluster.node_rank:
         return 0  # only the chief evaluates
     if options.metric == VALIDATION_LOSS:  # measured in training: needs no export or evaluation
         report(job, options.metric)
         return 0
-    from trainer.checkpoint.sync import sync_run
+    from vlmpipe.trainer.checkpoint.sync import sync_run
 
     sync_run(job)
     for variable in CLUSTER_VARIABLES:
         os.environ.pop(variable, None)
-    if code := launch.main([*processes, "trainer.evaluation.evaluate", "--config", config]):
+    if code := launch.main([*processes, "vlmpipe.trainer.evaluation.evaluate", "--config", config]):
         return code
     report(job, options.metric)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
+from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
 
 MEANINGS: dict[int, str] = {
     ExitCode.CONFIG: "configuration",

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.external.dry_start import require_module
-from trainer.storage import open_storage
-from trainer.storage.base import cache_folder, join_uri
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.external.dry_start import require_module
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import cache_folder, join_uri
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -12,14 +12,14 @@ from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Any
 
-from trainer.checkpoint.attempts import order_of
-from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
-from trainer.errors import ExitCode, UserError
-from trainer.external.states import STATES
-from trainer.progress import StepRecord
-from trainer.redaction import redact_all
-from trainer.storage.base import Storage
-from trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.checkpoint.attempts import order_of
+from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.external.states import STATES
+from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.redaction import redact_all
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 
 class JobRecord:

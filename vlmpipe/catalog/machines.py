@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic.dataclasses import dataclass
 
-from trainer.config.compiling import LEAST_FOR_FLOAT8
+from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
 
 FOLDER = Path(__file__).parent
 MIB_PER_GIB = 1024

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from trainer.config.base import Fraction, Section
-from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean, expected_value, show
 from vlmpipe.config.yaml_loader import read_mapping, read_text
+from vlmpipe.trainer.config.base import Fraction, Section
+from vlmpipe.trainer.errors import ConfigError
 
 Term = Literal["standard", "spot", "flex_start"]
 

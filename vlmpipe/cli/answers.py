@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from trainer.errors import ConfigError, UserError
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import Root
+from vlmpipe.trainer.errors import ConfigError, UserError
 
 RunName = Annotated[
     str,
@@ -38,11 +38,11 @@ def predict(
 ) -> None:
     """Answer questions about many images. Of a folder or table, as the evaluation asks, and as fast."""
     with doing(f"asking {run}"):
-        from trainer.config.job import JobConfig
-        from trainer.evaluation.predict import predict as predict_all
-        from trainer.evaluation.predict import read_questions
-        from trainer.storage.base import join_uri
         from vlmpipe.compare.sides import run_uri_named
+        from vlmpipe.trainer.config.job import JobConfig
+        from vlmpipe.trainer.evaluation.predict import predict as predict_all
+        from vlmpipe.trainer.evaluation.predict import read_questions
+        from vlmpipe.trainer.storage.base import join_uri
 
         questions = read_questions(source, question)
         job = JobConfig.load(join_uri(run_uri_named(run, root), "run.json"))
@@ -74,11 +74,11 @@ def serve(
     """Serve a run's model, or check its server. By transformers serve; answers are held to the evaluation's."""
     if url and not check:
         raise ConfigError("--url is given without --check", expected="vlmpipe serve RUN --check N --url URL")
-    from trainer.serving.local_server import serving
     from vlmpipe.compare.sides import run_uri_named
     from vlmpipe.serving.agreement import measure_agreement, require_agreement
     from vlmpipe.serving.openai import CHAT_PATH, ChatServer
     from vlmpipe.serving.questions import held_out_questions
+    from vlmpipe.trainer.serving.local_server import serving
 
     run_uri = run_uri_named(run, root)
     if not check:

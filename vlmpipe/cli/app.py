@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer import __version__
-from trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error, missing_packages
-from trainer.redaction import hiding_secrets
 from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import answers, completion, init
@@ -27,6 +24,9 @@ from vlmpipe.cli import tune as tune_command
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOption, load, load_training
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
+from vlmpipe.trainer import __version__
+from vlmpipe.trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error, missing_packages
+from vlmpipe.trainer.redaction import hiding_secrets
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -118,7 +118,7 @@ def check(
     assert config is not None
     if region:
         raise ConfigError("--region is given with a run file", fix="set gcp.location=REGION in the run file instead")
-    from pipelines.check import exit_code
+    from vlmpipe.pipelines.check import exit_code
 
     settings = load(config, overrides)
     with doing(f"checking {config}: model, data, batch, output and job specs"):
@@ -210,8 +210,8 @@ def explain_cache(config: RunFile, overrides: Overrides = None, stage: Stage = "
     """Say whether a run's images have cached features. What decides that, and how other caches there differ."""
     settings = load_training(config, overrides, stage)
     with doing(f"comparing the feature caches of {config}"):
-        from trainer.config.job import JobConfig, RunPaths
-        from trainer.feature_cache.explain import explain  # loads torch
+        from vlmpipe.trainer.config.job import JobConfig, RunPaths
+        from vlmpipe.trainer.feature_cache.explain import explain  # loads torch
 
         paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))
         found = explain(JobConfig.model_validate(settings.to_run_json(paths)))

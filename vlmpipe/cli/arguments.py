@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.errors import ConfigError
 from vlmpipe import api
 from vlmpipe.cli import completion
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipelines.templates.publish import Template
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.pipelines.templates.publish import Template
 
 
 class TargetOption(StrEnum):
@@ -98,8 +98,8 @@ def load_source(source: str, overrides: Sequence[str] | None) -> tuple[RunConfig
             expected="no overrides: it runs as it was published",
             fix="publish a changed run file; or start it in the console, which shows the pipeline's parameters",
         )
-    from pipelines.compile import FOLDER
-    from pipelines.templates.publish import fetch
+    from vlmpipe.pipelines.compile import FOLDER
+    from vlmpipe.pipelines.templates.publish import fetch
 
     template = fetch(source, FOLDER)
     return template.config, template

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.errors import ConfigError
-from trainer.gc_control import collector_off
 from vlmpipe import api
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, ServiceTarget, TargetOption, load
 from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.gc_control import collector_off
 
 if TYPE_CHECKING:
-    from pipelines.compile import Compiled
-    from pipelines.templates.kubeflow import PublishedToKubeflow
-    from pipelines.templates.publish import Published
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.pipelines.compile import Compiled
+    from vlmpipe.pipelines.templates.kubeflow import PublishedToKubeflow
+    from vlmpipe.pipelines.templates.publish import Published
 
 Configs = Annotated[
     list[str],
@@ -78,9 +78,9 @@ def publish(
 
 
 def _published(configs: list[str], registry: str, tags: list[str], output: Path) -> list[Published]:
-    from pipelines.templates.artifact_registry import Registry
-    from pipelines.templates.publish import all_tags
-    from pipelines.templates.publish import publish as publish_one
+    from vlmpipe.pipelines.templates.artifact_registry import Registry
+    from vlmpipe.pipelines.templates.publish import all_tags
+    from vlmpipe.pipelines.templates.publish import publish as publish_one
 
     all_tags(tags)  # before anything is compiled
     there = Registry(registry)
@@ -90,8 +90,8 @@ def _published(configs: list[str], registry: str, tags: list[str], output: Path)
 
 
 def _published_to_kubeflow(configs: list[str], output: Path) -> list[PublishedToKubeflow]:
-    from pipelines.submit_kubeflow import endpoint_of
-    from pipelines.templates.kubeflow import publish_to_kubeflow
+    from vlmpipe.pipelines.submit_kubeflow import endpoint_of
+    from vlmpipe.pipelines.templates.kubeflow import publish_to_kubeflow
     from vlmpipe.runs.kubeflow.client import KubeflowApi
 
     every = list(_compiled(configs, TargetOption.kubeflow, output))

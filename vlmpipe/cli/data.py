@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.errors import ExitCode, UserError, os_errors
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, load_training
 from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
 
 if TYPE_CHECKING:
-    from trainer.config.job import JobConfig
-    from trainer.data.prepare.inspect import InspectedSample
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.data.prepare.inspect import InspectedSample
 
 app = typer.Typer(help="A run's data.", no_args_is_help=True)
 
@@ -46,12 +46,12 @@ def inspect(
     """Show samples in the chat template, as tokens. Labels, which the loss counts, are in colour."""
     job = _job(config, overrides, stage)
     if prepare:
-        from trainer.data.prepare.pipeline import prepare as prepare_data
-        from trainer.progress import Progress
+        from vlmpipe.trainer.data.prepare.pipeline import prepare as prepare_data
+        from vlmpipe.trainer.progress import Progress
 
         prepare_data(job, Progress(job.run.run_uri, "data-inspect"))
     with doing(f"reading samples of {config}"):
-        from trainer.data.prepare.inspect import inspect as inspected
+        from vlmpipe.trainer.data.prepare.inspect import inspect as inspected
 
         chat, found = inspected(job, first=first, count=count)
         samples = list(found)
@@ -112,7 +112,7 @@ def export(
 ) -> None:
     """Write prepared data as files of another trainer: same samples, same splits, images as they are stored."""
     with doing(f"exporting the data of {run}"):
-        from trainer.data.export.export import export_data
+        from vlmpipe.trainer.data.export.export import export_data
 
         exported = export_data(_prepared_uri(run, overrides, root, stage), data_format, output)
     if as_json:
@@ -131,10 +131,10 @@ def export(
 
 
 def _page(job: JobConfig, samples: Sequence[InspectedSample]) -> str:
-    from trainer.data.prepare.overview import overview
-    from trainer.data.prepare.pipeline import find_prepared
-    from trainer.models.seen_images import SeenImages
     from vlmpipe.report.inspect_page import build_page, card_of
+    from vlmpipe.trainer.data.prepare.overview import overview
+    from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+    from vlmpipe.trainer.models.seen_images import SeenImages
 
     seen = SeenImages(job.model)
     statistics = None
@@ -155,12 +155,12 @@ def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
 
 def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     """Prepared data of a run, or of a run file. Raises UserError where there is none."""
-    from trainer.config.job import DataPointers
-    from trainer.data.prepare.pipeline import find_prepared
-    from trainer.storage import open_storage
-    from trainer.storage.base import in_bucket, join_uri
-    from trainer.storage.records import read_record
     from vlmpipe.runs.local.summary import find_run
+    from vlmpipe.trainer.config.job import DataPointers
+    from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.base import in_bucket, join_uri
+    from vlmpipe.trainer.storage.records import read_record
 
     if run.endswith((".yaml", ".yml")):
         return find_prepared(_job(Path(run), overrides, stage))
@@ -171,7 +171,7 @@ def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
 
 def _job(config: Path, overrides: Overrides, stage: str) -> JobConfig:
     """The settings of the run file's training, as a job on this machine reads them."""
-    from trainer.config.job import JobConfig, RunPaths
+    from vlmpipe.trainer.config.job import JobConfig, RunPaths
 
     settings = load_training(config, overrides, stage)
     paths = RunPaths(run_id=settings.name, root_uri=settings.root_uri("local"))

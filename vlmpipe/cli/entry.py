@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from trainer.extras import install_command
+from vlmpipe.trainer.extras import install_command
 
 
 def console() -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from trainer.errors import ConfigError, os_errors
 from vlmpipe.cli.output import print_lines
+from vlmpipe.trainer.errors import ConfigError, os_errors
 
 TEMPLATES = Path(__file__).parents[1] / "run_files"
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from trainer.errors import DEBUG_VARIABLE, UserError
+from vlmpipe.trainer.errors import DEBUG_VARIABLE, UserError
 
 SILENT_S = 1.0
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, load
 from vlmpipe.cli.output import print_json, print_lines, to_stderr
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from vlmpipe.prove.laws import Verdict

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, FailOnReject
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
 if TYPE_CHECKING:
-    from pipelines.tune.status import SearchStatus
+    from vlmpipe.pipelines.tune.status import SearchStatus
     from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.kubeflow.status import KubeflowStatus
     from vlmpipe.runs.local.summary import RunReport
@@ -69,7 +69,7 @@ def status(
         _list_runs(root, as_json)
         return
     with doing(f"looking for run {run}"):
-        from pipelines.find import reader_of
+        from vlmpipe.pipelines.find import reader_of
 
         read, on_service = reader_of(run, root=root, project=project, location=location)
     if deep:
@@ -85,9 +85,9 @@ def status(
 
 
 def _check_files(run: str, root: str, as_json: bool) -> None:
-    from trainer.errors import DataError
     from vlmpipe.runs.file_check import check_files
     from vlmpipe.runs.local.summary import find_run
+    from vlmpipe.trainer.errors import DataError
 
     checks = []
     for check in check_files(str(find_run(root, run).folder)):
@@ -108,8 +108,8 @@ def cancel(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
     """Ask a run to stop. Saved checkpoints stay; the same command or --run-id continues it."""
-    from pipelines.find import find
-    from pipelines.tune.status import find_search
+    from vlmpipe.pipelines.find import find
+    from vlmpipe.pipelines.tune.status import find_search
     from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.local import control as local_control
     from vlmpipe.runs.vertex.names import Address
@@ -155,7 +155,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
-    from pipelines.find import find
+    from vlmpipe.pipelines.find import find
     from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.vertex.names import Address
 
@@ -177,7 +177,7 @@ def diagnose(
     run: Run, root: Root = "runs", project: Project = "", location: Location = "", as_json: AsJson = False
 ) -> None:
     """Say why a run failed or stopped, and what to do. From its records, logs, exit codes and stacks."""
-    from pipelines.find import find
+    from vlmpipe.pipelines.find import find
     from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.local import diagnose as local
     from vlmpipe.runs.vertex.names import Address
@@ -292,8 +292,8 @@ def show(found: AnyStatus, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
         return
-    from pipelines.tune.status import SearchStatus
     from vlmpipe.cli.views.tables import print_state
+    from vlmpipe.pipelines.tune.status import SearchStatus
 
     if isinstance(found, SearchStatus):  # its lines are the table
         print_lines(found.lines())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainer.errors import ConfigError
 from vlmpipe import api
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli.arguments import (
@@ -23,11 +22,12 @@ from vlmpipe.cli.arguments import (
     load_source,
 )
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipelines.submit_job import SubmittedJob
+    from vlmpipe.pipelines.submit_job import SubmittedJob
 
 ELSEWHERE = "With --target vertex or kubeflow: "
 FORCE = ("--force", "Submit although memory is planned not to fit, and without checking buckets.")
@@ -173,8 +173,8 @@ def submit(
         )  # fmt: skip
         return
     with doing(f"planning, compiling and submitting {config}"):
-        from pipelines.find import vertex_reader
-        from pipelines.submit import submit_run
+        from vlmpipe.pipelines.find import vertex_reader
+        from vlmpipe.pipelines.submit import submit_run
         from vlmpipe.planner.cost.approval import terminal_confirm
 
         submitted = submit_run(
@@ -200,7 +200,7 @@ def submit(
 
 def _submit_spec(path: Path, project: str, location: str, *, yes: bool, dry_run: bool) -> SubmittedJob:
     with doing(f"checking and submitting {path}"):
-        from pipelines.submit_job import submit_spec
+        from vlmpipe.pipelines.submit_job import submit_spec
         from vlmpipe.planner.cost.approval import terminal_confirm
 
         return submit_spec(path, project=project, location=location, yes=yes, dry_run=dry_run, ask=terminal_confirm())
@@ -210,7 +210,7 @@ def _submit_training(
     config: str, overrides: Sequence[str], run_id: str, *, force: bool, yes: bool, dry_run: bool
 ) -> SubmittedJob:
     with doing(f"planning and submitting the training job of {config}"):
-        from pipelines.submit_job import submit_training
+        from vlmpipe.pipelines.submit_job import submit_training
         from vlmpipe.planner.cost.approval import terminal_confirm
 
         return submit_training(
@@ -232,7 +232,7 @@ def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: boo
     elif not address or detach:
         print_json(answer.as_json())
     if address and not detach:
-        from pipelines.find import job_reader
+        from vlmpipe.pipelines.find import job_reader
 
         name, read = address.argument, job_reader(address)
         found = run_commands.watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
@@ -252,8 +252,8 @@ def _submit_to_kubeflow(
     fail_on_reject: bool,
 ) -> None:
     with doing(f"planning, compiling and submitting {config} to Kubeflow"):
-        from pipelines.find import kubeflow_reader
-        from pipelines.submit_kubeflow import submit_to_kubeflow
+        from vlmpipe.pipelines.find import kubeflow_reader
+        from vlmpipe.pipelines.submit_kubeflow import submit_to_kubeflow
 
         source = [config, *overrides, "--target", "kubeflow"]
         submitted = submit_to_kubeflow(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainer.errors import ExitCode
 from vlmpipe.cli import completion
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
+from vlmpipe.trainer.errors import ExitCode
 
 if TYPE_CHECKING:
-    from pipelines.tune.search import Search
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.pipelines.tune.search import Search
 
 
 class TuneTarget(StrEnum):
@@ -44,8 +44,8 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search over fields of train, by the section tune. On this machine the table of trials is printed."""
-    from pipelines.tune import search as tuning
     from vlmpipe.config.target_requirements import require_vertex
+    from vlmpipe.pipelines.tune import search as tuning
 
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
@@ -76,7 +76,7 @@ def tune(
 def _approval(settings: RunConfig, *, yes: bool) -> float | None:
     """All trials at the price of the dearest values that are searched, once that may be spent. Raises UserError where
     not."""
-    from pipelines.tune import search as tuning
+    from vlmpipe.pipelines.tune import search as tuning
     from vlmpipe.planner.cost.approval import require_approval, spending_of, terminal_confirm
     from vlmpipe.planner.plan import plan_run
 
@@ -97,7 +97,7 @@ def _approval(settings: RunConfig, *, yes: bool) -> float | None:
 
 
 def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
-    from pipelines.tune.search import submit_search
+    from vlmpipe.pipelines.tune.search import submit_search
     from vlmpipe.runs.submitted import RunRecord
 
     with doing(f"submitting search {search.search_id}"):
@@ -112,8 +112,8 @@ def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
 
 
 def _run(search: Search, *, as_json: bool) -> None:
-    from pipelines.tune.search import run_search
-    from pipelines.tune.status import TABLE, table_lines
+    from vlmpipe.pipelines.tune.search import run_search
+    from vlmpipe.pipelines.tune.status import TABLE, table_lines
 
     trials = run_search(search)
     best = trials[0] if trials and trials[0].metric is not None else None

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.benchmarks import SCORES
-from trainer.errors import DataError
 from vlmpipe.compare.sides import Side
+from vlmpipe.trainer.config.benchmarks import SCORES
+from vlmpipe.trainer.errors import DataError
 
 if TYPE_CHECKING:
-    from trainer.evaluation.bootstrap import Float64Array
+    from vlmpipe.trainer.evaluation.bootstrap import Float64Array
 
 Key = tuple[str, int, str, str]  # id of the sample, turn, question, expected answer
 METRICS = ("exact_match", "vqa_accuracy", "anls")
@@ -156,7 +156,7 @@ def _key(line: dict[str, Any]) -> Key:
 
 def _scores(answer: str, lines: Sequence[dict[str, Any]]) -> list[float]:
     """METRICS of each run's answer to one question."""
-    from trainer.evaluation.metrics import anls, vqa_accuracy
+    from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
 
     metrics: tuple[Callable[[str, str], float], ...] = (vqa_accuracy, anls)
     found = []
@@ -193,7 +193,7 @@ def _measured(
     """The runs' means of each metric, with the bootstrap's intervals."""
     import numpy as np
 
-    from trainer.evaluation.bootstrap import interval, resampled_sums
+    from vlmpipe.trainer.evaluation.bootstrap import interval, resampled_sums
 
     sums = resampled_sums(groups, np.column_stack([values, np.ones(len(values))]))
     means, resampled = values.mean(axis=0), sums[:, :-1] / sums[:, -1:]

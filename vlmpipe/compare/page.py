@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from trainer import __version__
 from vlmpipe.compare.compare import Comparison
 from vlmpipe.compare.sides import HOUR_S, Usage
 from vlmpipe.report.load import count, duration
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.samples import EvaluationImages, sample_cards, spread
+from vlmpipe.trainer import __version__
 
 SHOWN = 24
 TITLES = {"exact_match": "Exact match", "vqa_accuracy": "VQA accuracy", "anls": "ANLS"}

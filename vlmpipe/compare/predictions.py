@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.errors import ConfigError, os_errors
 from vlmpipe.compare.compare import Comparison
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.errors import ConfigError, os_errors
 
 FIELDS = ("id", "turn", "slice", "question", "answer", "prediction", "correct")
 

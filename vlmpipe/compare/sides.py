@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.benchmarks import ANSWERS_FOLDER
-from trainer.config.job import run_uri_of
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage, in_bucket, join_uri
-from trainer.storage.records import read_lines, read_record
 from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
 from vlmpipe.registry.paired_bootstrap import PREDICTIONS
 from vlmpipe.registry.release import open_registry
 from vlmpipe.report.load import mapping, number, sequence
 from vlmpipe.runs.local.summary import find_run
+from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
+from vlmpipe.trainer.config.job import run_uri_of
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage, in_bucket, join_uri
+from vlmpipe.trainer.storage.records import read_lines, read_record
 
 REGISTERED = re.compile(r"([A-Za-z0-9][\w.-]*)@([a-z][a-z0-9-]*|[1-9][0-9]*)")  # MODEL@ALIAS or MODEL@VERSION
 HOUR_S = 3600

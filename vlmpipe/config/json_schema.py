@@ -12,9 +12,9 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trainer.errors import os_errors
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.validation_errors import fields_of, item_section_of, section_of
+from vlmpipe.trainer.errors import os_errors
 
 SCHEMA_FILE = "run-file.schema.json"
 REFERENCE_FILE = "run-file.md"

@@ -1,6 +1,6 @@
 """RunConfig: the schema of the run file, and the checks that concern several of its sections.
 
-Sections that jobs read are in `trainer.config`, the others in `vlmpipe.config`.
+Sections that jobs read are in `vlmpipe.trainer.config`, the others in `vlmpipe.config`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from trainer.config.base import Section
-from trainer.config.checkpoint import CheckpointConfig
-from trainer.config.data import DataConfig
-from trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, Secrets
-from trainer.config.model import ModelConfig
-from trainer.config.train import TrainConfig
 from vlmpipe.config.rules.secrets import secret_problems
 from vlmpipe.config.rules.sections import section_problems
 from vlmpipe.config.rules.sweep import sweep_problems
@@ -52,6 +46,12 @@ from vlmpipe.config.validation_errors import (
     show,
 )
 from vlmpipe.config.yaml_loader import parse_overrides, read_run_file
+from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.config.checkpoint import CheckpointConfig
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import EvaluateConfig, FeaturesConfig, RunPaths, Secrets
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.train import TrainConfig
 
 BUILTIN_SOURCES = (
     "builtin:digits", "builtin:digit-mosaics", "builtin:digit-mosaic-questions", "builtin:easy-vqa", "builtin:openmoji",

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config.job import RUN_ID, run_uri_of
-from trainer.config.model import PARTS
-from trainer.storage import open_storage
-from trainer.storage.base import in_bucket, join_uri
-from trainer.storage.export_manifest import FOLDER, MARKER
 from vlmpipe.config.sections.output import OutputConfig
 from vlmpipe.config.validation_errors import Problem, RunFileError
+from vlmpipe.trainer.config.job import RUN_ID, run_uri_of
+from vlmpipe.trainer.config.model import PARTS
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import in_bucket, join_uri
+from vlmpipe.trainer.storage.export_manifest import FOLDER, MARKER
 
 PREFIX = "run:"
 ADAPTER = "model.lora.pretrained"

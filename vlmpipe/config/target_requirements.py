@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.data import BIGQUERY
-from trainer.config.external_trainer import WITH_ROLES
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.trainer.config.data import BIGQUERY
+from vlmpipe.trainer.config.external_trainer import WITH_ROLES
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from trainer.errors import ConfigError
-from trainer.redaction import redact_all
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.redaction import redact_all
 
 LEAST_SIMILARITY = 0.68
 MAY_HOLD_SECRETS = (

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainer.errors import ConfigError, os_errors
-from trainer.storage.records import KEY, damaged_record, unseal
-from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, kind_of, read_regular
 from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.storage.records import KEY, damaged_record, unseal
+from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, kind_of, read_regular
 
 LARGEST_FILE_BYTES = 1 << 20
 CONFIGS_FOLDER = Path("configs")

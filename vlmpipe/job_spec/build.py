@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from trainer.config.base import Section
-from trainer.errors import ConfigError
-from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import CapacityOption, ClusterConfig, ReservationAffinityConfig
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
+from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Job = Literal["cache_features", "train", "evaluate", "benchmark"]
 JOBS: tuple[Job, ...] = get_args(Job)
 MODULES: dict[Job, str] = {
-    "cache_features": "trainer.feature_cache.encode",
-    "train": "trainer.train",
-    "evaluate": "trainer.evaluation.evaluate",
-    "benchmark": "trainer.evaluation.lmms_eval",
+    "cache_features": "vlmpipe.trainer.feature_cache.encode",
+    "train": "vlmpipe.trainer.train",
+    "evaluate": "vlmpipe.trainer.evaluation.evaluate",
+    "benchmark": "vlmpipe.trainer.evaluation.lmms_eval",
 }
-EXTERNAL_LAUNCHER = "trainer.external.launch"
+EXTERNAL_LAUNCHER = "vlmpipe.trainer.external.launch"
 NO_IMAGE = "python"  # in place of the trainer image of local jobs without one
 FLEX_START = "FLEX_START"
 
@@ -177,7 +177,7 @@ def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequenc
 def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> dict[str, Any]:
     """The spec of a sweep's job, whose trainings `<run_uri>/sweep.json` lists."""
     arguments = ["--config", join_uri(run_uri, "sweep.json"), "--job", str(number)]
-    return trials_spec(config, run_uri, "trainer.trials.sweep", arguments)
+    return trials_spec(config, run_uri, "vlmpipe.trainer.trials.sweep", arguments)
 
 
 def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> dict[str, Any]:
@@ -291,9 +291,9 @@ def _task(config: RunConfig, job: Job, run_json: str) -> tuple[str, list[str], l
     if trainer and job == "train":
         return trainer.image_uri or image_uri, ["python", "-m", EXTERNAL_LAUNCHER], [*processes, *settings]
     if trainer and job == "evaluate" and trainer.evaluate_command:
-        command = ["python", "-m", "trainer.external.evaluate"]
+        command = ["python", "-m", "vlmpipe.trainer.external.evaluate"]
         return trainer.image_uri or image_uri, command, settings
     if job == "benchmark":
         assert config.evaluate.lmms_eval
         return config.evaluate.lmms_eval.image_uri or NO_IMAGE, ["python", "-m", module], settings
-    return image_uri, ["python", "-m", "trainer.launch"], [*processes, "--", module, *settings]
+    return image_uri, ["python", "-m", "vlmpipe.trainer.launch"], [*processes, "--", module, *settings]

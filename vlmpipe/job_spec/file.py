@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import yaml
 
-from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Catalog
 from vlmpipe.config.yaml_loader import read_text
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.schema import Spelling, camel_case, load_fields, read_message, snake_case
 from vlmpipe.job_spec.violation import FieldPath, Violation
 from vlmpipe.job_spec.worker_pools import POOLS
+from vlmpipe.trainer.errors import ConfigError
 
 WHOLE_IS_WRONG = "VP109"
 Form = Literal["job", "spec", "pools"]

@@ -11,12 +11,12 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
-from trainer.errors import ConfigError
 from vlmpipe.job_spec.rules.base import Pool
 from vlmpipe.job_spec.rules.worker_pools import role_violations
 from vlmpipe.job_spec.schema import read_message
 from vlmpipe.job_spec.violation import path_text
 from vlmpipe.job_spec.worker_pools import POOLS
+from vlmpipe.trainer.errors import ConfigError
 
 
 def parse_job_spec(spec: Mapping[str, Any]) -> api.CustomJobSpec:

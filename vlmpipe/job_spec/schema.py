@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.errors import ConfigError
 from vlmpipe.config.validation_errors import closest, did_you_mean, show
 from vlmpipe.job_spec.violation import FieldPath, Violation, read_rules_yaml
+from vlmpipe.trainer.errors import ConfigError
 
 FIELDS_FILE = Path(__file__).with_name("custom_job_fields.json")
 INTEGER_BITS = {"int32": 32, "int64": 64}

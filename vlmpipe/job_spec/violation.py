@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from trainer.redaction import redact
+from vlmpipe.trainer.redaction import redact
 
 FieldPath = tuple[str | int, ...]  # ("worker_pool_specs", 0, "replica_count")
 Severity = Literal["error", "warning"]

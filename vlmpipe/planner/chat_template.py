@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.data import OWN_FORMAT
-from trainer.data.tokenize import TRAINED_PREFIX
-from trainer.storage.base import in_bucket
+from vlmpipe.trainer.config.data import OWN_FORMAT
+from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
+from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
-    from trainer.config.data import DataConfig
-    from trainer.config.model import ModelConfig
-    from trainer.data.chat.proof import Proof
+    from vlmpipe.trainer.config.data import DataConfig
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.data.chat.proof import Proof
 
 
 def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
@@ -25,7 +25,7 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
     elsewhere = any(one and not Path(one).expanduser().is_dir() for one in (tokenizer, weights))
     if name == OWN_FORMAT or in_bucket(name) or elsewhere:
         return None
-    from trainer.data.chat.make import make_chat  # imports transformers
-    from trainer.data.chat.proof import prove
+    from vlmpipe.trainer.data.chat.make import make_chat  # imports transformers
+    from vlmpipe.trainer.data.chat.proof import prove
 
     return prove(make_chat(model, data, ()))

@@ -20,15 +20,15 @@ from typing import Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-import trainer
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import ConfigError, UserError
-from trainer.models.image_tokens import MAX_CONFIG_BYTES
-from trainer.storage.base import Storage
-from trainer.storage.local import LocalStorage
-from trainer.storage.model_folders import CONFIG, local_folder
-from trainer.storage.regular_files import read_regular
+import vlmpipe.trainer
 from vlmpipe import planner
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.models.image_tokens import MAX_CONFIG_BYTES
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.model_folders import CONFIG, local_folder
+from vlmpipe.trainer.storage.regular_files import read_regular
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -133,7 +133,7 @@ def hub_cache_folder(part: WeightsConfig) -> Path | None:
 def _code() -> str:
     """A digest of the code: ours by its text, libraries by their versions."""
     digest = hashlib.sha256(json.dumps([importlib.metadata.version(name) for name in LIBRARIES]).encode())
-    for package in (trainer, planner):
+    for package in (vlmpipe.trainer, planner):
         root = Path(package.__path__[0])
         for file in sorted(root.rglob("*.py")):
             digest.update(json.dumps([str(file.relative_to(root)), file.read_text()]).encode())

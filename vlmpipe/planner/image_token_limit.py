@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainer.config.data import DataConfig
-from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.image_tokens import image_form_of, stated, vision_of
-from trainer.storage.model_folders import local_folder
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.image_tokens import image_form_of, stated, vision_of
+from vlmpipe.trainer.storage.model_folders import local_folder
 
 SMALL = (64, 64)  # an image's width and height in pixels
 

@@ -9,19 +9,19 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from trainer.config.model import PARTS, ModelConfig, WeightsConfig
-from trainer.data.tokenize import TRAINED_PREFIX, trained_size
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.models.image_tokens import image_form_of
-from trainer.models.layers.freeze import require_frozen_tower, require_something_trained
-from trainer.sizing.model_shape import ModelShape
-from trainer.storage.model_folders import bucket_address, local_folder
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.disk_cache import disk_cached, hub_cache_folder
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
+from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
+from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX, trained_size
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.freeze import require_frozen_tower, require_something_trained
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.storage.model_folders import bucket_address, local_folder
 
 HUB_TIMEOUT_S = 2.0
 Verdict = tuple[str, str, str] | None  # the fields of a ConfigError; None for a model that can be split
@@ -48,7 +48,7 @@ def architecture(config: RunConfig) -> Architecture:
         trained_size(config.model.tokenizer, image_form_of(config.model))
     prove_chat_template(config.model, config.data)
     if config.model.lora and config.model.lora.pretrained:
-        from trainer.models.hf_native.peft_folder import require_same_adapter  # imports torch
+        from vlmpipe.trainer.models.hf_native.peft_folder import require_same_adapter  # imports torch
 
         require_same_adapter(config.model)  # before a configuration takes the place of the base's name
     model, origins = _with_configurations(config.model)
@@ -64,12 +64,12 @@ def architecture(config: RunConfig) -> Architecture:
 
 
 def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
-    """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
+    """As `vlmpipe.trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
     _raise(_shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence))
 
 
 def require_context_parallel(model: ModelConfig, ranks: int) -> None:
-    """As `trainer.strategies.context_parallel.require_context_parallel`, but needs no torch for a cached verdict."""
+    """As `vlmpipe.trainer.strategies.context_parallel.require_context_parallel`, but needs no torch for a cached verdict."""
     _raise(_shares_tokens(model.model_dump_json(), ranks))
 
 
@@ -82,7 +82,7 @@ def _raise(verdict: Verdict) -> None:
 @disk_cached
 def _trainable(model: str, *, pack: bool, cached: bool) -> Verdict:
     """`model` is the model section as JSON."""
-    from trainer.models.hf.examine import require_trainable
+    from vlmpipe.trainer.models.hf.examine import require_trainable
 
     return _verdict(lambda config: require_trainable(config, pack=pack, cached=cached), model)
 
@@ -90,7 +90,7 @@ def _trainable(model: str, *, pack: bool, cached: bool) -> Verdict:
 @disk_cached
 def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> Verdict:
     """`model` is the model section as JSON."""
-    from trainer.strategies.tensor_parallel import plan
+    from vlmpipe.trainer.strategies.tensor_parallel import plan
 
     return _verdict(lambda config: plan.require_shardable(config, ranks, cached=cached, sequence=sequence), model)
 
@@ -98,7 +98,7 @@ def _shardable(model: str, ranks: int, *, cached: bool, sequence: bool) -> Verdi
 @disk_cached
 def _shares_tokens(model: str, ranks: int) -> Verdict:
     """`model` is the model section as JSON."""
-    from trainer.strategies.context_parallel import require_context_parallel
+    from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 
     return _verdict(lambda config: require_context_parallel(config, ranks), model)
 
@@ -114,7 +114,7 @@ def _verdict(require: Callable[[ModelConfig], None], model: str) -> Verdict:
 @disk_cached
 def _shape(model: str) -> ModelShape:
     """`model` is the model section as JSON."""
-    from trainer.models.registry import family_of
+    from vlmpipe.trainer.models.registry import family_of
 
     section = ModelConfig.model_validate_json(model)
     return family_of(section).shape(section)

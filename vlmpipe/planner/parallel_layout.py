@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.config.strategies import CONTEXT_PARALLEL
-from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.trainer.config.strategies import CONTEXT_PARALLEL
+from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
 
 SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")
 

@@ -6,14 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from trainer.config.compiling import CompileChoice
-from trainer.config.job import JobConfig, RunPaths
-from trainer.config.model import PARTS
-from trainer.errors import ExitCode, UserError
-from trainer.models.image_tokens import image_form_of
-from trainer.sizing.model_shape import ModelShape
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
 from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
@@ -38,6 +30,14 @@ from vlmpipe.planner.time.other_jobs import evaluation_gpu
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.compiling import CompileChoice
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.config.model import PARTS
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
 LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
@@ -324,9 +324,9 @@ def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Work
 def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     if any("://" in uri for uri in (paths.root_uri, *(source.uri for source in config.data.all_sources))):
         return None
-    from trainer.data.prepare.pipeline import DONE, fingerprint
-    from trainer.data.sampler import PackedBatchSampler
-    from trainer.data.shards.index import Index
+    from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
+    from vlmpipe.trainer.data.sampler import PackedBatchSampler
+    from vlmpipe.trainer.data.shards.index import Index
 
     job = JobConfig.model_validate(config.to_run_json(paths))
     try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config.compiling import CompileChoice, compile_choice
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 @dataclass(frozen=True)

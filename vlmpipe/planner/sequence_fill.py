@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vlmpipe.config.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from trainer.data.shards.index import SplitIndex
+    from vlmpipe.trainer.data.shards.index import SplitIndex
 
 MOST_SAMPLES = 1 << 16  # packed at each length: a tenth of a second
 MOST_HALVINGS = 2
@@ -30,7 +30,7 @@ def fill_by_length(config: RunConfig, split: SplitIndex, tile_tokens: int) -> tu
     """Of the run file's length, its halves that hold every sample, and its doubles; of one epoch, or as many samples of
     it as MOST_SAMPLES. Empty without packing.
     """
-    from trainer.data.packing import plan_packing
+    from vlmpipe.trainer.data.packing import plan_packing
 
     tokens, tiles = split.tokens[:MOST_SAMPLES], split.tiles(tile_tokens)[:MOST_SAMPLES]
     if not config.data.pack or not len(tokens):

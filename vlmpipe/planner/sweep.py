@@ -171,7 +171,7 @@ def plan_sweep(config: RunConfig, *, priced: bool = True) -> SweepPlan:
 
 
 def _jobs(config: RunConfig) -> int:
-    """Trainings of equal machines share jobs, see `components.runtime.sweep_steps.write_sweep`."""
+    """Trainings of equal machines share jobs, see `vlmpipe.components.runtime.sweep_steps.write_sweep`."""
     assert config.sweep
     clusters = Counter(config.variant(one).cluster.model_dump_json() for one in variants_of(config.sweep))
     return sum(-(-config.sweep.starts * count // config.sweep.trainings_per_job) for count in clusters.values())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.sequence_fill import LengthFill
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 # Best-fit packing in windows of 64 to 1024 samples: 95.5 to 99.3 % useful on lengths like a VLM's, and a goal of 97 %.
 ASSUMED_FILL = 0.98

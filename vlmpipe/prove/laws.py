@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.prove.losses import LABELLINGS, SPANS, SampleLoss, difference, is_close, sample_mean, token_mean
 from vlmpipe.prove.sample_set import NUM_SAMPLES
 from vlmpipe.prove.trainer_runs import LONG_STEPS, Ended, Start, Trainer
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 State = Literal["holds", "does not hold", "not run", "not asked"]
 Losses = Mapping[str, Sequence[SampleLoss]]  # by labelling, of each sample

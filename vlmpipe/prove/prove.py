@@ -15,12 +15,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from trainer import __version__
-from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.prove.laws import LAWS, Proof, Verdict
 from vlmpipe.prove.trainer_runs import LocalTrainer, model_section
 from vlmpipe.report.pages import STYLE
+from vlmpipe.trainer import __version__
+from vlmpipe.trainer.errors import ConfigError
 
 OUR_NAME = "vlmpipe"
 PACKAGES = ("torch", "transformers", "deepspeed")

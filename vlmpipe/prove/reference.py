@@ -19,9 +19,9 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import PROCESSOR_NAME
 from transformers.utils import logging as transformers_logging
 
-from trainer.models.hf.processor import without_video
 from vlmpipe.prove.losses import LABELLINGS, SPANS, SampleLoss
 from vlmpipe.prove.sample_set import Sample
+from vlmpipe.trainer.models.hf.processor import without_video
 
 transformers_logging.disable_progress_bar()
 

@@ -20,8 +20,8 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
 from vlmpipe.prove.sample_set import COLOURS, SIDE
+from vlmpipe.trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
 
 PAD, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 VISION_START, VISION_END, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"

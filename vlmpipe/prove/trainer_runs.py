@@ -16,15 +16,15 @@ from typing import Any, Protocol
 
 import psutil
 
-from trainer.config.job import DataPointers, JobConfig, RunPaths
-from trainer.config.model import GRID_FAMILIES
-from trainer.monitoring.metrics_writer import FILE as METRICS
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.storage.records import read_lines, read_record, write_record
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.build import worker_pools
 from vlmpipe.prove.sample_set import NUM_SAMPLES, SIDE
+from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.monitoring.metrics_writer import FILE as METRICS
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
 
 POLL_S = 0.2
 OWN_CODE = re.compile(r"^launcher: train\.trainer \S+ ended with exit code (\d+)$", re.MULTILINE)
@@ -118,7 +118,7 @@ class LocalTrainer:
         return self._train(run, paths.run_uri, start.stop_after_step)
 
     def export(self, ended: Ended) -> Path:
-        from components.runtime.step_logic import sync_model
+        from vlmpipe.components.runtime.step_logic import sync_model
 
         sync_model(JobConfig.load(f"{ended.run_uri}/run.json"))
         return Path(ended.run_uri, "export")
@@ -154,7 +154,7 @@ class LocalTrainer:
         return parse_run_config(content, "vlmpipe prove")
 
     def _prepare(self, job: JobConfig) -> None:
-        from trainer.data.prepare.pipeline import prepare
+        from vlmpipe.trainer.data.prepare.pipeline import prepare
 
         prepared = prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True))
         pointers = DataPointers(prepared_uri=prepared.uri, features_uri="", features="off")

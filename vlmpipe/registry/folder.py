@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from trainer.config.base import Section
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, Storage, VersionConflictError, crc32c_of_file
-from trainer.storage.records import read_record, seal
+from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage, VersionConflictError, crc32c_of_file
+from vlmpipe.trainer.storage.records import read_record, seal
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MODEL_CARD = "README.md"

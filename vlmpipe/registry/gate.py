@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.base import Section
-from trainer.config.benchmarks import TITLES
-from trainer.evaluation.metrics import overlap_sentence
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.paired_bootstrap import PairedAnswers
+from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.config.benchmarks import TITLES
+from vlmpipe.trainer.evaluation.metrics import overlap_sentence
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.secret_manager import HUB_TOKEN_VARIABLE, upload_token
-from trainer.storage import open_storage
-from trainer.storage.export_manifest import MARKER
-from trainer.storage.records import read_record, write_record
 from vlmpipe.config.sections.output import HubConfig
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.secret_manager import HUB_TOKEN_VARIABLE, upload_token
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import MARKER
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

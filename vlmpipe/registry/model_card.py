@@ -8,13 +8,13 @@ from typing import Any
 import jinja2
 import yaml
 
-from trainer.config.benchmarks import TITLES
-from trainer.config.data import DataConfig
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
-from trainer.models.layers.freeze import described
-from trainer.storage.base import BUCKET_SCHEMES
+from vlmpipe.trainer.config.benchmarks import TITLES
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
+from vlmpipe.trainer.models.layers.freeze import described
+from vlmpipe.trainer.storage.base import BUCKET_SCHEMES
 
 PART_NAMES = {
     "pretrained": "Model", "tower": "Vision tower", "projector": "Projector", "language_model": "Language model",

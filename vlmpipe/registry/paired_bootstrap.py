@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainer.storage.base import Storage
-from trainer.storage.records import read_lines
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_lines
 
 PREDICTIONS = "predictions.jsonl"
 LEAST_SHARE = 0.5  # of the champion's questions: fewer are no fair comparison
@@ -49,7 +49,10 @@ def paired_bootstrap(differences: Mapping[Key, int]) -> tuple[float, float]:
     Questions about one sample are drawn together, since a model that misreads an image misses several of them at once.
     The same draws each time.
     """
-    from trainer.evaluation.bootstrap import interval, resampled_sums  # the gate's settings are read without numpy
+    from vlmpipe.trainer.evaluation.bootstrap import (  # the gate's settings are read without numpy
+        interval,
+        resampled_sums,
+    )
 
     ordered = sorted(differences.items())
     sums = resampled_sums([key[0] for key, _ in ordered], [(difference, 1) for _, difference in ordered])

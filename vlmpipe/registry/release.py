@@ -9,17 +9,17 @@ import contextlib
 import hashlib
 from typing import Any
 
-from trainer.config.job import DataPointers, JobConfig, run_uri_of
-from trainer.errors import ConfigError, DataError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage, join_uri
-from trainer.storage.export_manifest import require_whole_export
-from trainer.storage.records import read_record, write_record
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
 from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.registry.paired_bootstrap import shared_questions
+from vlmpipe.trainer.config.job import DataPointers, JobConfig, run_uri_of
+from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage, join_uri
+from vlmpipe.trainer.storage.export_manifest import require_whole_export
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 
 def decide_run(run_uri: str) -> Decision:

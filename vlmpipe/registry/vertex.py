@@ -24,14 +24,14 @@ from google.api_core.future.polling import DEFAULT_POLLING
 from google.api_core.operation import from_gapic
 from google.cloud.aiplatform_v1 import types as api
 
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
 from vlmpipe.backends.vertex.client import Place, model_client, operations_client, translate_errors
 from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.config.sections.deploy import container_of
 from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.model_service import ModelServiceClient

@@ -17,9 +17,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from trainer.evaluation.metrics import overlap_sentence
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
 from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.report import tables
 from vlmpipe.report.dataset_section import data_view
@@ -31,6 +28,9 @@ from vlmpipe.report.relevance_section import relevance_view
 from vlmpipe.report.samples import EvaluationImages, choose, prediction_browser, sample_cards
 from vlmpipe.report.stages import stage_view, stages_outcome
 from vlmpipe.report.svg_charts import SMOOTH_FROM, compact, line_chart
+from vlmpipe.trainer.evaluation.metrics import overlap_sentence
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
 
 SHOWN_SAMPLES = 16
 SCRIPT = Path(__file__).with_name("predictions.js").read_text()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.errors import UserError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
 from vlmpipe.report.load import RunFiles, count, mapping, number, sequence
 from vlmpipe.report.samples import Picture, thumbnail
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
 
 
 def data_view(files: RunFiles) -> dict[str, Any]:

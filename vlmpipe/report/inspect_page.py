@@ -14,15 +14,15 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainer import __version__
-from trainer.data.prepare.inspect import InspectedSample
-from trainer.data.prepare.overview import Overview, SourceOverview
 from vlmpipe.report.load import count
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.samples import SMALL_PIXELS, Picture
+from vlmpipe.trainer import __version__
+from vlmpipe.trainer.data.prepare.inspect import InspectedSample
+from vlmpipe.trainer.data.prepare.overview import Overview, SourceOverview
 
 if TYPE_CHECKING:
-    from trainer.models.seen_images import SeenImages
+    from vlmpipe.trainer.models.seen_images import SeenImages
 
 SHOWN_PICTURES = 24  # of a sample
 SIDE_PIXELS = 336  # a longer picture is scaled down

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.data.prepare.dataset_diff import CHANGES_FILE
-from trainer.data.rejects import KEPT, SUMMARY
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import unseal
+from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
+from vlmpipe.trainer.data.rejects import KEPT, SUMMARY
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import unseal
 
 STEP_ORDER = (
     "resolve-run", "plan-data", "prepare-chunks", "prepare-data", "cache-features", "train", "sync-checkpoint",

@@ -12,10 +12,10 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.data.shards.index import Index
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.errors import UserError
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.errors import UserError
 
 THUMBNAIL_PIXELS = 240  # longer side; twice what a card shows, for dense screens
 MOST_PIXELS = 50_000_000  # larger pictures are not decoded, which would take too much memory

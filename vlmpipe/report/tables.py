@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.config.benchmarks import TITLES
-from trainer.evaluation.confusion_matrix import Confusion, confusion_of
-from trainer.evaluation.metrics import normalise
 from vlmpipe.report.load import RunFiles, column, count, duration, number, percent
+from vlmpipe.trainer.config.benchmarks import TITLES
+from vlmpipe.trainer.evaluation.confusion_matrix import Confusion, confusion_of
+from vlmpipe.trainer.evaluation.metrics import normalise
 
 MOST_CONFUSIONS = 6
 CONTROL_NAMES = {

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trainer.errors import UserError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import unseal
 from vlmpipe.config.sections.stages import earlier_stages
 from vlmpipe.runs.steps import DECIDING, Step, parse_record, step_of_record
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import unseal
 
 Outcome = Literal["done", "failed", "stopped"]
 GOOD = ("SUCCEEDED", "COMPLETE", "CACHED")

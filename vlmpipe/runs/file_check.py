@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trainer.checkpoint.commit import FOLDER as CHECKPOINTS
-from trainer.checkpoint.commit import committed, verify
-from trainer.checkpoint.manifest import DamagedError
-from trainer.config.benchmarks import ANSWERS_FOLDER
-from trainer.config.job import DataPointers
-from trainer.data.shards.prepared_files import Manifest
-from trainer.data.shards.verified_files import mismatch
-from trainer.errors import UserError
-from trainer.feature_cache.reader import FeatureShards
-from trainer.feature_cache.store import DESCRIPTION
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.export_manifest import FOLDER as EXPORT
-from trainer.storage.export_manifest import require_whole_export
-from trainer.storage.file_sums import damaged_files
-from trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
 from vlmpipe.config.sections.stages import STAGES_FOLDER
+from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
+from vlmpipe.trainer.checkpoint.commit import committed, verify
+from vlmpipe.trainer.checkpoint.manifest import DamagedError
+from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
+from vlmpipe.trainer.config.job import DataPointers
+from vlmpipe.trainer.data.shards.prepared_files import Manifest
+from vlmpipe.trainer.data.shards.verified_files import mismatch
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.feature_cache.reader import FeatureShards
+from vlmpipe.trainer.feature_cache.store import DESCRIPTION
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.export_manifest import FOLDER as EXPORT
+from vlmpipe.trainer.storage.export_manifest import require_whole_export
+from vlmpipe.trainer.storage.file_sums import damaged_files
+from vlmpipe.trainer.storage.records import damaged_record, read_record, unseal, unseal_lines
 
 # For people only: no program reads these, nor logs, TensorBoard's files and report.html.
 UNCHECKED = ("deepspeed.json", "communication.json")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer.errors import ExitCode
 from vlmpipe.runs.steps import DECIDING, Step
+from vlmpipe.trainer.errors import ExitCode
 
 # Exit codes of a run that was stopped, and can be resumed.
 STOPPED = (None, int(ExitCode.INTERRUPTED), int(ExitCode.PREEMPTED))

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import in_bucket
-from trainer.storage.records import unseal
-from trainer.trials.files import JOB_STEP
 from vlmpipe.backends.vertex.capacity_attempts import FILE as FALLBACK
 from vlmpipe.backends.vertex.capacity_attempts import Attempt, parse_attempts
 from vlmpipe.runs.steps import DECIDING, parse_record
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import in_bucket
+from vlmpipe.trainer.storage.records import unseal
+from vlmpipe.trainer.trials.files import JOB_STEP
 
 if TYPE_CHECKING:
-    from trainer.progress import StepRecord
     from vlmpipe.runs.run_state import RunState
+    from vlmpipe.trainer.progress import StepRecord
 
 RESULTS = ("plan.json", "evaluate.json", "decision.json", "registered.json", "comparison.json")
 CLOCKS_APART_S = 60.0  # a record may be that much older than the job, by its machine's clock

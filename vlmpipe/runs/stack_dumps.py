@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.storage.regular_files import NotRegularFileError, open_regular
+from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_regular
 
 FOLDER = "logs/stacks"
 _FILE = re.compile(r"^rank-(\d+)\.txt$")

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.errors import ExitCode
-from trainer.progress import StepRecord
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.progress import StepRecord
 
 STEPS = (
     "resolve-run",

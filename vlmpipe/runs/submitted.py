@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import UserError, print_warning
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_record_file, write_record
+from vlmpipe.trainer.errors import UserError, print_warning
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record_file, write_record
 
 SUBMITTED = Path("build/submitted")  # a record for each run that was submitted from this folder
 SUBMIT = "vlmpipe submit"

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.run_state import RunState
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 LOCAL_POLL_S, SERVICE_POLL_S = 0.5, 15.0
 

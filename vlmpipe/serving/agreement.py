@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.serving.openai import Answer
 from vlmpipe.serving.questions import Chat, HeldOutQuestion
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 Ask = Callable[[Chat, int], Answer]
 SHOWN = 3

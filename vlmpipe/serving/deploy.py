@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.errors import ConfigError
-from trainer.serving.local_server import serving
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, served_name
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.serving.agreement import Agreement, measure_agreement, require_agreement
 from vlmpipe.serving.openai import CHAT_PATH, ChatServer
 from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.serving.local_server import serving
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 RECORD = "deployed.json"
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from kubernetes import client
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.kubeflow.client import LIMIT, Kind, connection, translated_errors
 from vlmpipe.backends.kubeflow.manifest import GPU
 from vlmpipe.backends.kubeflow.status import NoSuchObject, Unreachable
@@ -24,6 +23,7 @@ from vlmpipe.config.sections.deploy import CHAT_ROUTE, PORT, DeployConfig
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.serving.agreement import Ask
 from vlmpipe.serving.openai import ChatServer
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 GUIDE = "docs/how-to/deploy.md"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.errors import ExitCode, UserError
-from trainer.redaction import redact
 from vlmpipe.serving.questions import Chat
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.redaction import redact
 
 CHAT_PATH = "/chat/completions"  # behind a server's address, which ends in /v1
 MOST_CHARS = 300  # of a server's message in ours

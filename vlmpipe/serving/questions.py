@@ -11,17 +11,17 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.job import DataPointers, JobConfig
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.encode import SETTINGS, asked_question
-from trainer.data.chat.messages import content_parts
-from trainer.data.shards.index import Index
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import FOLDER
-from trainer.errors import ConfigError
-from trainer.storage import open_storage
-from trainer.storage.records import read_lines, read_record
+from vlmpipe.trainer.config.job import DataPointers, JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.encode import SETTINGS, asked_question
+from vlmpipe.trainer.data.chat.messages import content_parts
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.data.tokenize import FOLDER
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines, read_record
 
 PREDICTIONS = "predictions.jsonl"
 Chat = list[dict[str, Any]]  # messages of the OpenAI API

@@ -21,7 +21,6 @@ from google.api_core.operation import from_gapic
 from google.cloud.aiplatform_v1 import types as api
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import (
     Place,
     credentials_for,
@@ -34,6 +33,7 @@ from vlmpipe.backends.vertex.retries import send_once, send_request
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.serving.openai import Answer, ChatServer, request_body
 from vlmpipe.serving.questions import Chat, HeldOutQuestion
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials

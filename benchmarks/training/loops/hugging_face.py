@@ -17,10 +17,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from benchmarks.support.timing import Clock, Measured
 from benchmarks.support.workloads import Workload
 from benchmarks.training.loops.our_loop import Length, Trained
-from trainer.data.loader import PackedSequence
-from trainer.models.image_processor import PixelPreparer
-from trainer.models.registry import family_of
-from trainer.optimizer.build import build_optimizer
+from vlmpipe.trainer.data.loader import PackedSequence
+from vlmpipe.trainer.models.image_processor import PixelPreparer
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.optimizer.build import build_optimizer
 
 
 class PlannedSequences(Dataset[PackedSequence]):

@@ -1,4 +1,4 @@
-"""Our side of the training loops: `trainer.loop.train` itself, with a clock round its strategy."""
+"""Our side of the training loops: `vlmpipe.trainer.loop.train` itself, with a clock round its strategy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from unittest import mock
 from torch import Tensor
 
 from benchmarks.support.timing import Clock, Measured
-from trainer import loop
-from trainer.config.job import JobConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext, StopRequest
-from trainer.setup import TrainingSetup, build_training
-from trainer.storage import open_storage
-from trainer.strategies.base import StepResult, Strategy
+from vlmpipe.trainer import loop
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
+from vlmpipe.trainer.setup import TrainingSetup, build_training
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.strategies.base import StepResult, Strategy
 
 # Batches are made ahead of use: with steps to come when the clock stops, as much is in the making as when it started.
 STEPS_AFTER = 4

@@ -12,11 +12,11 @@ from torch.nn.utils import clip_grad_norm_
 from benchmarks.support.timing import Clock
 from benchmarks.support.workloads import Workload
 from benchmarks.training.loops.our_loop import Length, Trained
-from trainer.dataloading.batches import cached_images, collate
-from trainer.feature_cache.reader import FeatureReader
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.optimizer.build import build_optimizer
+from vlmpipe.trainer.dataloading.batches import cached_images, collate
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.optimizer.build import build_optimizer
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.trainer.memory_cases import Case
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.tracing.fake_inputs import SequenceShape
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 MICRO_BATCHES = 4  # of a global step, whatever the number of copies: a pipeline of two stages wants them
 ROWS = SequenceShape(rows=2, tokens=256, images=4, label_tokens=192)  # of a micro-batch

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, Lla
 
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.sample import Turn
-from trainer.models.image_tokens import image_form_of
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.storage import open_storage
 
 pytestmark = [only_whole, pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from components.runtime.resolve import compiled_settings, resolve
-from components.runtime.step_logic import prepare_run
 from tests.support.trainer.runs import metrics, summary, train_runs
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.progress import Progress
+from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.progress import Progress
 
 ALIGNED = 4  # steps of the first stage
 # One step, and an average that hardly moves: what is validated is the start.

@@ -13,15 +13,15 @@ import pytest
 from google.cloud.aiplatform import initializer
 from kfp.dsl import PipelineTaskFinalStatus
 
-from components.notify import notify
-from components.runtime import vertex_experiments as experiments
-from components.runtime.vertex_experiments import LONGEST_ID_CHARS, log_run, run_name
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, RUN, put
 from tests.support.vertex.submit_runs import CONFIG, MINE
-from trainer.config.job import RunPaths
+from vlmpipe.components.notify import notify
+from vlmpipe.components.runtime import vertex_experiments as experiments
+from vlmpipe.components.runtime.vertex_experiments import LONGEST_ID_CHARS, log_run, run_name
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.config.job import RunPaths
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 EXPERIMENT = "llava-trials"
@@ -76,7 +76,7 @@ def test_a_run_is_logged_with_its_settings_and_results_and_again_only_once(asked
 def test_the_exit_handler_logs_and_a_failure_to_log_fails_nothing(
     asked: FakeVertex, bucket: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.runtime.step_logic.close_run", lambda run_uri, state: "report written")
+    monkeypatch.setattr("vlmpipe.components.runtime.step_logic.close_run", lambda run_uri, state: "report written")
     status = PipelineTaskFinalStatus("CANCELLED", RUN, "run", 1, "cancelled")
     for fault, said in ((None, "logged as"), (Fault("status", "GET", code=403), "warning: NOT logged")):
         asked.faults = [fault] if fault else []

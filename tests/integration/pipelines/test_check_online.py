@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from pipelines import check_online as online
-from pipelines.check import Finding, exit_code
-from pipelines.check_online import check_online
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.fakes.hub import FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
 from tests.support.paths import ROOT
-from trainer.errors import ExitCode
-from trainer.storage.s3 import S3Storage
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.pipelines import check_online as online
+from vlmpipe.pipelines.check import Finding, exit_code
+from vlmpipe.pipelines.check_online import check_online
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.s3 import S3Storage
 
 TOKEN = "hf_" + 34 * "a"
 TOWER = {"model.tower": "{weights: org/tower, revision: v1}"}
@@ -132,7 +132,7 @@ def test_the_hub_is_asked_with_the_token_of_the_jobs(hub: FakeHub, monkeypatch: 
     hub.repositories["org/tower"] = Repository(revisions=("v1",), readers=(TOKEN,))
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/hub/versions/latest": TOKEN}
-        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
         monkeypatch.setenv("HF_TOKEN", "restored afterwards")
         found = lookups("hub", **TOWER, model__hub_token_secret="projects/p/secrets/hub")
         assert [one.state for one in found] == ["ok", "ok"]

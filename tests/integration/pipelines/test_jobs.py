@@ -12,21 +12,21 @@ import torch
 
 from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.runs import make_run, metrics, run_ranks, summary, train_runs
-from trainer.checkpoint.sync import sync_run
-from trainer.config.benchmarks import SCORES, BenchmarkFormat
-from trainer.config.job import JobConfig
-from trainer.config.model import ModelConfig
-from trainer.data.shards.index import Index
-from trainer.errors import ConfigError, DataError
-from trainer.evaluation.benchmarks.readers import read_benchmark
-from trainer.evaluation.benchmarks.scores import score
-from trainer.feature_cache.reader import FeatureReader, missing_images
-from trainer.feature_cache.store import features_key
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_lines
-from trainer.weights_digest import weights_sha256
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.benchmarks import SCORES, BenchmarkFormat
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
+from vlmpipe.trainer.evaluation.benchmarks.scores import score
+from vlmpipe.trainer.feature_cache.reader import FeatureReader, missing_images
+from vlmpipe.trainer.feature_cache.store import features_key
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_lines
+from vlmpipe.trainer.weights_digest import weights_sha256
 
 BENCHMARKS: tuple[BenchmarkFormat, ...] = ("pope", "mmbench")
 
@@ -37,10 +37,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     root = tmp_path_factory.mktemp("jobs")
     benchmarks = [write(root / form, form).model_dump() for form in BENCHMARKS]
     job = make_run(root, "run", {"train.epochs": 1, "evaluate.benchmarks": benchmarks})
-    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    run_ranks("vlmpipe.trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     train_runs([job, job], processes=1)  # the second time nothing is left to do
     sync_run(job)
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     return job
 
 
@@ -71,7 +71,7 @@ def test_every_image_has_features_of_the_tower(job: JobConfig) -> None:
 def test_encoding_again_does_nothing(job: JobConfig) -> None:
     store = LocalStorage(job.pointers().features_uri)
     before = store.list()
-    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     assert store.list() == before
 
 
@@ -156,7 +156,7 @@ def test_benchmarks_are_answered_and_scored_with_intervals(
 def test_evaluating_on_another_number_of_processes_gives_the_same_result(
     job: JobConfig, result: dict[str, Any]
 ) -> None:
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     again = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
     assert {key: again[key] for key in ("exact_match", "slices", "held_out_sha256", "benchmarks")} == {

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.compile import Compiled, compile_pipeline
-from pipelines.schedules import apply as schedule_plan
 from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.support.paths import ROOT
 from tests.support.vertex.submit_runs import Answer, Submit
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.pipelines.compile import Compiled, compile_pipeline
+from vlmpipe.pipelines.schedules import apply as schedule_plan
 from vlmpipe.runs.kubeflow.client import TOKEN_VARIABLE
 
 pytest_plugins = ("tests.support.vertex.fixtures",)

@@ -17,16 +17,16 @@ import pytest
 from kfp import local
 from kfp.local.logging_utils import indented_print
 
-from pipelines.local_runner import print_put_back, run_local
 from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from trainer.errors import ExitCode
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.pipelines.local_runner import print_put_back, run_local
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -197,8 +197,8 @@ sys.exit(subprocess.call(run_in_subreaper(sys.argv[1:])))
 PROGRAM = """
 import sys
 import pytest
-from pipelines import training
-from pipelines import local_runner
+from vlmpipe.pipelines import training
+from vlmpipe.pipelines import local_runner
 from tests.fakes import steps
 steps.replace_steps(pytest.MonkeyPatch())
 training.prepare_data = steps.hold_data

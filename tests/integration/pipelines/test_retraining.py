@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from components.runtime.step_logic import prepare_run
 from tests.support.data.chunks import fixed_tokenizer
 from tests.support.data.prepared import conversation, llava_folder, record, write_json
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import run_ranks, train_runs
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.data.shards.index import Index
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.storage.records import write_record
+from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import write_record
 
 BEFORE, AFTER = 60, 80  # records
 CHUNK = 16  # records
@@ -86,7 +86,7 @@ def carry_out(root: Path, run_id: str, data: Path, **gate: Any) -> str:
     job = JobConfig.load(store.uri("run.json"))
     pointers, _ = prepare_run(job, Progress(job.run.run_uri, "prepare-data", quiet=True))
     assert pointers.features == "encode"
-    for module in ("trainer.feature_cache.encode", None, "trainer.evaluation.evaluate"):
+    for module in ("vlmpipe.trainer.feature_cache.encode", None, "vlmpipe.trainer.evaluation.evaluate"):
         if module:
             run_ranks(module, ["--config", store.uri("run.json")], processes=1)
         else:

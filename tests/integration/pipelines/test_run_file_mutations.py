@@ -16,23 +16,23 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from components.runtime.resolve import compiled_settings, resolve
-from components.runtime.step_logic import prepare_run
-from pipelines.check import check_run
-from pipelines.submit import Submitted, submit_run
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.run_file_mutations import changes, mutated
 from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.runs import ends_of_ranks
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.config.job import JobConfig
-from trainer.errors import ExitCode, UserError
-from trainer.progress import Progress
 from vlmpipe import api
+from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.pipelines.check import check_run
+from vlmpipe.pipelines.submit import Submitted, submit_run
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.sweep import require_runnable
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.progress import Progress
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
 EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 25 if WHOLE else 12))
@@ -213,8 +213,8 @@ def take_a_step(content: dict[str, Any], config: RunConfig, root: Path) -> None:
     except UserError as error:
         assert error.code == ExitCode.DATA, error.text()  # samples too long for a sequence, too few to hold some out
         return
-    modules = ["trainer.feature_cache.encode"] if pointers.features == "encode" else []
-    for module in [*modules, "trainer.train"]:
+    modules = ["vlmpipe.trainer.feature_cache.encode"] if pointers.features == "encode" else []
+    for module in [*modules, "vlmpipe.trainer.train"]:
         arguments = ["--config", f"{made.run_uri}/run.json"]
         codes, said = ends_of_ranks(module, arguments, processes=config.cluster.world_size, timeout_s=120)
         assert not any(codes), said[0][-3000:]

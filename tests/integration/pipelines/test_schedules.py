@@ -11,13 +11,13 @@ from google.api_core.exceptions import BadRequest
 from google.cloud.aiplatform_v1.types import Schedule
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from pipelines.compile import Compiled, compile_pipeline
-from pipelines.schedules import apply as schedule_plan
-from pipelines.schedules.vertex import VertexSchedules
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
 from vlmpipe.backends.vertex.client import schedule_client
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.pipelines.compile import Compiled, compile_pipeline
+from vlmpipe.pipelines.schedules import apply as schedule_plan
+from vlmpipe.pipelines.schedules.vertex import VertexSchedules
 
 WEEKLY = "schedule.cron=0 3 * * 1"
 NAME = "llava-7b-zero2-spot"

@@ -11,16 +11,16 @@ import pytest
 from google.api_core.retry import Retry
 from google.cloud.aiplatform_v1 import types as api
 
-from pipelines.tune.search import Search, run_search, submit_search
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import PRECISION, RATE, ROWS, config, opened
 from tests.support.vertex.submit_runs import Submit, commander
-from trainer.errors import UserError
-from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
 from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.pipelines.tune.search import Search, run_search, submit_search
 from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 from google.auth.credentials import Credentials
 from google.auth.exceptions import RefreshError
 
-from pipelines import submit
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import MINE, Submit, running_vertex, submitter
 from vlmpipe.backends.vertex import client as vertex_api
+from vlmpipe.pipelines import submit
 
 
 @pytest.fixture

@@ -12,24 +12,24 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform
 from google.cloud.aiplatform_v1 import types as api
 
-from components.runtime.step_logic import prepare_run
-from pipelines import submit_job
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.pipelines.job_specs import CLUSTER
 from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit
-from trainer.config.job import DataPointers, JobConfig, RunPaths
-from trainer.errors import ExitCode, UserError
-from trainer.progress import Progress
-from trainer.storage import open_storage
 from vlmpipe.backends.vertex import custom_job
+from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import job_spec
 from vlmpipe.job_spec.parse import parse_job_spec
+from vlmpipe.pipelines import submit_job
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.runs import submitted
+from vlmpipe.trainer.config.job import DataPointers, JobConfig, RunPaths
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 FLAGS = ["--project", "test-project", "--location", "us-central1"]

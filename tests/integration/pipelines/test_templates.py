@@ -15,21 +15,21 @@ from google.auth.exceptions import DefaultCredentialsError
 from google.protobuf import json_format
 from kfp.registry import RegistryClient
 
-from pipelines import submit
-from pipelines.compile import Compiled, compile_pipeline
-from pipelines.schedules import apply as schedule_plan
-from pipelines.templates import artifact_registry as template_registry
-from pipelines.templates.artifact_registry import Registry
-from pipelines.templates.publish import publish
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.fakes.vertex.templates import API, FILES, TOKEN, Token, redirect
 from tests.support.command_line import Answer
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit, commander, running_vertex
-from trainer import __version__
-from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex import retries
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.pipelines import submit
+from vlmpipe.pipelines.compile import Compiled, compile_pipeline
+from vlmpipe.pipelines.schedules import apply as schedule_plan
+from vlmpipe.pipelines.templates import artifact_registry as template_registry
+from vlmpipe.pipelines.templates.artifact_registry import Registry
+from vlmpipe.pipelines.templates.publish import publish
+from vlmpipe.trainer import __version__
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 HOST = f"https://{FILES}/test-project/templates"
 NAME = "llava-7b-zero2-spot"

@@ -15,7 +15,15 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.tune.search import (
+from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
+from vlmpipe.backends.local import job as local_job
+from vlmpipe.backends.vertex import retries
+from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig
+from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.pipelines.tune.search import (
     Search,
     open_search,
     points,
@@ -25,20 +33,12 @@ from pipelines.tune.search import (
     tuning_job,
     value_at,
 )
-from tests.fakes.vertex.server import FakeVertex, Fault
-from tests.support.vertex.search_runs import DIGITS, LOG, PARAMETERS, PRECISION, RATE, ROWS, config, opened
-from trainer import launch
-from trainer.errors import ConfigError, UserError
-from trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE
-from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.trials import tune as trial_module
-from trainer.trials.tune import open_trial, parse_values
-from vlmpipe.backends.local import job as local_job
-from vlmpipe.backends.vertex import retries
-from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
-from vlmpipe.config.run_config import load_run_file
-from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig
-from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.trainer import launch
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE
+from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
+from vlmpipe.trainer.trials import tune as trial_module
+from vlmpipe.trainer.trials.tune import open_trial, parse_values
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: Fake
     }
     assert (job.max_trial_count, job.parallel_trial_count, job.display_name) == (6, 2, "digits-tune-1")
     container = job.trial_job_spec.worker_pool_specs[0].container_spec
-    assert list(container.command) == ["python", "-m", "trainer.trials.tune"]
+    assert list(container.command) == ["python", "-m", "vlmpipe.trainer.trials.tune"]
     assert list(container.args)[:4] == ["--config", f"{search.uri}/run.json", "--metric", "exact_match"]
     assert job.trial_job_spec.base_output_directory.output_uri_prefix == search.uri
 
@@ -208,18 +208,21 @@ def test_a_trial_trains_exports_evaluates_and_reports_as_the_service_reads(
         module, uri = arguments[3], Path(arguments[-1]).parent
         ran.append(module)
         train, evaluate = ("summary.json", {"steps": 7}), ("evaluate.json", {"exact_match": 0.5})
-        results: dict[str, tuple[str, Any]] = {"trainer.train": train, "trainer.evaluation.evaluate": evaluate}
+        results: dict[str, tuple[str, Any]] = {
+            "vlmpipe.trainer.train": train,
+            "vlmpipe.trainer.evaluation.evaluate": evaluate,
+        }
         name, content = results[module]
         (uri / name).write_text(json.dumps(content))
         return 0
 
     monkeypatch.setattr(launch, "main", launched)
-    monkeypatch.setattr("trainer.checkpoint.sync.sync_run", lambda job: ran.append("sync"))
+    monkeypatch.setattr("vlmpipe.trainer.checkpoint.sync.sync_run", lambda job: ran.append("sync"))
     monkeypatch.setenv(TRIAL_VARIABLE, "4")
     monkeypatch.setenv(METRIC_FILE_VARIABLE, str(tmp_path / "hypertune/output.metrics"))
     arguments = ["--config", f"{search.uri}/run.json", "--metric", "exact_match", "--nproc-per-node", "1"]
     assert trial_module.main([*arguments, f"--{RATE}=0.003"]) == 0
-    assert ran == ["trainer.train", "sync", "trainer.evaluation.evaluate"]
+    assert ran == ["vlmpipe.trainer.train", "sync", "vlmpipe.trainer.evaluation.evaluate"]
     (line,) = (tmp_path / "hypertune/output.metrics").read_text().splitlines()
     found = json.loads(line)
     assert found.pop("timestamp") > 0
@@ -247,7 +250,7 @@ def test_a_trial_that_is_watched_reports_after_each_validation_and_evaluates_not
     monkeypatch.setenv(WATCHED_VARIABLE, "")
     arguments = ["--config", f"{search.uri}/run.json", "--metric", "validation_loss", "--nproc-per-node", "1"]
     assert trial_module.main(arguments) == 0
-    assert ran == ["trainer.train"]
+    assert ran == ["vlmpipe.trainer.train"]
     lines = [json.loads(line) for line in (tmp_path / "output.metrics").read_text().splitlines()]
     assert [(one["trial"], one["validation_loss"], one["global_step"]) for one in lines] == [
         ("4", "2.0", "5"), ("4", "1.5", "10"),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.support.crash.world import run_once
-from trainer.storage import open_storage
+from vlmpipe.trainer.storage import open_storage
 
 if __name__ == "__main__":
     root_uri, scratch = sys.argv[1:]

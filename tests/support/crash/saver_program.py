@@ -24,19 +24,19 @@ import torch.distributed as dist
 
 from tests.support.crash.world import contents, flip, save, tamper, upload
 from tests.support.trainer.checkpoints import record
-from trainer.checkpoint import async_saver as saver_module
-from trainer.checkpoint import commit as commit_module
-from trainer.checkpoint import retention as retention_module
-from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.attempts import claim_attempt, step_of
-from trainer.checkpoint.commit import FOLDER, REJECTED, CommitRecord, checkpoint_name, commit, committed
-from trainer.checkpoint.fault_points import VARIABLE
-from trainer.checkpoint.resume import resume
-from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.staging import PREFIX, sweep_staging
-from trainer.distributed.process import ProcessContext, StopRequest
-from trainer.errors import UserError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint import async_saver as saver_module
+from vlmpipe.trainer.checkpoint import commit as commit_module
+from vlmpipe.trainer.checkpoint import retention as retention_module
+from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt, step_of
+from vlmpipe.trainer.checkpoint.commit import FOLDER, REJECTED, CommitRecord, checkpoint_name, commit, committed
+from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
+from vlmpipe.trainer.checkpoint.resume import resume
+from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.checkpoint.staging import PREFIX, sweep_staging
+from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 ALONE = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.trainer.checkpoints import NODES, newest_good, record
-from trainer.checkpoint.attempts import begin_at, claim_attempt, order_of
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.attempts import begin_at, claim_attempt, order_of
+from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
     Listing,
@@ -21,8 +21,8 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.storage.base import Storage, crc32c_of
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.storage.base import Storage, crc32c_of
 
 KEY = b"right"  # that signs
 SHARD = "deep/shard-1"

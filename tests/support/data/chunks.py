@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.data.prepared import conversation, corrupt, job_config, llava_folder, png, record
-from trainer.config.job import JobConfig
-from trainer.data.tokenize import make_tokenizer
-from trainer.progress import Progress
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.progress import Progress
 
 CHUNK = 8
 RECORDS = 60

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from trainer.config.job import JobConfig
-from trainer.data.prepare.pipeline import Prepared, prepare
-from trainer.data.shards.prepared_files import DONE, Manifest
-from trainer.progress import Progress
-from trainer.storage.file_sums import FileSum
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.prepare.pipeline import Prepared, prepare
+from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage.file_sums import FileSum
 
 
 def picture(seed: int = 0, side: int = 24, mode: str = "RGB") -> Image.Image:

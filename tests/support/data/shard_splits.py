@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.data import DataConfig
-from trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
 
 
 def split_of(shard_numbers: list[int], shards: list[str]) -> Any:

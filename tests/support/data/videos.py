@@ -10,7 +10,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from trainer.data.sample import ImageRef
+from vlmpipe.trainer.data.sample import ImageRef
 
 FPS, FRAMES = 10, 40  # four seconds
 BITS = 6  # black and white columns that spell a frame's number

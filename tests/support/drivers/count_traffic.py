@@ -19,13 +19,13 @@ from torch.profiler import ProfilerActivity, profile
 from tests.support.trainer.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
 from tests.support.trainer.measure_memory import sums_at_once
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.strategies.registry import build_strategy
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.registry import build_strategy
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 MICRO_STEPS, MICRO_ROWS, ROW_TOKENS, LABELS, VOCABULARY = 2, 2, 64, 20, 300  # and one image
 MARK = "traffic: "

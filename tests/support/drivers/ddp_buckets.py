@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
-from trainer.strategies.ddp import Ddp
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.strategies.ddp import Ddp
 
 MARK = "found: "
 WIDTH, MATRICES = 1024, 17  # 4 MiB each

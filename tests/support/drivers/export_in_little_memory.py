@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from tests.support.trainer.checkpoints import newest_good
-from trainer.checkpoint.hf_export import export_checkpoint
-from trainer.config.job import JobConfig
-from trainer.data.tokenize import load_tokenizer
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.tokenize import load_tokenizer
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from torch import nn
 
 from tests.support.trainer.measure_memory import packed_batch
 from tests.support.trainer.memory_cases import Case
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
-from trainer.models.registry import family_of
-from trainer.strategies.base import Strategy
-from trainer.strategies.registry import build_strategy
+from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.strategies.registry import build_strategy
 
 MARK = "losses: "
 STEPS = 3  # after the snapshot

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from tests.support.drivers.late_write import build
 from tests.support.trainer.measure_memory import packed_batch
 from tests.support.trainer.memory_cases import Case
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
-from trainer.tracing.fake_inputs import SequenceShape
+from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 MARK = "found: "
 TOO_MUCH = 2.0**60

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
-from trainer.strategies.ddp import Ddp
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.strategies.ddp import Ddp
 
 MARK = "found: "
 WIDTH, LAYERS = 320, 7  # 400 KiB a matrix: the first bucket, of 1 MiB, has three, and DDP lays them out anew

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from trainer.distributed.process import run_worker, start_worker
+from vlmpipe.trainer.distributed.process import run_worker, start_worker
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.commit import committed, verify
-from trainer.checkpoint.mirror.copies import mirror_of
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.commit import committed, verify
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage.local import LocalStorage
 
 CHANGES = ("os.rename", "os.link", "os.remove")
 WAIT_S = 60.0

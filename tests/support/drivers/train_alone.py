@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.gpu.run import TINY, alone, case_of, empty
 from benchmarks.support.tiny_run import TinyRun
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
 
 MARK = "alive: "
 

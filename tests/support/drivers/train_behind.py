@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from trainer import loop
-from trainer.config.job import JobConfig
-from trainer.distributed.process import StopRequest, run_worker, start_worker
-from trainer.errors import ExitCode
-from trainer.monitoring import step_metrics
+from vlmpipe.trainer import loop
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.monitoring import step_metrics
 
 
 def main() -> int:

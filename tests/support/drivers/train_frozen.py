@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import trainer.setup
+import vlmpipe.trainer.setup
 from tests.support.drivers import train_many
-from trainer.distributed.process import run_worker
+from vlmpipe.trainer.distributed.process import run_worker
 
 Watched = list[tuple[nn.Module, dict[str, Tensor]]]
 
@@ -35,7 +35,7 @@ def _local(parameter: Any) -> Tensor:
 
 def main() -> int:
     kept: Watched = []
-    trainer.setup.strategy_of = watched(trainer.setup.strategy_of, kept)
+    vlmpipe.trainer.setup.strategy_of = watched(vlmpipe.trainer.setup.strategy_of, kept)
     code = train_many.main()
     assert any(before for _, before in kept), "some weights must be frozen"  # not in each stage of a pipeline
     for module, before in kept:

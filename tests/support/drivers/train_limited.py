@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import resource
 
-from trainer.config.job import JobConfig
-from trainer.distributed.process import StopRequest, run_worker, start_worker
-from trainer.loop import train
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer.loop import train
 
 
 def main() -> int:

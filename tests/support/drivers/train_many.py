@@ -7,9 +7,9 @@ import gc
 
 import torch
 
-from trainer.config.job import JobConfig
-from trainer.distributed.process import StopRequest, run_worker, start_worker
-from trainer.loop import train
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer.loop import train
 
 
 def main() -> int:

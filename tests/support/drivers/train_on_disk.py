@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.config.job import JobConfig
-from trainer.distributed.process import StopRequest, run_worker, start_worker
-from trainer.loop import train
-from trainer.strategies.deepspeed.engine import Zero
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer.loop import train
+from vlmpipe.trainer.strategies.deepspeed.engine import Zero
 
 
 def main() -> int:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.nn import functional
 
-from trainer import loop, setup
-from trainer.config.job import JobConfig
-from trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer import loop, setup
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
 
 
 def main() -> int:

@@ -8,8 +8,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from trainer.distributed.agreement import agree, meet, on_first, together
-from trainer.distributed.process import run_worker, start_worker
+from vlmpipe.trainer.distributed.agreement import agree, meet, on_first, together
+from vlmpipe.trainer.distributed.process import run_worker, start_worker
 
 TIMEOUT_S = 1.0
 

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.support.trainer.measure_memory import Scales
-from trainer.config.compiling import CompileChoice
-from trainer.config.job import JobConfig
-from trainer.distributed.data_parallel_rank import replica_of
-from trainer.distributed.process import run_worker, start_worker
-from trainer.models.hf_native import weights
-from trainer.models.registry import family_of
-from trainer.setup import build_model, build_strategy, open_data
+from vlmpipe.trainer.config.compiling import CompileChoice
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
+from vlmpipe.trainer.distributed.process import run_worker, start_worker
+from vlmpipe.trainer.models.hf_native import weights
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.setup import build_model, build_strategy, open_data
 
 MARK = "weighed: "
 UNCOMPILED = CompileChoice("off", "nothing is trained")

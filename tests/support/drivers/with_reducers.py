@@ -11,9 +11,9 @@ import json
 import os
 import socket
 
-from trainer.config.job import JobConfig
-from trainer.distributed.process import StopRequest, run_worker, start_worker
-from trainer.loop import train
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+from vlmpipe.trainer.loop import train
 
 NODES = ("127.0.0.1:2222", "127.0.0.2:2222")
 

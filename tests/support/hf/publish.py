@@ -15,7 +15,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from tests.support.hf.kinds import END, KINDS, TEXT, VISION, VOCABULARY
-from trainer.models.hf.processor import without_video
+from vlmpipe.trainer.models.hf.processor import without_video
 
 
 def template(placeholder: str) -> str:

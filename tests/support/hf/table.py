@@ -17,13 +17,13 @@ from PIL import Image
 from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.publish import model_section, publish
 from tests.support.paths import ROOT
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.hf.examine import require_trainable
-from trainer.models.hf.family import HfFamily
-from trainer.models.hf.model import encoder_of, has_merger
-from trainer.models.image_tokens import image_form_of
-from trainer.strategies.tensor_parallel.plan import require_shardable
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf.examine import require_trainable
+from vlmpipe.trainer.models.hf.family import HfFamily
+from vlmpipe.trainer.models.hf.model import encoder_of, has_merger
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
 PAGE = ROOT / "docs/reference/model-types.md"
 SIZES = ((16, 16), (64, 64), (64, 16), (16, 80))  # of images, in pixels

@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 
-from pipelines.compile import compile_pipeline
 from tests.support.paths import ROOT
 from vlmpipe.backends.kubeflow.job import placement, without_reducers
 from vlmpipe.backends.kubeflow.manifest import train_job
@@ -28,6 +27,7 @@ from vlmpipe.config.sections.stages import stage_run_id
 from vlmpipe.job_spec.build import job_spec, jobs_of
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.pipelines.compile import compile_pipeline
 
 FOLDER = ROOT / "tests/fixtures/pipelines"
 # Those that are shipped, and one on several nodes with a Reduction Server.

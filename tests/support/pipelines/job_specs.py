@@ -28,7 +28,11 @@ def pool(machine_type: str, accelerator_type: str = "", accelerator_count: int =
     return {
         "machine_spec": machine,
         "replica_count": replica_count,
-        "container_spec": {"image_uri": IMAGE, "command": ["python", "-m", "trainer.launch"], "args": ["--seed", "1"]},
+        "container_spec": {
+            "image_uri": IMAGE,
+            "command": ["python", "-m", "vlmpipe.trainer.launch"],
+            "args": ["--seed", "1"],
+        },
     }
 
 
@@ -221,8 +225,8 @@ CASES = [
     Case("VP211", {P2: reducers()}, {}, base=MEGA),
     Case("VP212", {P1: pool("n1-standard-8"), P2: reducers()}, {P1: pool("n1-standard-8")}, base=CPU),
     Case("VP213", {P1: pool("n1-standard-8")}, {}, base=TPU),
-    Case("VP214", {f"{CONTAINER}.command": ["python", "-m", "trainer.launch"]}, {}, base=TPU),
-    Case("VP214", {f"{CONTAINER}.command": ["sh", "-c", "python -m trainer.train"]}, {}, base=TPU),
+    Case("VP214", {f"{CONTAINER}.command": ["python", "-m", "vlmpipe.trainer.launch"]}, {}, base=TPU),
+    Case("VP214", {f"{CONTAINER}.command": ["sh", "-c", "python -m vlmpipe.trainer.train"]}, {}, base=TPU),
     Case("VP214", {MACHINE: {"machine_type": "ct6e-standard-8t"}}, {MACHINE: {"machine_type": "n1-standard-8"}}),
     Case("VP215", {f"{P2}.replica_count": 2}, {f"{P2}.replica_count": 13}, base=REDUCED),
     Case("VP215", {f"{P2}.replica_count": 12}, {f"{P2}.replica_count": 12, f"{P1}.replica_count": 2}, base=REDUCED),

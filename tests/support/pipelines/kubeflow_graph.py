@@ -12,9 +12,9 @@ import tempfile
 
 from kfp import local
 
-from pipelines.targets import TARGETS, Kubeflow
-from pipelines.training import build
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.pipelines.targets import TARGETS, Kubeflow
+from vlmpipe.pipelines.training import build
 
 
 class HereKubeflow(Kubeflow):

@@ -22,8 +22,8 @@ def run_folder(root: Path, section: dict[str, Any] | None = None) -> Path:
 
 def inputs(run: Path, *, nodes: int = 1, processes: str = "1", reducers: int = 0) -> dict[str, Any]:
     """The inputs of the train step for a job of that many nodes, with the forms that KFP hands on."""
-    args = ["--nproc-per-node", processes, "--", "trainer.train", "--config", f"{run}/run.json"]
-    container = {"image_uri": IMAGE, "command": ["python", "-m", "trainer.launch"], "args": args}
+    args = ["--nproc-per-node", processes, "--", "vlmpipe.trainer.train", "--config", f"{run}/run.json"]
+    container = {"image_uri": IMAGE, "command": ["python", "-m", "vlmpipe.trainer.launch"], "args": args}
     node = {"machine_spec": {"machine_type": "n1-standard-8"}, "container_spec": container}
     pools = [{**node, "replica_count": 1.0}, *([{**node, "replica_count": nodes - 1.0}] if nodes > 1 else [])]
     if reducers:
@@ -45,7 +45,7 @@ def step_record(run: Path) -> dict[str, Any]:
 
 def start_step(given: dict[str, Any]) -> subprocess.Popen[str]:
     """The step in a process of its own, as KFP runs it."""
-    load = "import json, sys; from components.jobs.run_kubeflow_job import run_kubeflow_job"
+    load = "import json, sys; from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job"
     body = f"{load}; run_kubeflow_job(**json.loads(sys.argv[1]))"
     return subprocess.Popen(
         [sys.executable, "-c", body, json.dumps(given)],

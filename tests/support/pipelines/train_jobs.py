@@ -30,11 +30,11 @@ STORED = PLACEMENT.model_copy(
 
 
 def pools(*counts: float, gpus: int = 0, **container: Any) -> list[dict[str, Any]]:
-    args = ["--nproc-per-node", str(max(1, gpus)), "--", "trainer.train", "--config", f"{RUN_URI}/run.json"]
+    args = ["--nproc-per-node", str(max(1, gpus)), "--", "vlmpipe.trainer.train", "--config", f"{RUN_URI}/run.json"]
     machine = {"machine_type": "g2-standard-24" if gpus else "n1-standard-8"}
     if gpus:
         machine |= {"accelerator_type": "NVIDIA_L4", "accelerator_count": float(gpus)}  # as a compiled pipeline has it
-    spec = {"image_uri": IMAGE, "command": ["python", "-m", "trainer.launch"], "args": args, **container}
+    spec = {"image_uri": IMAGE, "command": ["python", "-m", "vlmpipe.trainer.launch"], "args": args, **container}
     return [{"machine_spec": machine, "replica_count": count, "container_spec": spec} for count in counts]
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.support.trainer.runs import merged
-from trainer.sizing.model_shape import ModelShape, Stack
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.catalog.prices import MonthlyQuote, Quote
 from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
 
 CLIP_L_336 = Stack(24, 1024, 16, 16, 64, 4096, False, 12_596_224)
 VICUNA_7B = Stack(32, 4096, 32, 32, 128, 11008, True, 202_383_360)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.trainer.memory_cases import Case
-from trainer.models.registry import family_of
 from vlmpipe.planner.memory import host as host_memory
 from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.memory.components import MemoryPart
@@ -13,6 +12,7 @@ from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.rank import QUANTIZED, fullest
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.workload import is_cached
+from vlmpipe.trainer.models.registry import family_of
 
 
 def predicted(case: Case, processes: int) -> dict[str, int]:

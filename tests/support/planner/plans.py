@@ -43,7 +43,7 @@ def _pool(role: str, replicas: int, machine: str, gpu: str, gpus: int) -> dict[s
         "boot_disk_type": "pd-ssd",
         "boot_disk_size_gb": 500,
         "image_uri": "us-docker.pkg.dev/example/image@sha256:0",
-        "runs": "trainer.train",
+        "runs": "vlmpipe.trainer.train",
     }
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainer.config.job import JobConfig
-from trainer.data.tokenize import load_tokenizer
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.tokenize import load_tokenizer
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
 
 
 def built_model(job: JobConfig) -> nn.Module:

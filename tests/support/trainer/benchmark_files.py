@@ -9,8 +9,8 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
-from trainer.data.sample import png_bytes
+from vlmpipe.trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
+from vlmpipe.trainer.data.sample import png_bytes
 
 COLOURS = {1: "red", 2: "blue"}  # of the images, by number
 PEOPLE = 10

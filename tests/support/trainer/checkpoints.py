@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.checkpoint.commit import Checkpoint, CommitRecord
-from trainer.checkpoint.mirror.copies import newest_good_of
-from trainer.storage.base import Storage
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord
+from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
+from vlmpipe.trainer.storage.base import Storage
 
 NODES = 2
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from tests.support.trainer.checkpoints import newest_good
-from trainer.checkpoint.commit import Checkpoint, fetch_folder, read_record
-from trainer.checkpoint.weight_reader import open_weights
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, fetch_folder, read_record
+from vlmpipe.trainer.checkpoint.weight_reader import open_weights
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
 
 RELATIVE = 1e-5  # fp32 sums in another order
 

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from trainer.config.job import JobConfig, RunPaths
-from trainer.external.states import newest_result
-from trainer.storage import open_storage
-from trainer.storage.records import read_lines, read_record, write_record
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.external.states import newest_result
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
 
 PROGRAM = Path(__file__).with_name("external_program.py")
 
@@ -36,7 +36,7 @@ class ExternalRun:
         return self.job.run.run_uri
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "trainer.external.launch", "--config", f"{self.uri}/run.json"]
+        return [sys.executable, "-m", "vlmpipe.trainer.external.launch", "--config", f"{self.uri}/run.json"]
 
     def popen(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         command, env = [*self.command(), *arguments], {**os.environ, **variables}

@@ -9,12 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.model import ModelConfig
-from trainer.config.train import Checkpointing
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.sizing.flops import flops_per_sequence
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.train import Checkpointing
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.flops import flops_per_sequence
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 SIGLIP = {
     "model_type": "siglip_vision_model",

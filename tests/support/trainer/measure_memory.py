@@ -20,16 +20,16 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.announced import announced
 from tests.support.trainer.memory_cases import CASES, HYBRID_CASES, SPLIT_CASES, Case
-from trainer.config.model import ModelConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.data_parallel_rank import replica_of
-from trainer.distributed.process import ProcessContext, run_worker, start_worker
-from trainer.models.layers.nf4 import Nf4Linear, quantize_base
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.strategies.base import Strategy
-from trainer.strategies.registry import build_strategy
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
+from vlmpipe.trainer.distributed.process import ProcessContext, run_worker, start_worker
+from vlmpipe.trainer.models.layers.nf4 import Nf4Linear, quantize_base
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.strategies.registry import build_strategy
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import train_runs
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 Content = dict[str, Any]  # changes of the run file
 STEPS, STOP_STEP = 4, 2

@@ -11,12 +11,12 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from tests.support.trainer.tiny_native import TILES, model_section
-from trainer.config.model import IMAGE_TOKEN, ModelConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.sample import Turn
-from trainer.data.tokenize import make_tokenizer
-from trainer.models.image_inputs import Images
-from trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.models.image_inputs import Images
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 
 Picture = tuple[int, tuple[int, int]]  # seed and size
 

@@ -22,20 +22,20 @@ from tests.support.trainer.native_models import picture
 from tests.support.trainer.processors import PROCESSORS
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader
-from trainer.data.prepare.pipeline import prepare
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index, SplitIndex
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.models.hf.processor import without_video
-from trainer.models.image_tokens import VIDEO_TOKEN, image_form_of
-from trainer.models.registry import family_of
-from trainer.models.video_file import frames_of
-from trainer.progress import Progress
-from trainer.sizing.image_grids import VideoSize
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.prepare.pipeline import prepare
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index, SplitIndex
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.models.hf.processor import without_video
+from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN, image_form_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.models.video_file import frames_of
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.sizing.image_grids import VideoSize
 
 START, END = "<|vision_start|>", "<|vision_end|>"
 WITH_VIDEOS = PLAIN.replace(

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from tests.support.announced import announced
 from tests.support.trainer.measure_memory import measure
 from tests.support.trainer.memory_cases import AT_THE_END, IN_FRONT, Case
-from trainer.config.model import GRID_FAMILIES
-from trainer.distributed.process import run_worker, start_worker
-from trainer.models.registry import family_of
-from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.planner.memory.pipeline_stage import stage_phases
 from vlmpipe.planner.memory.rank import fullest
+from vlmpipe.trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.distributed.process import run_worker, start_worker
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 
 STAGES = 3
 DEEP = {"train.pipeline_parallel": STAGES, "model.language_model.config.num_hidden_layers": 6}

@@ -30,8 +30,8 @@ MODULES = (
     "torch._dynamo",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel", "torch.nn.parallel",
-    "trainer.evaluation.evaluate", "trainer.feature_cache.encode",
-    "trainer.models.llava.family", "trainer.strategies.registry", "trainer.train",
+    "vlmpipe.trainer.evaluation.evaluate", "vlmpipe.trainer.feature_cache.encode",
+    "vlmpipe.trainer.models.llava.family", "vlmpipe.trainer.strategies.registry", "vlmpipe.trainer.train",
 )  # fmt: skip
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}  # also: a fork keeps no threads
 GRACE_S = 5.0  # for the other ranks, once one has failed

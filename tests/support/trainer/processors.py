@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.smolvlm import processing_smolvlm
 
-from trainer.data.chat.messages import Message, as_chat
+from vlmpipe.trainer.data.chat.messages import Message, as_chat
 
 PROCESSORS: dict[str, Any] = {
     "qwen2_5_vl": Qwen2_5_VLProcessor,

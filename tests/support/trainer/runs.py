@@ -12,11 +12,11 @@ from typing import Any
 from tests.support.short_form import WHOLE
 from tests.support.trainer.preloaded import preloaded
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.config.job import DataPointers, JobConfig
-from trainer.data.prepare.pipeline import prepare
-from trainer.feature_cache.store import features_uri
-from trainer.progress import Progress
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import DataPointers, JobConfig
+from vlmpipe.trainer.data.prepare.pipeline import prepare
+from vlmpipe.trainer.feature_cache.store import features_uri
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
 
 PATIENCE = 10 if WHOLE else 1  # times a limit: the long form also runs beside other work
 
@@ -83,7 +83,7 @@ def train_runs(jobs: list[JobConfig], *, processes: int, nodes: int = 1, timeout
 
 def encode_features(job: JobConfig) -> None:
     """Run the `cache_features` job."""
-    run_ranks("trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
 
 
 def metrics(job: JobConfig) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.config.model import GRID_FAMILIES
 
 TEXT = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

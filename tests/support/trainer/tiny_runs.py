@@ -6,7 +6,7 @@ import copy
 import json
 from typing import Any
 
-from trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
+from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
 
 TINY: dict[str, Any] = {
     "version": 1,

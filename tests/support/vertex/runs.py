@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
-from trainer.progress import StepRecord
 from vlmpipe.rehearsal.vertex.scripted_runs import Move
+from vlmpipe.trainer.progress import StepRecord
 
 JOB = "llava-7b-zero2-spot-1"
 RUN = f"projects/test-project/locations/us-central1/pipelineJobs/{JOB}"

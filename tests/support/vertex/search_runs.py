@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines.tune.search import Search, open_search
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.pipelines.tune.search import Search, open_search
 
 DIGITS = ROOT / "configs/digits.yaml"
 RATE, ROWS, PRECISION = "train.optimizer.learning_rate", "train.micro_batch_size", "train.precision"

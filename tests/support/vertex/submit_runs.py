@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from pipelines import submit
-from pipelines.schedules import apply as schedule_plan
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.command_line import Answer
@@ -23,6 +21,8 @@ from vlmpipe.backends.vertex import client as vertex_api
 from vlmpipe.backends.vertex import retries
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
+from vlmpipe.pipelines import submit
+from vlmpipe.pipelines.schedules import apply as schedule_plan
 from vlmpipe.planner.cost.approval import Spending
 
 CONFIG = str(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")

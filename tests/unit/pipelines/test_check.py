@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import check
-from pipelines.check import check_run, exit_code
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
 from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
-from trainer.errors import ExitCode
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.pipelines import check
+from vlmpipe.pipelines.check import check_run, exit_code
+from vlmpipe.trainer.errors import ExitCode
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from components.decide import decide
-from pipelines.targets import component_of
+from vlmpipe.components.decide import decide
+from vlmpipe.pipelines.targets import component_of
 
 PROGRAM = """#!/usr/bin/env bash
 trap 'exit 75' TERM

@@ -14,17 +14,17 @@ from google.protobuf import json_format
 from kfp import compiler, components
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipelines.compile import check_file, compile_pipeline
-from pipelines.targets import TargetName
-from pipelines.training import build
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
-from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
+from vlmpipe.pipelines.compile import check_file, compile_pipeline
+from vlmpipe.pipelines.targets import TargetName
+from vlmpipe.pipelines.training import build
+from vlmpipe.trainer.errors import ConfigError
 
 RUN_FILES = [
     path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
@@ -175,7 +175,7 @@ def test_every_job_of_a_shipped_run_file_is_one_that_vertex_takes(path: Path) ->
 def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConfig, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from vlmpipe.config.run_config import load_run_file; "
-        "from pipelines.compile import compile_pipeline; "
+        "from vlmpipe.pipelines.compile import compile_pipeline; "
         "compile_pipeline(load_run_file(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
     )
     here, there = tmp_path / "here.yaml", tmp_path / "there.yaml"
@@ -464,7 +464,7 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: TargetName, tmp_
     assert (pool["replica_count"], pool["machine_spec"]["machine_type"]) == (1, "g2-standard-8")
     assert pool["container_spec"] == {
         "image_uri": "us-docker.pkg.dev/my-project/vlmpipe/lmms-eval:1",
-        "command": ["python", "-m", "trainer.evaluation.lmms_eval"],
+        "command": ["python", "-m", "vlmpipe.trainer.evaluation.lmms_eval"],
         "args": ["--config", f"{RUN_URI}/run.json"],
     }
     check_job_spec(job_spec(config, "benchmark", RUN_URI))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors, run_main
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors, run_main
 
 
 @pytest.mark.parametrize(

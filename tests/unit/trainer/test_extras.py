@@ -8,8 +8,8 @@ import tomllib
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import ExitCode, MissingPackageError, missing_packages
-from trainer.extras import MODULES_OF_EXTRAS, extra_of
+from vlmpipe.trainer.errors import ExitCode, MissingPackageError, missing_packages
+from vlmpipe.trainer.extras import MODULES_OF_EXTRAS, extra_of
 
 MODULES = {
     "kfp-kubernetes": "kfp",

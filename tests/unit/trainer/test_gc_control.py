@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.gc_control import collect_as_usual, collect_between_steps
+from vlmpipe.trainer.gc_control import collect_as_usual, collect_between_steps
 
 
 class Ring:

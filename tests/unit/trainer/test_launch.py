@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import only_whole
-from trainer import launch as launch_module
-from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError
-from trainer.launch import TorchrunEnd, _exit_code
+from vlmpipe.trainer import launch as launch_module
+from vlmpipe.trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError
+from vlmpipe.trainer.launch import TorchrunEnd, _exit_code
 
 FAILED = TorchrunEnd(ExitCode.UNEXPECTED)
 
@@ -131,7 +131,7 @@ while True:
     (tmp_path / "tiny_job.py").write_text(LEAVE + program)
     environment = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_SPEC", "TF_CONFIG")}
     job = subprocess.Popen(
-        [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "2", "--", "tiny_job"],
+        [sys.executable, "-m", "vlmpipe.trainer.launch", "--nproc-per-node", "2", "--", "tiny_job"],
         env=environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
         stdout=subprocess.PIPE,
         text=True,
@@ -159,7 +159,11 @@ def launch(folder: Path, program: str, *arguments: str, code: str = "") -> subpr
     (folder / "tiny_job.py").write_text(LEAVE + program)
     (folder / "torch.py").write_text('raise ImportError("a job of one process needs no torch in its launcher")')
     environment = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_SPEC", "TF_CONFIG")}
-    command = ["-c", code] if code else ["-m", "trainer.launch", "--nproc-per-node", "1", "--", "tiny_job", *arguments]
+    command = (
+        ["-c", code]
+        if code
+        else ["-m", "vlmpipe.trainer.launch", "--nproc-per-node", "1", "--", "tiny_job", *arguments]
+    )
     return subprocess.Popen(
         [sys.executable, *command],
         env=environment | {"PYTHONPATH": os.pathsep.join([str(folder), os.getcwd()])},
@@ -206,7 +210,7 @@ def start(*arguments, **options):
     os.kill(os.getpid(), signal.SIGTERM)
     return real(*arguments, **options)
 subprocess.Popen = start
-from trainer.launch import main
+from vlmpipe.trainer.launch import main
 sys.exit(main(["--nproc-per-node", "1", "--", "tiny_job"]))
 """
     # It would pause for ever; the default action of SIGTERM ends it.

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from tests.fakes.gcs.server import FakeGcs, Fault
-from trainer import preflight
-from trainer.config.optimizer import OptimizerConfig
-from trainer.config.train import TrainConfig
-from trainer.distributed.cluster_env import REPORT_VARIABLE
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ExitCode, UserError
-from trainer.preflight import GIB, announce, check_node, require_room
-from trainer.setup import TrainingSetup
-from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer import preflight
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.preflight import GIB, announce, check_node, require_room
+from vlmpipe.trainer.setup import TrainingSetup
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.storage.local import LocalStorage
 
 MIB = 1 << 20
 

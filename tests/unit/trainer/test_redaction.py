@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError, ExitCode, UserError, run_main
-from trainer.redaction import HIDDEN, Redactor, hiding_secrets, redact, redact_all
-from trainer.secret_detection import GITLEAKS_RULES_FILE, Form, forms
-from trainer.storage.local import LocalStorage
 from vlmpipe.backends.step_record import recorded_job
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, run_main
+from vlmpipe.trainer.redaction import HIDDEN, Redactor, hiding_secrets, redact, redact_all
+from vlmpipe.trainer.secret_detection import GITLEAKS_RULES_FILE, Form, forms
+from vlmpipe.trainer.storage.local import LocalStorage
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQ==\n-----END PRIVATE KEY-----\n"
@@ -258,7 +258,7 @@ def test_progress_bar_appears_at_each_carriage_return() -> None:
 
 WITHOUT_NEWLINE = """
 import os, signal, sys
-from trainer.redaction import hide_secrets
+from vlmpipe.trainer.redaction import hide_secrets
 hide_secrets()
 sys.stdout.write("whole line\\n10 % of sk-")
 {end}

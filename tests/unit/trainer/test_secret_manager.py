@@ -13,15 +13,15 @@ import pytest
 
 from tests.fakes.receiver import Receiver
 from tests.support.pipelines.run_files import problems_of, small
-from trainer import launch, secret_manager
-from trainer.config.job import JobConfig, RunPaths
-from trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError, run_main
-from trainer.launch import TorchrunEnd
-from trainer.redaction import HIDDEN, SECRETS_VARIABLE, hiding_secrets, redact
-from trainer.secret_manager import use_secrets
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 from vlmpipe.job_spec.build import job_spec, jobs_of
+from vlmpipe.trainer import launch, secret_manager
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError, run_main
+from vlmpipe.trainer.launch import TorchrunEnd
+from vlmpipe.trainer.redaction import HIDDEN, SECRETS_VARIABLE, hiding_secrets, redact
+from vlmpipe.trainer.secret_manager import use_secrets
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 NAME = "projects/p/secrets/tracker/versions/3"
 VALUE = "correct horse"  # of no form that is known
@@ -51,7 +51,7 @@ def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, secrets: dict[str, s
     monkeypatch.setattr(launch, "_one_process", ended)
     monkeypatch.delenv("CLUSTER_SPEC", raising=False)
     monkeypatch.setenv(EXIT_FOLDER_VARIABLE, "")
-    arguments = ["--nproc-per-node", "1", "--", "trainer.train", "--config", str(folder / "runs/r/run.json")]
+    arguments = ["--nproc-per-node", "1", "--", "vlmpipe.trainer.train", "--config", str(folder / "runs/r/run.json")]
     assert launch.main(arguments) == ExitCode.OK
     return seen
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.checkpoint.attempts import step_of
-from trainer.checkpoint.commit import Checkpoint, read_record, was_uncommitted
-from trainer.checkpoint.manifest import DamagedError
-from trainer.checkpoint.mirror.copies import mirror_checkpoint
-from trainer.checkpoint.retention import Retention, delete_old_copies
-from trainer.errors import UserError
-from trainer.storage.base import Storage
+from vlmpipe.trainer.checkpoint.attempts import step_of
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_record, was_uncommitted
+from vlmpipe.trainer.checkpoint.manifest import DamagedError
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.base import Storage
 
 RETRY_S = 60.0  # after an error, unless a newer checkpoint comes first
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from trainer.checkpoint.attempts import FILE as ATTEMPTS
-from trainer.checkpoint.attempts import read_attempts
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.attempts import FILE as ATTEMPTS
+from vlmpipe.trainer.checkpoint.attempts import read_attempts
+from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     REJECTED,
     Checkpoint,
@@ -25,12 +25,12 @@ from trainer.checkpoint.commit import (
     vouched_manifest,
     was_uncommitted,
 )
-from trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
-from trainer.storage.base import CorruptObjectError, ObjectInfo, Storage, join_uri
-from trainer.storage.file_sums import crc32c_in
-from trainer.storage.transfer import THREADS, in_parallel
+from vlmpipe.trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import CorruptObjectError, ObjectInfo, Storage, join_uri
+from vlmpipe.trainer.storage.file_sums import crc32c_in
+from vlmpipe.trainer.storage.transfer import THREADS, in_parallel
 
 
 def mirror_of(job: JobConfig) -> Storage | None:

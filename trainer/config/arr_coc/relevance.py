@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.arr_coc.channels import CHANNELS, PRESETS, expand_channels
-from trainer.config.base import Fraction, NonNegative, Positive, Section
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS, PRESETS, expand_channels
+from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section
 
 Scorer = Literal["propositional", "perspectival", "participatory"]
 Allocation = Literal["full", "uniform", "random", "topk", "mass", "quadtree"]

@@ -15,13 +15,13 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.layout import ChatTemplate, Layout, refused
-from trainer.data.chat.messages import Message, as_chat, messages_of, shape_of, texts_of
-from trainer.data.sample import Turn
-from trainer.data.tokenize import FOLDER, load_tokenizer
-from trainer.models.image_tokens import SQUARES, ImageForm
-from trainer.storage.base import Storage
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.layout import ChatTemplate, Layout, refused
+from vlmpipe.trainer.data.chat.messages import Message, as_chat, messages_of, shape_of, texts_of
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer
+from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm
+from vlmpipe.trainer.storage.base import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

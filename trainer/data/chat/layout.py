@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any
 
-from trainer.data.chat.messages import Message, Role, Shape, as_chat, described, filled
-from trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.chat.messages import Message, Role, Shape, as_chat, described, filled
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 FIRST_MARK, DATE_MARK = 0xE000, "\uf8ff"  # private use
 MOST_TEXTS = 6000  # as many marks as there are below DATE_MARK

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.chat.proof import require_answers
-from trainer.data.rejects import RejectedError
-from trainer.data.sample import Turn
-from trainer.data.tokenize import (
+from vlmpipe.trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.proof import require_answers
+from vlmpipe.trainer.data.rejects import RejectedError
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import (
     PAD,
     TRAINED_PREFIX,
     control_tokens,
@@ -20,10 +20,10 @@ from trainer.data.tokenize import (
     pretrained_tokenizer,
     require_tokens,
 )
-from trainer.errors import ConfigError
-from trainer.models.image_tokens import VIDEO_TOKEN, ImageForm, image_form_of
-from trainer.models.published import published_json, stop_token_ids
-from trainer.storage import open_storage
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN, ImageForm, image_form_of
+from vlmpipe.trainer.models.published import published_json, stop_token_ids
+from vlmpipe.trainer.storage import open_storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.sample import Turn
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.sample import Turn
 
 BESIDE_MARK = re.compile(rf"\n?{re.escape(IMAGE_TOKEN)}\n?")
 Role = Literal["system", "user", "assistant"]

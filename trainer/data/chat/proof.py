@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from trainer.data.chat.encode import IGNORED, Chat
-from trainer.data.chat.layout import refused as _refused
-from trainer.data.chat.messages import Message, Part, Role, shape_of
-from trainer.data.rejects import RejectedError
-from trainer.errors import ConfigError
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.chat.layout import refused as _refused
+from vlmpipe.trainer.data.chat.messages import Message, Part, Role, shape_of
+from vlmpipe.trainer.data.rejects import RejectedError
+from vlmpipe.trainer.errors import ConfigError
 
 IMAGE: Part = None
 ASKED, SYSTEM = "one question about an image", "a system text"

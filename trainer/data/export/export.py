@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.data.export.records import StoredSample
-from trainer.data.export.writers import FORMATS
-from trainer.data.sample import Split
-from trainer.data.shards.index import NAME, Index, SplitIndex
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.data.shards.verified_files import DataShards, damaged_file
-from trainer.errors import ConfigError, os_errors
-from trainer.storage.base import TEMPORARY_PREFIX
+from vlmpipe.trainer.data.export.records import StoredSample
+from vlmpipe.trainer.data.export.writers import FORMATS
+from vlmpipe.trainer.data.sample import Split
+from vlmpipe.trainer.data.shards.index import NAME, Index, SplitIndex
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.data.shards.verified_files import DataShards, damaged_file
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX
 
 SPLIT_NAMES: dict[Split, str] = {"train": "train", "eval": "validation"}
 PNG = b"\x89PNG"  # prepared images are PNG or JPEG

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.messages import Message, Role, as_chat, messages_of
-from trainer.data.sample import Turn
-from trainer.errors import ConfigError
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.messages import Message, Role, as_chat, messages_of
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.errors import ConfigError
 
 ROLES: frozenset[Role] = frozenset({"system", "user", "assistant"})
 LLAVA_ROLES = {"system": "system", "user": "human", "assistant": "gpt"}

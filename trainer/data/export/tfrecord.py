@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from trainer.storage.base import crc32c_of
+from vlmpipe.trainer.storage.base import crc32c_of
 
 MASK_DELTA = 0xA282EAD8
 LENGTH_DELIMITED = 2  # protobuf's wire type of bytes and messages

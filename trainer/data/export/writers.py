@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trainer.data.export import records
-from trainer.data.export.records import Build, Record, StoredSample
-from trainer.data.export.tfrecord import example, framed
-from trainer.data.shards.tar import ShardWriter, shard_name
+from vlmpipe.trainer.data.export import records
+from vlmpipe.trainer.data.export.records import Build, Record, StoredSample
+from vlmpipe.trainer.data.export.tfrecord import example, framed
+from vlmpipe.trainer.data.shards.tar import ShardWriter, shard_name
 
 MEDIA = "media"
 FILE_SAMPLES = 1000  # of a tar or a TFRecord file

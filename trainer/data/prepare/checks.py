@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from trainer.config.data import DataConfig
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.prepare.strip_exif import without_metadata
-from trainer.data.rejects import RejectCode, RejectedError, Repair
-from trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn, png_bytes
-from trainer.sizing.image_grids import VideoSize
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.prepare.strip_exif import without_metadata
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
+from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn, png_bytes
+from vlmpipe.trainer.sizing.image_grids import VideoSize
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats that are stored unconverted. MPO is a JPEG with further images behind the first.

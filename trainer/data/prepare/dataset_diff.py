@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from trainer.config.job import JobConfig
-from trainer.data.sample import SPLITS
-from trainer.data.shards.index import NAME
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import key_of
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
-from trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index import NAME
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import key_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 LATEST = "latest"  # folder under `<root>/chunks` with the fingerprint last prepared, by the run file's name
 BATCH_LINES = 4096

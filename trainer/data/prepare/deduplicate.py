@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from trainer.data.sample import Split, Turn
-from trainer.data.sqlite_table import disk_table, short_digest
+from vlmpipe.trainer.data.sample import Split, Turn
+from vlmpipe.trainer.data.sqlite_table import disk_table, short_digest
 
 LONGEST_COUNTED_ANSWER = 64  # characters; a longer answer is never the most frequent one
 

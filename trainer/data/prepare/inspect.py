@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import IGNORED, Chat, Encoded
-from trainer.data.chat.make import make_chat
-from trainer.data.prepare.pipeline import find_prepared
-from trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
-from trainer.data.rejects import Reject
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.sources import open_source
-from trainer.data.tokenize import TRAINED_PREFIX
-from trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
+from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
+from vlmpipe.trainer.data.rejects import Reject
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
+from vlmpipe.trainer.models.image_tokens import image_form_of
 
 
 @dataclass(frozen=True)

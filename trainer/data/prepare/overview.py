@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.config.data import DataConfig
-from trainer.data.mixture import draws_of
-from trainer.data.prepare.languages import language_of
-from trainer.data.shards.index import NAME
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import Members, ShardReader
-from trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.mixture import draws_of
+from vlmpipe.trainer.data.prepare.languages import language_of
+from vlmpipe.trainer.data.shards.index import NAME
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import Members, ShardReader
+from vlmpipe.trainer.data.sqlite_table import disk_table
 
 PLACE = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
 COLUMNS = ["id", "split", "tokens", "content", "image_sha256", *PLACE]

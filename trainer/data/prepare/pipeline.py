@@ -16,34 +16,34 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from trainer.config.data import DataConfig
-from trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.chat.make import format_identity, make_chat
-from trainer.data.prepare.chunks.chunk import build_chunk
-from trainer.data.prepare.chunks.merge import Part, Shard, merge
-from trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
-from trainer.data.prepare.chunks.prepare import ChunkedPreparation, find_plan, make_plan, store_plan
-from trainer.data.prepare.chunks.worker_pool import threads_for
-from trainer.data.prepare.dataset_diff import Changes, changes_since_last
-from trainer.data.prepare.previews import REJECTS_FOLDER
-from trainer.data.prepare.validate_sample import SampleValidator
-from trainer.data.rejects import KEPT, REJECTS, SUMMARY
-from trainer.data.sample import Sample, Turn
-from trainer.data.shards.prepared_files import DONE, Manifest
-from trainer.data.sources import Source, open_source
-from trainer.data.tokenize import FOLDER as TOKENIZER
-from trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, training_texts
-from trainer.errors import DataError, ExitCode, UserError, os_errors
-from trainer.models.image_tokens import image_form_of, image_rule
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, Storage, join_uri
-from trainer.storage.file_sums import UPLOADS, FileSum, damaged_files, files_below, upload_folder
-from trainer.storage.local import LocalStorage
-from trainer.storage.model_folders import local_folder
-from trainer.storage.regular_files import read_regular
-from trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.make import format_identity, make_chat
+from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
+from vlmpipe.trainer.data.prepare.chunks.merge import Part, Shard, merge
+from vlmpipe.trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
+from vlmpipe.trainer.data.prepare.chunks.prepare import ChunkedPreparation, find_plan, make_plan, store_plan
+from vlmpipe.trainer.data.prepare.chunks.worker_pool import threads_for
+from vlmpipe.trainer.data.prepare.dataset_diff import Changes, changes_since_last
+from vlmpipe.trainer.data.prepare.previews import REJECTS_FOLDER
+from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
+from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY
+from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest
+from vlmpipe.trainer.data.sources import Source, open_source
+from vlmpipe.trainer.data.tokenize import FOLDER as TOKENIZER
+from vlmpipe.trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, training_texts
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage, join_uri
+from vlmpipe.trainer.storage.file_sums import UPLOADS, FileSum, damaged_files, files_below, upload_folder
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.model_folders import local_folder
+from vlmpipe.trainer.storage.regular_files import read_regular
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 FORMAT_VERSION = 6  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word

@@ -12,11 +12,11 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.data.prepare.checks import DECODE_ERRORS, FORMATS, CheckedImage
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Split, Turn, png_bytes
-from trainer.data.sqlite_table import short_digest
-from trainer.storage.base import Storage
+from vlmpipe.trainer.data.prepare.checks import DECODE_ERRORS, FORMATS, CheckedImage
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import Split, Turn, png_bytes
+from vlmpipe.trainer.data.sqlite_table import short_digest
+from vlmpipe.trainer.storage.base import Storage
 
 REJECTS_FOLDER = "reject_pictures"
 SHEET_FOLDER = "contact_sheet"

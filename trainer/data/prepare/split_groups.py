@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.config.data import BY_IMAGE, BY_RECORD
-from trainer.data.sample import Sample
-from trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
+from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.data.sqlite_table import disk_table
 
 
 class ImageGroups:

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.config.data import DataConfig
-from trainer.data.packing import plan_packing
-from trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
-from trainer.data.sample import SPLITS, Split, Turn
-from trainer.data.shards.index import NAME
-from trainer.data.sqlite_table import short_digest
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.packing import plan_packing
+from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentIndex
+from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
+from vlmpipe.trainer.data.shards.index import NAME
+from vlmpipe.trainer.data.sqlite_table import short_digest
 
 COLUMNS = ["split", "tokens", "label_tokens", "turns", "image_widths", "image_tokens"]
 PERCENTILES = (5, 50, 95, 100)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.config.job import JobConfig
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.encode import Chat, Encoded
-from trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
-from trainer.data.prepare.deduplicate import Met, SeenIds
-from trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
-from trainer.data.sample import ImageRef, Sample, Split, Turn
-from trainer.models.image_tokens import sample_image_tokens
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.encode import Chat, Encoded
+from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
+from vlmpipe.trainer.data.prepare.deduplicate import Met, SeenIds
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, Turn
+from vlmpipe.trainer.models.image_tokens import sample_image_tokens
 
 LONGEST_ID_CHARS = 256
 

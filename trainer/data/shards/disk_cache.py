@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, mismatch
-from trainer.errors import ConfigError, os_errors
-from trainer.storage.base import cache_folder, in_bucket
-from trainer.storage.regular_files import open_lock
+from vlmpipe.trainer.data.shards.verified_files import ShardFiles, ShardSet, ShardsInPlace, mismatch
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.storage.base import cache_folder, in_bucket
+from vlmpipe.trainer.storage.regular_files import open_lock
 
 CACHE_FOLDER = ".shards"  # beside the folders of `Storage.fetch`, which are named after buckets
 GIB = 1 << 30

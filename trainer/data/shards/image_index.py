@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.packing import Int64Array
 
 HASHES = "S64"  # hexadecimal digits of SHA-256
 

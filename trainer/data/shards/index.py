@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.data.packing import Int64Array
-from trainer.data.sample import SPLITS, Split
-from trainer.data.shards.image_index import HASHES, UniqueImages
-from trainer.data.shards.prepared_files import open_prepared
-from trainer.data.shards.tar import Members
-from trainer.data.sqlite_table import disk_table
-from trainer.errors import DataError
-from trainer.sizing.image_grids import VideoSize
-from trainer.storage.base import Storage
+from vlmpipe.trainer.data.packing import Int64Array
+from vlmpipe.trainer.data.sample import SPLITS, Split
+from vlmpipe.trainer.data.shards.image_index import HASHES, UniqueImages
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.data.shards.tar import Members
+from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.sizing.image_grids import VideoSize
+from vlmpipe.trainer.storage.base import Storage
 
 NAME = "index.parquet"
 SCHEMA = pa.schema(

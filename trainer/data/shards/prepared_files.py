@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from trainer.data.shards.verified_files import FOLDER, damaged_file
-from trainer.storage import open_storage
-from trainer.storage.base import ObjectInfo, Storage, crc32c_of
-from trainer.storage.file_sums import FileSum
-from trainer.storage.records import seal, unseal
+from vlmpipe.trainer.data.shards.verified_files import FOLDER, damaged_file
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import ObjectInfo, Storage, crc32c_of
+from vlmpipe.trainer.storage.file_sums import FileSum
+from vlmpipe.trainer.storage.records import seal, unseal
 
 DONE = "DONE"  # the manifest, written last; a folder without it is not prepared data
 

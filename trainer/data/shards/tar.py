@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer.data.sample import Turn, stable_digest
-from trainer.data.shards.disk_cache import open_shards
-from trainer.data.shards.image_index import ImageLocation
-from trainer.data.shards.verified_files import FOLDER, DataShards, ShardFiles, Sidecar, sidecar_name
-from trainer.errors import os_errors
-from trainer.storage.base import Storage, crc32c_of_file
+from vlmpipe.trainer.data.sample import Turn, stable_digest
+from vlmpipe.trainer.data.shards.disk_cache import open_shards
+from vlmpipe.trainer.data.shards.image_index import ImageLocation
+from vlmpipe.trainer.data.shards.verified_files import FOLDER, DataShards, ShardFiles, Sidecar, sidecar_name
+from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 
 REQUIRED = ("question", "answer", "slice")  # of a turn; its other fields are written where they are not empty
 KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")

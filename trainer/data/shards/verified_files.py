@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trainer.errors import DataError, os_errors
-from trainer.storage.base import Storage, crc32c_of_file
+from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 
 FOLDER = "shards"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from trainer.config.data import BIGQUERY, DataConfig
-from trainer.data.sources.base import SeveralSources, Source
-from trainer.data.sources.builtin import BUILTIN_PREFIX
-from trainer.errors import ConfigError, os_errors
-from trainer.storage.regular_files import open_regular
+from vlmpipe.trainer.config.data import BIGQUERY, DataConfig
+from vlmpipe.trainer.data.sources.base import SeveralSources, Source
+from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.storage.regular_files import open_regular
 
 if TYPE_CHECKING:
-    from trainer.data.sources.file_patterns import Files
+    from vlmpipe.trainer.data.sources.file_patterns import Files
 
 FOLDER_SUFFIXES = (".tar", ".parquet", ".arrow")  # that identify a folder's format
 FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".arrow", ".csv")
@@ -29,7 +29,7 @@ def open_source(config: DataConfig) -> Source:
         each = {source.name: open_source(config.of_source(source)) for source in config.sources}
         return SeveralSources(each, {source.name: source.max_samples for source in config.sources})
     if config.source.startswith(BIGQUERY):
-        from trainer.data.sources.bigquery import BigQuerySource
+        from vlmpipe.trainer.data.sources.bigquery import BigQuerySource
 
         return BigQuerySource(config)
     if not config.source.startswith(BUILTIN_PREFIX):
@@ -45,18 +45,18 @@ def open_source(config: DataConfig) -> Source:
 
 
 def _open_files(config: DataConfig) -> Source:
-    from trainer.data.sources.coco import CocoSource
-    from trainer.data.sources.file_patterns import find_files
-    from trainer.data.sources.image_folder import METADATA, ImageFolderSource
-    from trainer.data.sources.llava import LlavaSource
-    from trainer.data.sources.webdataset import WebDatasetSource
+    from vlmpipe.trainer.data.sources.coco import CocoSource
+    from vlmpipe.trainer.data.sources.file_patterns import find_files
+    from vlmpipe.trainer.data.sources.image_folder import METADATA, ImageFolderSource
+    from vlmpipe.trainer.data.sources.llava import LlavaSource
+    from vlmpipe.trainer.data.sources.webdataset import WebDatasetSource
 
     files = find_files(config.source, config.shard_cache_gib)
     suffix = _suffix(files, METADATA)
     if suffix == ".tar":
         return WebDatasetSource(files.ending(suffix), config)
     if suffix in (".parquet", ".arrow"):
-        from trainer.data.sources.parquet import ParquetSource
+        from vlmpipe.trainer.data.sources.parquet import ParquetSource
 
         return ParquetSource(files.ending(suffix), config)
     if suffix == ".csv":
@@ -96,7 +96,7 @@ def _suffix(files: Files, metadata: str) -> str:
 
 def _begins_object(files: Files) -> bool:
     """Whether a JSON file holds an object, as COCO's do, and not a list, as LLaVA's do."""
-    from trainer.data.sources.json_stream import JsonReader
+    from vlmpipe.trainer.data.sources.json_stream import JsonReader
 
     path = files.path(files.names[0])
     with os_errors(f"reading {path}"), open_regular(path) as file:
@@ -107,10 +107,10 @@ def _begins_object(files: Files) -> bool:
 
 
 def _builtin_sources() -> dict[str, Callable[[DataConfig], Source]]:
-    from trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
-    from trainer.data.sources.builtin.digits import DigitsSource
-    from trainer.data.sources.builtin.easy_vqa import EasyVqaSource
-    from trainer.data.sources.builtin.openmoji import OpenMojiSource
+    from vlmpipe.trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
+    from vlmpipe.trainer.data.sources.builtin.digits import DigitsSource
+    from vlmpipe.trainer.data.sources.builtin.easy_vqa import EasyVqaSource
+    from vlmpipe.trainer.data.sources.builtin.openmoji import OpenMojiSource
 
     return {
         "digits": lambda config: DigitsSource(config.validation_fraction),

@@ -10,12 +10,12 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectedError
-from trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Turn, stable_digest
-from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.image_files import open_image_files
-from trainer.data.sources.records import SHAPES, group_named, split_named, turns_of
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectedError
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Turn, stable_digest
+from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.sources.image_files import open_image_files
+from vlmpipe.trainer.data.sources.records import SHAPES, group_named, split_named, turns_of
 
 Records = Iterable[Sample | Reject]
 

@@ -12,16 +12,16 @@ from google.api_core.exceptions import Forbidden, GoogleAPIError, NotFound
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 
-from trainer.config.data import BIGQUERY, DataConfig
-from trainer.data.rejects import Reject
-from trainer.data.sample import Sample, stable_digest
-from trainer.data.sources.base import Part, Records
-from trainer.data.sources.image_files import open_image_files
-from trainer.data.sources.parquet import IMAGE_COLUMNS, READ_COLUMNS, RowSource
-from trainer.data.sources.records import SHAPES
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.extras import install_command
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.config.data import BIGQUERY, DataConfig
+from vlmpipe.trainer.data.rejects import Reject
+from vlmpipe.trainer.data.sample import Sample, stable_digest
+from vlmpipe.trainer.data.sources.base import Part, Records
+from vlmpipe.trainer.data.sources.image_files import open_image_files
+from vlmpipe.trainer.data.sources.parquet import IMAGE_COLUMNS, READ_COLUMNS, RowSource
+from vlmpipe.trainer.data.sources.records import SHAPES
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.extras import install_command
+from vlmpipe.trainer.storage.local import LocalStorage
 
 PART_ROWS = 10_000  # rows that are read independently of others
 PAGE_ROWS = 32  # rows in memory at once, with their images

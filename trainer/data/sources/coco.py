@@ -6,15 +6,15 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Sample
-from trainer.data.sources.base import FileSource
-from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.json_stream import open_json
-from trainer.data.sources.records import identity_of, text
-from trainer.data.sqlite_table import disk_table
-from trainer.errors import DataError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.data.sources.base import FileSource
+from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.sources.json_stream import open_json
+from vlmpipe.trainer.data.sources.records import identity_of, text
+from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.errors import DataError
 
 EXAMPLE = """{"images": [{"id": 1, "file_name": "cats/1.jpg"}],
  "annotations": [{"id": 7, "image_id": 1, "caption": "A cat on a mat."}]}"""

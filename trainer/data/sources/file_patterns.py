@@ -14,14 +14,14 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from trainer.data.shards.disk_cache import open_shards
-from trainer.data.shards.verified_files import ShardFiles
-from trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
-from trainer.storage import open_storage
-from trainer.storage.base import ObjectInfo, Storage
-from trainer.storage.file_sums import crc32c_in
-from trainer.storage.local import LocalStorage
-from trainer.storage.regular_files import NotRegularFileError, kind_of, open_regular
+from vlmpipe.trainer.data.shards.disk_cache import open_shards
+from vlmpipe.trainer.data.shards.verified_files import ShardFiles
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import ObjectInfo, Storage
+from vlmpipe.trainer.storage.file_sums import crc32c_in
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.regular_files import NotRegularFileError, kind_of, open_regular
 
 SPECIAL = re.compile(r"[{*?\[]")
 BRACES = re.compile(r"\{([^{}]*)\}")

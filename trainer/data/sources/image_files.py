@@ -12,20 +12,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from trainer.config.data import DataConfig
-from trainer.data.media import PDF, VIDEOS, MediaFiles, Part, part_of
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
-from trainer.data.sources.file_patterns import fingerprint_of
-from trainer.data.sources.message_parts import inline_bytes
-from trainer.data.sqlite_table import disk_table
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.sizing.image_grids import FRAMES_PER_PATCH
-from trainer.storage import open_storage
-from trainer.storage.base import ObjectInfo, Storage, clean_name
-from trainer.storage.file_sums import crc32c_in
-from trainer.storage.local import LocalStorage
-from trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.media import PDF, VIDEOS, MediaFiles, Part, part_of
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
+from vlmpipe.trainer.data.sources.file_patterns import fingerprint_of
+from vlmpipe.trainer.data.sources.message_parts import inline_bytes
+from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import ObjectInfo, Storage, clean_name
+from vlmpipe.trainer.storage.file_sums import crc32c_in
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
 
 class ImageFiles:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Sample, stable_digest
-from trainer.data.sources.base import FileSource
-from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.records import identity_of, text
-from trainer.errors import DataError, os_errors
-from trainer.storage.regular_files import open_regular
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import Sample, stable_digest
+from vlmpipe.trainer.data.sources.base import FileSource
+from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.sources.records import identity_of, text
+from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.storage.regular_files import open_regular
 
 METADATA = "metadata.csv"
 LONGEST_LINE_CHARS = 64 << 20

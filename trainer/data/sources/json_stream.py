@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainer.errors import DataError, os_errors
-from trainer.storage.regular_files import open_regular
+from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.storage.regular_files import open_regular
 
 CHUNK_BYTES = 1 << 20
 LONGEST_VALUE_CHARS = 64 << 20

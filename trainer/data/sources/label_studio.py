@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from trainer.data.media import VIDEOS
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import IMAGE_SUFFIXES
-from trainer.data.sources.message_parts import Kind, objects, text
+from vlmpipe.trainer.data.media import VIDEOS
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES
+from vlmpipe.trainer.data.sources.message_parts import Kind, objects, text
 
 ANSWERS = ("text", "choices", "rating", "number")  # keys of a result's value that can be an answer
 QUESTION = "question"  # field of a task's data

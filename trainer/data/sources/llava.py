@@ -7,17 +7,17 @@ from dataclasses import replace
 from itertools import islice, starmap
 from typing import Any, BinaryIO
 
-from trainer.config.data import NATIVE, DataConfig
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import ImageRef, Sample, stable_digest
-from trainer.data.sources.base import FileSource
-from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.json_stream import BadJsonError, open_json, parse_json
-from trainer.data.sources.label_studio import is_task, task_messages
-from trainer.data.sources.message_parts import GEMINI, MARKS, as_messages, named_in, text
-from trainer.data.sources.records import identity_of, with_media
-from trainer.errors import DataError, os_errors
-from trainer.storage.regular_files import open_regular
+from vlmpipe.trainer.config.data import NATIVE, DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
+from vlmpipe.trainer.data.sources.base import FileSource
+from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.sources.json_stream import BadJsonError, open_json, parse_json
+from vlmpipe.trainer.data.sources.label_studio import is_task, task_messages
+from vlmpipe.trainer.data.sources.message_parts import GEMINI, MARKS, as_messages, named_in, text
+from vlmpipe.trainer.data.sources.records import identity_of, with_media
+from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.storage.regular_files import open_regular
 
 FORMAT_PROBE_RECORDS = 20  # if none of the first ones is a conversation, the file has another format
 LONGEST_LINE_BYTES = 64 << 20

@@ -7,8 +7,8 @@ import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 Kind = Literal["image", "video"]
 VIDEO_MARK = "<video>"

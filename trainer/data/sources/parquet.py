@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import ImageRef, Sample, Split, stable_digest
-from trainer.data.sources.base import FileSource
-from trainer.data.sources.file_patterns import Files
-from trainer.data.sources.image_files import ImageFiles, require_size
-from trainer.data.sources.records import SHAPES, identity_of
-from trainer.errors import DataError, os_errors
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, stable_digest
+from vlmpipe.trainer.data.sources.base import FileSource
+from vlmpipe.trainer.data.sources.file_patterns import Files
+from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
+from vlmpipe.trainer.data.sources.records import SHAPES, identity_of
+from vlmpipe.trainer.errors import DataError, os_errors
 
 BATCH_ROWS = 32  # rows in memory at once, with their images
 IMAGE_COLUMNS = ("images", "image")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from trainer.config.data import BY_IMAGE, BY_RECORD
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import DEFAULT_SLICE, ImageRef, Split, Turn
-from trainer.data.sources.message_parts import MARKS, VIDEO_MARK, content_text, objects, text
+from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Split, Turn
+from vlmpipe.trainer.data.sources.message_parts import MARKS, VIDEO_MARK, content_text, objects, text
 
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from trainer.storage.base import CHUNK_BYTES
-from trainer.storage.regular_files import open_regular
+from vlmpipe.trainer.storage.base import CHUNK_BYTES
+from vlmpipe.trainer.storage.regular_files import open_regular
 
 BLOCK = tarfile.BLOCKSIZE
 LONGEST_HEADER_BYTES = 1 << 20  # of a long name or a set of pax records

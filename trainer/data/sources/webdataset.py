@@ -12,14 +12,14 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample
-from trainer.data.sources.base import FileSource
-from trainer.data.sources.image_files import require_size
-from trainer.data.sources.json_stream import BadJsonError, parse_json
-from trainer.data.sources.records import SHAPES, identity_of
-from trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
-from trainer.errors import DataError
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample
+from vlmpipe.trainer.data.sources.base import FileSource
+from vlmpipe.trainer.data.sources.image_files import require_size
+from vlmpipe.trainer.data.sources.json_stream import BadJsonError, parse_json
+from vlmpipe.trainer.data.sources.records import SHAPES, identity_of
+from vlmpipe.trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
+from vlmpipe.trainer.errors import DataError
 
 TEXT_SUFFIXES = (".json", ".txt")
 LONGEST_TEXT_BYTES = 64 << 20

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.evaluation.bootstrap import Float64Array
+from vlmpipe.trainer.evaluation.bootstrap import Float64Array
 
 LONGEST_GRAM = 4
 BETA = 1.2

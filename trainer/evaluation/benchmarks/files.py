@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.data.sources.json_stream import BadJsonError, parse_json
-from trainer.errors import DataError
-from trainer.storage import open_storage
+from vlmpipe.trainer.data.sources.json_stream import BadJsonError, parse_json
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage import open_storage
 
 MOST_BYTES = 4 << 30
 KINDS = {str: "a text", int: "a whole number", list: "a list", dict: "an object"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.data.sample import DEFAULT_SLICE, ImageRef
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef
 
 
 @dataclass(frozen=True, slots=True)

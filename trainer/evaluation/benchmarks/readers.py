@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
-from trainer.data.rejects import RejectedError
-from trainer.data.sample import ImageRef
-from trainer.data.sources.image_files import ImageFiles
-from trainer.data.sources.json_stream import BadJsonError, parse_json
-from trainer.errors import DataError
-from trainer.evaluation.benchmarks.files import BenchmarkFile
-from trainer.evaluation.benchmarks.question import BenchmarkQuestion
-from trainer.evaluation.cider import LEAST_PICTURES
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
+from vlmpipe.trainer.data.rejects import RejectedError
+from vlmpipe.trainer.data.sample import ImageRef
+from vlmpipe.trainer.data.sources.image_files import ImageFiles
+from vlmpipe.trainer.data.sources.json_stream import BadJsonError, parse_json
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation.benchmarks.files import BenchmarkFile
+from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from vlmpipe.trainer.evaluation.cider import LEAST_PICTURES
+from vlmpipe.trainer.storage import open_storage
 
 PEOPLE = 10  # who answered each question of VQAv2 and TextVQA
 CIRCULAR = 1_000_000  # MMBench: a question with its choices rotated k times has the index + k x CIRCULAR

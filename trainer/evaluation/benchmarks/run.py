@@ -8,16 +8,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.config.benchmarks import ANSWERS_FOLDER, BenchmarkConfig
-from trainer.config.job import JobConfig
-from trainer.distributed.process import ProcessContext
-from trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
-from trainer.evaluation.benchmarks.question import BenchmarkQuestion
-from trainer.evaluation.benchmarks.readers import read_benchmark
-from trainer.evaluation.benchmarks.scores import score
-from trainer.progress import Progress
-from trainer.storage import open_storage
-from trainer.storage.records import seal_lines
+from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER, BenchmarkConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
+from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
+from vlmpipe.trainer.evaluation.benchmarks.scores import score
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import seal_lines
 
 Benchmarks = Sequence[tuple[BenchmarkConfig, list[BenchmarkQuestion]]]
 

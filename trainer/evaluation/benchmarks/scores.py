@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.config.benchmarks import SCORES, BenchmarkFormat
-from trainer.evaluation.benchmarks.captions import BLEU_COLUMNS, bleu, bleu_tally, rouge_l
-from trainer.evaluation.benchmarks.question import BenchmarkQuestion
-from trainer.evaluation.bootstrap import Float64Array, interval, resampled_sums
-from trainer.evaluation.cider import cider_d_of_tokens, tokens
-from trainer.evaluation.metrics import anls
-from trainer.evaluation.vqa_answers import consensus
+from vlmpipe.trainer.config.benchmarks import SCORES, BenchmarkFormat
+from vlmpipe.trainer.evaluation.benchmarks.captions import BLEU_COLUMNS, bleu, bleu_tally, rouge_l
+from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from vlmpipe.trainer.evaluation.bootstrap import Float64Array, interval, resampled_sums
+from vlmpipe.trainer.evaluation.cider import cider_d_of_tokens, tokens
+from vlmpipe.trainer.evaluation.metrics import anls
+from vlmpipe.trainer.evaluation.vqa_answers import consensus
 
 TOLERANCE = 0.05  # ChartQA: of a number, relative to the right one
 CHOICE_MARKS = ".()[],:;!*#{}"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.config.arr_coc.relevance import RelevanceConfig
-from trainer.models.arr_coc.balancer import Balance
+from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.models.arr_coc.balancer import Balance
 
 
 @dataclass(frozen=True, eq=False)

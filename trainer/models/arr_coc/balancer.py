@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
 
 TENSIONS = ("compress", "exploit", "focus")
 HIDDEN = 32

@@ -10,24 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.config.model import ModelConfig
-from trainer.models.arr_coc.generation import selected_inputs
-from trainer.models.arr_coc.inputs import marks_of
-from trainer.models.arr_coc.model import RelevanceVLM, TracedVLM, with_textures
-from trainer.models.arr_coc.module import FILE, PREFIX, RelevanceModule, load_relevance
-from trainer.models.arr_coc.textures import TEXTURES_VERSION
-from trainer.models.base import Weights
-from trainer.models.hf_native.pretrained import pretrained_config
-from trainer.models.image_inputs import Grid
-from trainer.models.layers.parameter_counts import count_parameters
-from trainer.models.qwen_vl.family import QwenVlFamily
-from trainer.sizing.model_shape import ModelShape
-from trainer.storage.model_folders import local_folder
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.arr_coc.generation import selected_inputs
+from vlmpipe.trainer.models.arr_coc.inputs import marks_of
+from vlmpipe.trainer.models.arr_coc.model import RelevanceVLM, TracedVLM, with_textures
+from vlmpipe.trainer.models.arr_coc.module import FILE, PREFIX, RelevanceModule, load_relevance
+from vlmpipe.trainer.models.arr_coc.textures import TEXTURES_VERSION
+from vlmpipe.trainer.models.base import Weights
+from vlmpipe.trainer.models.hf_native.pretrained import pretrained_config
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.layers.parameter_counts import count_parameters
+from vlmpipe.trainer.models.qwen_vl.family import QwenVlFamily
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.storage.model_folders import local_folder
 
 
 class ArrCocFamily(QwenVlFamily):
-    """A Qwen-VL model with a `RelevanceModule` as its part `relevance`. See `trainer.models.base.Family`.
+    """A Qwen-VL model with a `RelevanceModule` as its part `relevance`. See `vlmpipe.trainer.models.base.Family`.
 
     Features end with the image's textures, so that these are computed once an image too.
     """
@@ -119,7 +119,7 @@ class ArrCocFamily(QwenVlFamily):
 
 
 class WithRelevance:
-    """A base's weights and those of a relevance module. A `trainer.models.base.Weights`."""
+    """A base's weights and those of a relevance module. A `vlmpipe.trainer.models.base.Weights`."""
 
     def __init__(self, base: Weights, relevance: dict[str, Tensor]) -> None:
         self._base, self._relevance = base, relevance

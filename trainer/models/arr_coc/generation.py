@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.models.arr_coc.allocation import Kept
-from trainer.models.arr_coc.module import Relevance, RelevanceModule, pooled
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.models.arr_coc.allocation import Kept
+from vlmpipe.trainer.models.arr_coc.module import Relevance, RelevanceModule, pooled
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.config.model import ModelConfig
-from trainer.models.arr_coc.allocation import Kept
-from trainer.models.arr_coc.inputs import SelectionInputs
-from trainer.models.arr_coc.module import Relevance, RelevanceModule, policy_loss, pooled
-from trainer.models.arr_coc.textures import image_of, textures_of
-from trainer.models.attention.block_mask import block_diagonal_mask
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.image_inputs import Grid
-from trainer.models.layers.chunked_loss import loss_at_labels
-from trainer.models.layers.image_placeholders import places_of, require_tokens
-from trainer.models.layers.preference import PreferencePairs
-from trainer.models.qwen_vl.model import QwenVLM, mergers_of
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.arr_coc.allocation import Kept
+from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
+from vlmpipe.trainer.models.arr_coc.module import Relevance, RelevanceModule, policy_loss, pooled
+from vlmpipe.trainer.models.arr_coc.textures import image_of, textures_of
+from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.layers.chunked_loss import loss_at_labels
+from vlmpipe.trainer.models.layers.image_placeholders import places_of, require_tokens
+from vlmpipe.trainer.models.layers.preference import PreferencePairs
+from vlmpipe.trainer.models.qwen_vl.model import QwenVLM, mergers_of
 
 
 class RelevanceVLM(QwenVLM):

@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainer.config.arr_coc.relevance import LEARNING_SCORER, RelevanceConfig
-from trainer.errors import ConfigError
-from trainer.models.arr_coc.allocation import Kept, allocate, budget, selections_at, tokens_at, top
-from trainer.models.arr_coc.balancer import Balance, Balancer
-from trainer.models.arr_coc.scorers import Scorers
+from vlmpipe.trainer.config.arr_coc.relevance import LEARNING_SCORER, RelevanceConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.arr_coc.allocation import Kept, allocate, budget, selections_at, tokens_at, top
+from vlmpipe.trainer.models.arr_coc.balancer import Balance, Balancer
+from vlmpipe.trainer.models.arr_coc.scorers import Scorers
 
 PREFIX = "relevance."  # of the module's weights in a model's state dict
 FILE = "relevance.safetensors"  # in an export, beside the base's own files

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.models.arr_coc.module import PREFIX, pooled
-from trainer.models.base import Weights
+from vlmpipe.trainer.models.arr_coc.module import PREFIX, pooled
+from vlmpipe.trainer.models.base import Weights
 
 if TYPE_CHECKING:
-    from trainer.data.loader import PackedSequence
+    from vlmpipe.trainer.data.loader import PackedSequence
 
 NAME = f"{PREFIX}question_centre"
 
 
 class WithCentre:
-    """Weights with a question centre. A `trainer.models.base.Weights`."""
+    """Weights with a question centre. A `vlmpipe.trainer.models.base.Weights`."""
 
     def __init__(self, base: Weights, centre: Tensor) -> None:
         self._base, self._centre = base, centre

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
 
 OF_TEXTURE = {"propositional": "entropy", "perspectival": "sobel_magnitude"}  # scorer -> its channel
 FLAT = 1e-6  # scores that differ by less are equal

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
 
 TEXTURES_VERSION = 1  # part of cached features' key: raise it when a channel changes
 BAND_PIXELS = 50_000  # whose colours are converted at once

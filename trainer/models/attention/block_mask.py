@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.attention.varlen import no_mask, sees_all_before, takes_samples
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.attention.varlen import no_mask, sees_all_before, takes_samples
 
 
 def block_diagonal_mask(config: Any, position_ids: Tensor, samples: CuSeqlens | None) -> dict[str, Any]:

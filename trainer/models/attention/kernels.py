@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
-from trainer.models.attention.sample_groups import clear, groups_of
+from vlmpipe.trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
+from vlmpipe.trainer.models.attention.sample_groups import clear, groups_of
 
 aten = torch.ops.aten
 MAX_SCORES = 1 << 24  # held at a time, several times over, without a fused kernel: 64 MiB each in fp32

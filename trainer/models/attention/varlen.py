@@ -2,7 +2,7 @@
 
 With a mask, a packed sequence costs the attention of one sample of its length. Here kernels take samples one by one, or
 all in one launch where the device has such a kernel. The host knows their bounds
-(`trainer.models.attention.cu_seqlens`). To torch it is one operation, which compiled layers, activation checkpointing
+(`vlmpipe.trainer.models.attention.cu_seqlens`). To torch it is one operation, which compiled layers, activation checkpointing
 and traces handle as a matrix product.
 """
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils.flop_counter import register_flop_formula
 
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.attention.kernels import VarlenArgs, exact, kernel_for
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.attention.kernels import VarlenArgs, exact, kernel_for
 
 if TYPE_CHECKING:
-    from trainer.models.attention.context_parallel import ContextParallel
+    from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 
 NAME, TRIAL = "vlmpipe_by_sample", "vlmpipe_trial"  # registered with transformers' kinds of attention
 META = torch.device("meta")
@@ -145,7 +145,7 @@ def attention(
 def attend(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, device_bounds: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention inside samples. Shapes: see `trainer.models.attention.kernels`.
+    """Causal attention inside samples. Shapes: see `vlmpipe.trainer.models.attention.kernels`.
 
     bounds, device_bounds: see `CuSeqlens`. Returns the output, and for the backward pass the log-sum-exp of scores.
     """
@@ -197,7 +197,7 @@ ATTEND = torch.ops.vlmpipe.attend.default  # what dispatch modes see
 
 @register_flop_formula(torch.ops.vlmpipe.attend, get_raw=True)
 def forward_flops(query: Tensor, _key: Tensor, _value: Tensor, bounds: Tensor, *_: Any, **__: Any) -> int:
-    """Two products of each token with its whole sample, as `trainer.sizing.flops` counts."""
+    """Two products of each token with its whole sample, as `vlmpipe.trainer.sizing.flops` counts."""
     if isinstance(bounds, FakeTensor):  # has no values: count each sequence as one sample
         pairs = query.shape[0] * query.shape[1] ** 2
     else:

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers import PreTrainedConfig
 
-from trainer.config.model import IMAGE_TOKEN, ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, has_merger, names_from_end
-from trainer.models.hf.processor import PublishedImages, join, kind_of, published_images
-from trainer.models.hf.stored import StoredOutput, find_stored_output
-from trainer.models.hf_native.pretrained import part_config
-from trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, has_merger, names_from_end
+from vlmpipe.trainer.models.hf.processor import PublishedImages, join, kind_of, published_images
+from vlmpipe.trainer.models.hf.stored import StoredOutput, find_stored_output
+from vlmpipe.trainer.models.hf_native.pretrained import part_config
+from vlmpipe.trainer.models.layers.freeze import part_of
 
 SIZES = ((96, 64), (64, 80))  # of the two samples' images, in pixels
 TEXTS = ("one two three", "four five")

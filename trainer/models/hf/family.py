@@ -22,28 +22,28 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
 
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import ConfigError
-from trainer.models.base import ShardingUnits
-from trainer.models.hf.examine import examine, require_trainable
-from trainer.models.hf.flops import counted_flops
-from trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
-from trainer.models.hf.processor import PublishedImages, kind_of, published_images
-from trainer.models.hf.stored import StoredOutput, encoder_output
-from trainer.models.hf_native.family import NativeFamily, save_model_settings
-from trainer.models.hf_native.pretrained import part_config, weights_description
-from trainer.models.hf_native.weights import PretrainedModel, StoredWeights
-from trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
-from trainer.models.layers.freeze import part_of, trains
-from trainer.models.layers.parameter_counts import model_shape
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.hf.examine import examine, require_trainable
+from vlmpipe.trainer.models.hf.flops import counted_flops
+from vlmpipe.trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
+from vlmpipe.trainer.models.hf.processor import PublishedImages, kind_of, published_images
+from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
+from vlmpipe.trainer.models.hf_native.family import NativeFamily, save_model_settings
+from vlmpipe.trainer.models.hf_native.pretrained import part_config, weights_description
+from vlmpipe.trainer.models.hf_native.weights import PretrainedModel, StoredWeights
+from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
+from vlmpipe.trainer.models.layers.freeze import part_of, trains
+from vlmpipe.trainer.models.layers.parameter_counts import model_shape
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 AROUND = "_around"  # attribute of a vision encoder: the model that it is part of, without values
 
 
 class HfFamily(NativeFamily):
-    """See `trainer.models.base.Family`."""
+    """See `vlmpipe.trainer.models.base.Family`."""
 
     def images(self, config: ModelConfig) -> PublishedImages:
         return published_images(config.tower, config.image_processor)

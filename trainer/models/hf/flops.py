@@ -23,13 +23,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from transformers.initialization import no_init_weights
 
-from trainer.config.model import PARTS, ModelConfig, ModelPart
-from trainer.models.hf.model import PROJECTED, HfVLM
-from trainer.models.hf.processor import kind_of, published_images
-from trainer.models.hf_native.pretrained import part_config
-from trainer.models.layers.deferred_weights import parameters_on_meta
-from trainer.models.layers.freeze import part_of
-from trainer.sizing.model_shape import CountedFlops, Growth
+from vlmpipe.trainer.config.model import PARTS, ModelConfig, ModelPart
+from vlmpipe.trainer.models.hf.model import PROJECTED, HfVLM
+from vlmpipe.trainer.models.hf.processor import kind_of, published_images
+from vlmpipe.trainer.models.hf_native.pretrained import part_config
+from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
+from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.sizing.model_shape import CountedFlops, Growth
 
 SECTION = {"family", "pretrained", "tokenizer", "image_processor"}  # fields of the model section that change FLOPs
 SMALL_IMAGE, LARGE_IMAGE = (48, 32), (448, 448)  # pixels

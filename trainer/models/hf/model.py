@@ -14,17 +14,17 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from trainer.config.model import ModelConfig
-from trainer.models.attention.block_mask import block_diagonal_mask
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.attention.varlen import use_varlen_attention
-from trainer.models.hf.processor import FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
-from trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
-from trainer.models.image_inputs import Grid
-from trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
-from trainer.models.layers.freeze import part_of, trains
-from trainer.models.layers.image_placeholders import places_of, put
-from trainer.models.layers.preference import PreferencePairs
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.attention.block_mask import block_diagonal_mask
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.attention.varlen import use_varlen_attention
+from vlmpipe.trainer.models.hf.processor import FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
+from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss, loss_at_labels
+from vlmpipe.trainer.models.layers.freeze import part_of, trains
+from vlmpipe.trainer.models.layers.image_placeholders import places_of, put
+from vlmpipe.trainer.models.layers.preference import PreferencePairs
 
 BLANK = (64, 64)  # pixels
 PROJECTED = "projected"  # in traces, in place of the model's inputs: (image tokens, hidden)
@@ -100,7 +100,7 @@ class HfVLM(nn.Module):
         image_tokens: int | None = None,
         pairs: PreferencePairs | None = None,
     ) -> Tensor:
-        """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
+        """Summed cross-entropy of the label tokens, a scalar in fp32. See `vlmpipe.trainer.models.packed_vlm.PackedVLM`.
 
         images: inputs of the library's model by name, or what `PublishedImages.encoded` says; none without images.
         """

@@ -23,10 +23,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import PROCESSOR_NAME
 
-from trainer.config.model import IMAGE_TOKEN, WeightsConfig
-from trainer.errors import ConfigError
-from trainer.models.hf_native.pretrained import load_pretrained, part_config
-from trainer.models.published import published_json
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, part_config
+from vlmpipe.trainer.models.published import published_json
 
 Size = tuple[int, int]  # width and height in pixels
 Tensors = dict[str, Tensor]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.models.hf.processor import Tensors, join
+from vlmpipe.trainer.models.hf.processor import Tensors, join
 
 PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
 SAME = 1e-4  # of the largest number: an image alone and with another one, whose sums come in another order

@@ -13,25 +13,25 @@ from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConf
 from transformers.initialization import no_init_weights
 from transformers.utils import VIDEO_PROCESSOR_NAME
 
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import ConfigError
-from trainer.models.hf_native.peft_folder import (
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf_native.peft_folder import (
     SETTINGS,
     load_adapter,
     merged_model,
     require_fitting_adapter,
     require_same_adapter,
 )
-from trainer.models.hf_native.pretrained import load_complete, pretrained_config
-from trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
-from trainer.models.layers.deferred_weights import parameters_on_meta
-from trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
-from trainer.models.layers.parameter_counts import skeleton_of
-from trainer.models.published import image_token_in, model_file, stop_token_ids
+from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config
+from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
+from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
+from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
+from vlmpipe.trainer.models.layers.parameter_counts import skeleton_of
+from vlmpipe.trainer.models.published import image_token_in, model_file, stop_token_ids
 
 
 class TransformersFamily:
-    """See `trainer.models.base.Family`. Subclasses define `kind` and `whole_config`."""
+    """See `vlmpipe.trainer.models.base.Family`. Subclasses define `kind` and `whole_config`."""
 
     def kind(self, model_type: str) -> Any:
         """transformers' class of the model."""

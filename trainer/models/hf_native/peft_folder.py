@@ -15,11 +15,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
-from trainer.errors import ConfigError, os_errors
-from trainer.models.layers.freeze import is_adapter, plain_name
-from trainer.models.layers.lora import ADAPTER, MAGNITUDE, peft_settings
-from trainer.models.published import model_file, published_json
+from vlmpipe.trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name
+from vlmpipe.trainer.models.layers.lora import ADAPTER, MAGNITUDE, peft_settings
+from vlmpipe.trainer.models.published import model_file, published_json
 
 SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT's, of all names

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.models.hub_errors import hub_error
-from trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 
 if not sys.stderr.isatty():
     transformers_logging.disable_progress_bar()  # in a log every redraw is a line, on Vertex AI an error

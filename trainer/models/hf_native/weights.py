@@ -14,11 +14,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from trainer.config.model import WeightsConfig
-from trainer.errors import ConfigError
-from trainer.models.base import Weights
-from trainer.models.hf_native.pretrained import load_complete, part_config
-from trainer.models.published import model_file
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.base import Weights
+from vlmpipe.trainer.models.hf_native.pretrained import load_complete, part_config
+from vlmpipe.trainer.models.published import model_file
 
 HEAD = "lm_head.weight"
 ROWS_AT_ONCE = 1024  # of an embedding

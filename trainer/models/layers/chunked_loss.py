@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from trainer.models.layers.preference import PairLoss, PreferencePairs, log_probabilities
+from vlmpipe.trainer.models.layers.preference import PairLoss, PreferencePairs, log_probabilities
 
 
 class TokenLoss(nn.Module):

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.config.train import CompileBackend
-from trainer.errors import ConfigError
+from vlmpipe.trainer.config.train import CompileBackend
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.models.base import ShardingUnits
+    from vlmpipe.trainer.models.base import ShardingUnits
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MAX_VARIANTS = 64  # of one layer's code before torch stops compiling it; its default of 8 is too few for towers

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from trainer.models.layers.freeze import plain_name
-from trainer.models.layers.lora import MAGNITUDE, row_lengths
+from vlmpipe.trainer.models.layers.freeze import plain_name
+from vlmpipe.trainer.models.layers.lora import MAGNITUDE, row_lengths
 
 if TYPE_CHECKING:
-    from trainer.models.base import Weights
+    from vlmpipe.trainer.models.base import Weights
 
 
 @contextlib.contextmanager

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from trainer.config.compiling import LEAST_FOR_FLOAT8
-from trainer.config.train import Float8
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.models.layers.freeze import is_adapter
+from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
+from vlmpipe.trainer.config.train import Float8
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.models.layers.freeze import is_adapter
 
 if TYPE_CHECKING:
-    from trainer.models.base import ShardingUnits
+    from vlmpipe.trainer.models.base import ShardingUnits
 
 SIDES = 16  # the GPU's products take matrices whose sides are multiples of it
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from trainer.config.model import ModelConfig, ModelPart
-from trainer.errors import ConfigError
+from vlmpipe.trainer.config.model import ModelConfig, ModelPart
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:  # the planner imports this module without torch
     from torch import Tensor, nn

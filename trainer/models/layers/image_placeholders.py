@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.errors import ConfigError, DataError
 
 
 def require_tokens(found: int, expected: int | None) -> None:

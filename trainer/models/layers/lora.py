@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config.model import LoraConfig, ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.layers.freeze import freeze, part_of, tower_layers_of
+from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.layers.freeze import freeze, part_of, tower_layers_of
 
 ADAPTER = "default"  # peft's name for the only one
 MAGNITUDE = f".lora_magnitude_vector.{ADAPTER}.weight"
@@ -88,7 +88,7 @@ def peft_settings(config: LoraConfig, names: list[str]) -> Any:
 
 def draw_adapters(model: nn.Module, device: torch.device) -> None:
     """Give all adapters their first values, from torch's generator. Row lengths of weights on the meta device stay
-    there (`trainer.models.layers.deferred_weights`)."""
+    there (`vlmpipe.trainer.models.layers.deferred_weights`)."""
     for module in model.modules():
         if hasattr(module, "lora_A"):
             for linear in (module.lora_A[ADAPTER], module.lora_B[ADAPTER]):

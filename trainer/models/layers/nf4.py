@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import ExitCode, UserError
-from trainer.models.layers.freeze import is_adapter, plain_name
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name
 
 if TYPE_CHECKING:
-    from trainer.models.base import Weights
+    from vlmpipe.trainer.models.base import Weights
 
 BLOCK, SCALES_BLOCK = 64, 256  # weights that share a magnitude, and magnitudes that share one
 LEVELS, SCALE_LEVELS = 16, 256

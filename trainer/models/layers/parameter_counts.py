@@ -10,11 +10,11 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.layers.freeze import is_adapter, part_of, tower_layers_of
-from trainer.models.layers.nf4 import quantized_size
-from trainer.sizing.model_shape import (
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.layers.freeze import is_adapter, part_of, tower_layers_of
+from vlmpipe.trainer.models.layers.nf4 import quantized_size
+from vlmpipe.trainer.sizing.model_shape import (
     ADAPTERS,
     PARTS,
     Matrices,
@@ -24,7 +24,7 @@ from trainer.sizing.model_shape import (
     TrainableSubset,
     TrainedLayers,
 )
-from trainer.sizing.optimizer_state import fits_8_bits
+from vlmpipe.trainer.sizing.optimizer_state import fits_8_bits
 
 
 def count_parameters(module: nn.Module, counts: Callable[[str], bool] = lambda name: True) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import ConfigError
-from trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 
 class PackedModel(Protocol):

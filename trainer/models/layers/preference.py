@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train import TrainConfig
 
 
 @dataclass(frozen=True, eq=False)

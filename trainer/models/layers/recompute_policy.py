@@ -6,8 +6,8 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.train import Checkpointing, TrainConfig
-from trainer.models.base import Family
+from vlmpipe.trainer.config.train import Checkpointing, TrainConfig
+from vlmpipe.trainer.models.base import Family
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,14 +31,14 @@ class Recompute:
             language_model = module.language_model
             recompute_layers(language_model, selective=self.layers == "selective")
         if self.offload:
-            from trainer.models.layers.activation_offload import ActivationOffload
+            from vlmpipe.trainer.models.layers.activation_offload import ActivationOffload
 
             offload = ActivationOffload()
             for layer in language_model.modules():
                 if getattr(layer, "gradient_checkpointing", False):
                     layer._gradient_checkpointing_func = offload.around(layer._gradient_checkpointing_func)
         if self.loss_chunk_tokens:
-            from trainer.models.layers.chunked_loss import compute_in_chunks
+            from vlmpipe.trainer.models.layers.chunked_loss import compute_in_chunks
 
             blocks = family.blocks(module)
             compute_in_chunks(blocks.loss, blocks.head, self.loss_chunk_tokens)
@@ -64,7 +64,7 @@ def _save_products() -> tuple[Any, Any]:
     """The contexts of a layer's forward pass and of its recomputation."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-    from trainer.models.layers.saved_products import PRODUCTS, Reuse
+    from vlmpipe.trainer.models.layers.saved_products import PRODUCTS, Reuse
 
     forward, recomputation = create_selective_checkpoint_contexts(PRODUCTS)
     return forward, Reuse(recomputation)

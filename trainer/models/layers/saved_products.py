@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.models.attention.varlen import ATTEND
+from vlmpipe.trainer.models.attention.varlen import ATTEND
 
 ATEN = torch.ops.aten
 # Operations whose results are saved. Modules with operations of their own that multiply matrices add these.

@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import LlavaConfig, PreTrainedConfig
 
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.hf_native.pretrained import part_config
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf_native.pretrained import part_config
 
 SELECT_STRATEGY = {"full": "full", "drop_cls": "default"}  # the run file's word -> Hugging Face's
 

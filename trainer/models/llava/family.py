@@ -21,24 +21,24 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from trainer.config.model import ModelConfig
-from trainer.models.fixed_image_model import SquareFamily, Wiring
-from trainer.models.hf_native.family import save_model_settings
-from trainer.models.hf_native.pretrained import load_pretrained, weights_description
-from trainer.models.hf_native.weights import fill
-from trainer.models.image_tokens import CLIP, class_tokens, square_tokens
-from trainer.models.layers.freeze import tower_layers_of
-from trainer.models.layers.lora import without_adapters
-from trainer.models.layers.parameter_counts import count_parameters, vocabulary_of
-from trainer.models.llava.configuration import (
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.fixed_image_model import SquareFamily, Wiring
+from vlmpipe.trainer.models.hf_native.family import save_model_settings
+from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, weights_description
+from vlmpipe.trainer.models.hf_native.weights import fill
+from vlmpipe.trainer.models.image_tokens import CLIP, class_tokens, square_tokens
+from vlmpipe.trainer.models.layers.freeze import tower_layers_of
+from vlmpipe.trainer.models.layers.lora import without_adapters
+from vlmpipe.trainer.models.layers.parameter_counts import count_parameters, vocabulary_of
+from vlmpipe.trainer.models.llava.configuration import (
     SELECT_STRATEGY,
     counted_from_the_end,
     projector_settings,
     text_config,
     vision_config,
 )
-from trainer.models.llava.initial_weights import InitialWeights, stored_projector, stored_tower
-from trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.models.llava.initial_weights import InitialWeights, stored_projector, stored_tower
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 BEHIND_LAYERS = ("post_layernorm", "layernorm", "head")  # names of a tower's modules after its last layer
 
@@ -50,7 +50,7 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
 
 
 class LlavaFamily(SquareFamily):
-    """See `trainer.models.base.Family`."""
+    """See `vlmpipe.trainer.models.base.Family`."""
 
     wiring = Wiring("vision_tower", "multi_modal_projector", "language_model", tower_output, calls_tower=True)
 

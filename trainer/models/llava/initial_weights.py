@@ -12,13 +12,13 @@ from transformers import AutoModel, AutoModelForCausalLM, LlavaConfig, LlavaForC
 from transformers.initialization import no_init_weights
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.models.base import Weights
-from trainer.models.hf_native.weights import HEAD, DrawnWeights, PretrainedModel, StoredWeights
-from trainer.models.llava.configuration import vision_config
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.models.base import Weights
+from vlmpipe.trainer.models.hf_native.weights import HEAD, DrawnWeights, PretrainedModel, StoredWeights
+from vlmpipe.trainer.models.llava.configuration import vision_config
 
 if TYPE_CHECKING:
-    from trainer.models.llava.family import LlavaFamily
+    from vlmpipe.trainer.models.llava.family import LlavaFamily
 
 # Prefixes of weights in the whole model.
 TOWER, PROJECTOR, LANGUAGE_MODEL = "model.vision_tower.", "model.multi_modal_projector.", "model.language_model."
@@ -58,7 +58,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 class InitialWeights:
-    """See `trainer.models.base.Weights`. Equal to those of `build`.
+    """See `vlmpipe.trainer.models.base.Weights`. Equal to those of `build`.
 
     Stored parts are read tensor by tensor, and a projector or tower that is not stored is drawn by itself. Without a
     stored language model the model is built once and held: each drawn weight depends on all drawn before it.

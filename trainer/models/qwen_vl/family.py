@@ -21,18 +21,25 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from trainer.config.model import ModelConfig
-from trainer.models.base import ShardingUnits
-from trainer.models.hf_native.family import NativeFamily
-from trainer.models.hf_native.pretrained import load_pretrained, pretrained_config, weights_description
-from trainer.models.hf_native.weights import PretrainedModel
-from trainer.models.image_inputs import Grid
-from trainer.models.image_tokens import VIDEO_TOKEN, VISION_END, VISION_START, image_form_of
-from trainer.models.layers.freeze import tower_layers_of
-from trainer.models.layers.parameter_counts import count_parameters, model_shape, vocabulary_of
-from trainer.models.qwen_vl.model import QwenVLM, encoder_output, mergers_of, project, tower_output, without_mergers
-from trainer.models.qwen_vl.vision_metadata import sizes_of
-from trainer.sizing.model_shape import ModelShape, Windows
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.hf_native.family import NativeFamily
+from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, pretrained_config, weights_description
+from vlmpipe.trainer.models.hf_native.weights import PretrainedModel
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN, VISION_END, VISION_START, image_form_of
+from vlmpipe.trainer.models.layers.freeze import tower_layers_of
+from vlmpipe.trainer.models.layers.parameter_counts import count_parameters, model_shape, vocabulary_of
+from vlmpipe.trainer.models.qwen_vl.model import (
+    QwenVLM,
+    encoder_output,
+    mergers_of,
+    project,
+    tower_output,
+    without_mergers,
+)
+from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Windows
 
 VISUAL, LANGUAGE_MODEL = "model.visual.", "model.language_model."
 NO_TOKEN = -1  # no token has this id
@@ -40,7 +47,7 @@ KINDS = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLFo
 
 
 class QwenVlFamily(NativeFamily):
-    """See `trainer.models.base.Family`."""
+    """See `vlmpipe.trainer.models.base.Family`."""
 
     models = {  # noqa: RUF012
         name: PretrainedModel(

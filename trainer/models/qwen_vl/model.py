@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from trainer.config.model import ModelConfig
-from trainer.models.image_inputs import Grid
-from trainer.models.layers.freeze import trains
-from trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
-from trainer.models.packed_vlm import PackedVLM
-from trainer.models.qwen_vl.vision_metadata import sizes_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.layers.freeze import trains
+from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
+from vlmpipe.trainer.models.packed_vlm import PackedVLM
+from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 MERGERS = ("merger", "deepstack_merger_list")  # transformers' names
@@ -44,7 +44,7 @@ class QwenVLM(PackedVLM):
         return self._tower[0] if self._tower else None
 
     def drop_images(self) -> None:
-        """See `trainer.models.layers.pipeline_stage.PackedModel`."""
+        """See `vlmpipe.trainer.models.layers.pipeline_stage.PackedModel`."""
         self.model.model.visual, self._tower = None, []
 
     def run_tower(self, patches: Tensor, grids: Sequence[Grid] | None) -> Tensor:

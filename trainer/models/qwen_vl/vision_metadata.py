@@ -21,7 +21,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.image_inputs import Grid
 
 TAPS = 4  # entries of the position table that one patch's position is interpolated from
 

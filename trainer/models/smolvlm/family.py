@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor, PreTrainedConfig, SmolVLMForConditionalGeneration, SmolVLMImageProcessorPil
 from transformers.utils import PROCESSOR_NAME
 
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.fixed_image_model import SquareFamily, Wiring
-from trainer.models.hf_native.family import NativeFamily
-from trainer.models.hf_native.pretrained import load_pretrained, weights_description
-from trainer.models.hf_native.weights import PretrainedModel
-from trainer.models.image_tokens import image_form_of
-from trainer.models.layers.parameter_counts import vocabulary_of
-from trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.fixed_image_model import SquareFamily, Wiring
+from vlmpipe.trainer.models.hf_native.family import NativeFamily
+from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, weights_description
+from vlmpipe.trainer.models.hf_native.weights import PretrainedModel
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.parameter_counts import vocabulary_of
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def tower_output(config: ModelConfig, tower: nn.Module, pixel_values: Tensor) ->
 
 
 class SmolVlmFamily(SquareFamily, NativeFamily):
-    """See `trainer.models.base.Family`."""
+    """See `vlmpipe.trainer.models.base.Family`."""
 
     wiring = Wiring("vision_model", "connector", "text_model", tower_output, calls_tower=False)
     models = {  # noqa: RUF012

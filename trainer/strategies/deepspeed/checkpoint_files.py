@@ -66,7 +66,7 @@ class HeldFiles(CheckpointEngine):
         return torch.load(path, map_location=map_location, weights_only=False, mmap=self._stager is None)
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """No-op: the commit protocol (`trainer.checkpoint.commit`) decides what is a checkpoint."""
+        """No-op: the commit protocol (`vlmpipe.trainer.checkpoint.commit`) decides what is a checkpoint."""
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         return True

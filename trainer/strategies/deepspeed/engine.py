@@ -15,26 +15,26 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.models.base import ShardingUnits
-from trainer.optimizer.build import build_optimizer, set_rates
-from trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
-from trainer.strategies.base import StepResult
-from trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
-from trainer.strategies.deepspeed.nvme_offload import NvmeOffload
-from trainer.strategies.deepspeed.requirements import require_fp16_gradients
-from trainer.strategies.deepspeed.zero_init import partition_by_part
-from trainer.strategies.ema import Ema
-from trainer.strategies.mixed_precision import LossScale
-from trainer.strategies.torch_base import host_stager
-from trainer.strategies.vision_prefetch import micro_batches
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
+from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
+from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
+from vlmpipe.trainer.strategies.deepspeed.nvme_offload import NvmeOffload
+from vlmpipe.trainer.strategies.deepspeed.requirements import require_fp16_gradients
+from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
+from vlmpipe.trainer.strategies.ema import Ema
+from vlmpipe.trainer.strategies.mixed_precision import LossScale
+from vlmpipe.trainer.strategies.torch_base import host_stager
+from vlmpipe.trainer.strategies.vision_prefetch import micro_batches
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.models.base import ShardingUnits
+    from vlmpipe.trainer.models.base import ShardingUnits
 
 TAG = "zero"  # one fixed folder name: COMMIT identifies the checkpoint, not DeepSpeed's `latest`
 MODULE_FILE = f"{TAG}/mp_rank_00_model_states.pt"  # the weights, whole for stages 1 and 2
@@ -85,7 +85,7 @@ class Zero:
         # DeepSpeed's own scaler clips before it divides by the scale, and stays on after an earlier fp16 engine of
         # this process.
         self._engine.optimizer.torch_autocast_gradscaler = None
-        from trainer.strategies.deepspeed.checkpoint_files import HeldFiles
+        from vlmpipe.trainer.strategies.deepspeed.checkpoint_files import HeldFiles
 
         # State that is on a disk for lack of memory cannot be staged in memory.
         stager = None if disk else host_stager(on_gpu=worker.device.type == "cuda")

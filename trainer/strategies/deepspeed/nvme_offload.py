@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 GIB = 1 << 30
 MOUNTS = Path("/proc/self/mounts")

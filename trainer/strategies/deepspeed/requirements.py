@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.config.train import TrainConfig
-from trainer.errors import ConfigError
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer.distributed.process import ProcessContext
+    from vlmpipe.trainer.distributed.process import ProcessContext
 
 
 def require_engine(config: TrainConfig, worker: ProcessContext) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainer.distributed.process import ProcessContext
-from trainer.models.base import ShardingUnits
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.base import ShardingUnits
 
 Masters = dict[nn.Parameter, Tensor]
 

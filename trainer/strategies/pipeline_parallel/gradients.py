@@ -8,15 +8,15 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext
-from trainer.strategies.torch_base import gradient_norm, scale_gradients
+from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext
+from vlmpipe.trainer.strategies.torch_base import gradient_norm, scale_gradients
 
 
 class Groups:
     """This rank's place and process groups in the mesh of (stages, replicas, tensor-parallel ranks). Collective.
 
     `ends`: also create a group of the first and last stage of each pipeline. Ranks are laid out as
-    `trainer.distributed.data_parallel_rank` describes.
+    `vlmpipe.trainer.distributed.data_parallel_rank` describes.
     """
 
     def __init__(self, stages: int, tensor: int, worker: ProcessContext, *, ends: bool) -> None:

@@ -4,7 +4,7 @@ Hidden states are sent forward and their gradients backward, one micro-batch at 
 (Narayanan et al. 2021, arXiv 2104.04473, 2.2.1). Each stage takes positions, labels and images from its own batches:
 all ranks of a model replica read the same sequences. With `train.virtual_stages` a rank holds several non-consecutive
 stages under the interleaved schedule (2.2.2). With tensor parallelism (`tp+pp+dp`) several ranks shard each stage, as
-in `trainer.strategies.tensor_parallel.strategy`; each sends its hidden states to one rank of the next stage.
+in `vlmpipe.trainer.strategies.tensor_parallel.strategy`; each sends its hidden states to one rank of the next stage.
 
 Model replicas shard each stage by FSDP2. Its weights are gathered once a step, when the first micro-batch needs them,
 and its gradients are reduced once, after the last.
@@ -23,20 +23,20 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.nn import functional as F
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.models.base import ShardingUnits
-from trainer.models.layers.bf16 import rest_frozen
-from trainer.models.layers.freeze import in_frozen_parts, is_adapter, part_of
-from trainer.optimizer.build import build_optimizer, set_rates
-from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
-from trainer.strategies.base import StepResult
-from trainer.strategies.fsdp import shard, to_device
-from trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
-from trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
-from trainer.strategies.tensor_parallel.plan import Parameter, parallelize, sum_partial_gradients
-from trainer.strategies.torch_base import TorchStrategy, clear_gradients, reshard
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.layers.bf16 import rest_frozen
+from vlmpipe.trainer.models.layers.freeze import in_frozen_parts, is_adapter, part_of
+from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
+from vlmpipe.trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
+from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.fsdp import shard, to_device
+from vlmpipe.trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
+from vlmpipe.trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
+from vlmpipe.trainer.strategies.tensor_parallel.plan import Parameter, parallelize, sum_partial_gradients
+from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clear_gradients, reshard
 
 
 class Pipeline(TorchStrategy):

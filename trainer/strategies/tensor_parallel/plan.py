@@ -13,20 +13,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.base import ShardingUnits
-from trainer.models.layers.lora import ADAPTER
-from trainer.models.registry import family_of
-from trainer.sizing.pipeline_partition import Stage
-from trainer.strategies.tensor_parallel.rowwise import RowwiseLinear
-from trainer.strategies.tensor_parallel.sequence_parallel import (
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.layers.lora import ADAPTER
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.strategies.tensor_parallel.rowwise import RowwiseLinear
+from vlmpipe.trainer.strategies.tensor_parallel.sequence_parallel import (
     GatheredInput,
     ScatteredOutput,
     SequenceParallel,
     scatter_sequence,
 )
-from trainer.strategies.tensor_parallel.styles import (
+from vlmpipe.trainer.strategies.tensor_parallel.styles import (
     SCALE,
     ChunkedHeadLoss,
     ColwiseFusedLinear,

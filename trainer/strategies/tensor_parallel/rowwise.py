@@ -17,9 +17,9 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from trainer.models.layers.saved_products import PRODUCTS
-from trainer.strategies.tensor_parallel.sequence_parallel import SequenceParallel
-from trainer.strategies.tensor_parallel.styles import PartialSum, with_forward
+from vlmpipe.trainer.models.layers.saved_products import PRODUCTS
+from vlmpipe.trainer.strategies.tensor_parallel.sequence_parallel import SequenceParallel
+from vlmpipe.trainer.strategies.tensor_parallel.styles import PartialSum, with_forward
 
 
 class RowwiseLinear(PartialSum):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainer.strategies.tensor_parallel.styles import ShardingStyle, mark_input, sum_output
+from vlmpipe.trainer.strategies.tensor_parallel.styles import ShardingStyle, mark_input, sum_output
 
 # torch 2.13 gives these other names and warns of the old ones.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

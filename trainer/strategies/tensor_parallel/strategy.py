@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.models.base import ShardingUnits
-from trainer.models.layers.bf16 import rest_frozen
-from trainer.optimizer.build import build_optimizer
-from trainer.sizing.pipeline_partition import Stage
-from trainer.strategies.base import StepResult
-from trainer.strategies.fsdp import shard, to_device
-from trainer.strategies.mixed_precision import LossScale
-from trainer.strategies.tensor_parallel.plan import parallelize, sum_partial_gradients
-from trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.base import ShardingUnits
+from vlmpipe.trainer.models.layers.bf16 import rest_frozen
+from vlmpipe.trainer.optimizer.build import build_optimizer
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.fsdp import shard, to_device
+from vlmpipe.trainer.strategies.mixed_precision import LossScale
+from vlmpipe.trainer.strategies.tensor_parallel.plan import parallelize, sum_partial_gradients
+from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 
 
 class TensorParallel(TorchStrategy):

@@ -15,9 +15,9 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
-from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.kubeflow.manifest import GROUP, NODE, PLURAL, VERSION
 from vlmpipe.backends.kubeflow.status import AlreadyThere, NoSuchObject, Unreachable
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 LIMIT: dict[str, Any] = {"_request_timeout": (10, 60)}  # seconds to connect, to read

@@ -9,10 +9,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.errors import ConfigError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import read_record
 from vlmpipe.backends.kubeflow.manifest import GROUP, PLURAL, VERSION, job_name, train_job
 from vlmpipe.backends.kubeflow.watch import Watch, stoppable
 from vlmpipe.backends.step_record import recorded_job
@@ -20,6 +16,10 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import REDUCTION_SERVER_POOL, STEP_LABEL, is_reducers
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record
 
 SYSTEM_CPUS = 1.0  # of a machine, for Kubernetes and the system; a generous estimate
 SYSTEM_MEMORY_SHARE = 0.2

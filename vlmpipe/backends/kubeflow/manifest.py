@@ -13,10 +13,10 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
-from trainer.errors import ConfigError
 from vlmpipe.backends.local.environment import NODE_POOLS, processes_of, stop_grace_s
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, REDUCTION_SERVER_POOL
+from vlmpipe.trainer.errors import ConfigError
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NODE = "node"  # how Trainer calls the replicated job of the nodes, and the container in their pods

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.job_failure import failure, meaning
 from vlmpipe.backends.kubeflow.logs import NodeLog, say
 from vlmpipe.backends.kubeflow.status import (
@@ -26,6 +25,7 @@ from vlmpipe.backends.kubeflow.status import (
     nodes_of,
 )
 from vlmpipe.backends.signals import handling
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from vlmpipe.backends.kubeflow.client import Jobs

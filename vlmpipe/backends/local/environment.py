@@ -19,8 +19,6 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf import json_format
 
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import join_uri
 from vlmpipe.job_spec.worker_pools import (
     CHIEF_POOL,
     LOCAL_PORT_VARIABLE,
@@ -28,6 +26,8 @@ from vlmpipe.job_spec.worker_pools import (
     STOP_GRACE_VARIABLE,
     WORKER_POOL,
 )
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.base import join_uri
 
 HOST = "localhost"
 NODE_POOLS = (CHIEF_POOL, WORKER_POOL)  # replicas that train

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import psutil
 
-from trainer.errors import ConfigError, UserError, os_errors
-from trainer.storage.records import seal
 from vlmpipe.backends.local.fault_spec import Event
 from vlmpipe.backends.local.replica import Process
+from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
+from vlmpipe.trainer.storage.records import seal
 
 FAULTS_FILE = "faults.jsonl"  # in the run's folder
 POLL_S = 0.05

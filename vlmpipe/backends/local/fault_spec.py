@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError
 
 LONGEST_NOTICE_S = 30.0  # Compute Engine, Spot VMs: best effort, up to 30 seconds
 DEFAULT_NOTICE_S = 30.0

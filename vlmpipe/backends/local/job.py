@@ -21,11 +21,6 @@ from typing import Any
 
 from google.cloud.aiplatform_v1.types import custom_job as api
 
-from trainer.errors import ConfigError, os_errors
-from trainer.secret_manager import use_secrets
-from trainer.storage import open_storage
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_record
 from vlmpipe.backends.job_failure import failure
 from vlmpipe.backends.local.environment import (
     is_started,
@@ -45,6 +40,11 @@ from vlmpipe.backends.local.supervisor import STOP_GRACE_S, Supervisor
 from vlmpipe.backends.step_record import recorded_job
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.secret_manager import use_secrets
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record
 
 TRAIN_STEP = "train"  # the job into which faults are injected
 

@@ -16,11 +16,11 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage import open_storage
-from trainer.storage.base import cache_folder, crc32c_of_file
-from trainer.storage.regular_files import open_lock
 from vlmpipe.backends.packages import built
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import cache_folder, crc32c_of_file
+from vlmpipe.trainer.storage.regular_files import open_lock
 
 FOLDER, READY = "environments", "ready"
 

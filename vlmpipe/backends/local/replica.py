@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from trainer.errors import os_errors
-from trainer.redaction import Redactor
 from vlmpipe.backends.job_failure import ErrorLines
 from vlmpipe.backends.local.subreaper import run_in_subreaper
+from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.redaction import Redactor
 
 CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_record
 from vlmpipe.backends.job_failure import meaning
 from vlmpipe.backends.local.fault_injector import FaultLog
 from vlmpipe.backends.local.restart_policy import Restart
 from vlmpipe.backends.local.supervisor import Verdict
 from vlmpipe.backends.step_record import newest_checkpoint_step
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record
 
 
 @dataclass(frozen=True)

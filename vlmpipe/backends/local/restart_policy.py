@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.errors import CAUSES, ConfigError, ExitCode
+from vlmpipe.trainer.errors import CAUSES, ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api

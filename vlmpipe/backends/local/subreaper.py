@@ -1,6 +1,6 @@
 """Runs a command in a subreaper: when it or its parent ends, no process of it is left.
 
-    python vlmpipe/backends/local/subreaper.py --parent-pid 4711 --grace-s 30 -- python -m trainer.launch ...
+    python vlmpipe/backends/local/subreaper.py --parent-pid 4711 --grace-s 30 -- python -m vlmpipe.trainer.launch ...
 
 A process group is not enough: torchrun gives every worker a session of its own, and a parent killed by SIGKILL cleans
 up nothing. This process does what a container's init process does. On Linux it gets a signal when its parent dies

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainer.errors import CAUSES, ExitCode
 from vlmpipe.backends.local.replica import Process
 from vlmpipe.backends.local.restart_policy import PERMANENT, Budget, Restart, RestartPolicy
 from vlmpipe.backends.signals import handling
+from vlmpipe.trainer.errors import CAUSES, ExitCode
 
 FINISH_S = 10.0  # for the others to finish on their own after the chief is done
 REASON_S = 2.0  # for a replica whose exit code names a cause, when another merely lost its peer

@@ -16,9 +16,9 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 from google.cloud import storage
 from requests.exceptions import RequestException
 
-from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
 from vlmpipe.backends.vertex.retries import retrying
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -23,9 +23,6 @@ from google.auth.exceptions import GoogleAuthError
 from google.cloud.aiplatform_v1 import types as api
 from requests.exceptions import RequestException
 
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, write_record
 from vlmpipe.backends.vertex.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
@@ -35,6 +32,9 @@ from vlmpipe.config.sections.cluster import RESERVATION, CapacityOption, duratio
 from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from google.api_core.exceptions import GoogleAPICallError

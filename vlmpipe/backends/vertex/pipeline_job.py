@@ -19,12 +19,12 @@ from google.cloud.aiplatform_v1.types import EncryptionSpec, PipelineFailurePoli
 from google.protobuf import json_format
 from requests.exceptions import RequestException
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.backends.vertex.retries import may_have_arrived, send_request
 from vlmpipe.config.sections.stages import run_uri
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient

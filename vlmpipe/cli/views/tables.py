@@ -15,9 +15,9 @@ from rich.text import Text
 from vlmpipe.runs.live_view import LOOKS, render
 
 if TYPE_CHECKING:
-    from pipelines.check import Finding
-    from pipelines.schedules.base import RunSchedule
     from vlmpipe.job_spec.rules import Violation
+    from vlmpipe.pipelines.check import Finding
+    from vlmpipe.pipelines.schedules.base import RunSchedule
     from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.run_state import RunState
     from vlmpipe.runs.submitted import RunRecord

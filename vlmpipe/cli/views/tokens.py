@@ -10,7 +10,7 @@ from rich.text import Text
 from vlmpipe.cli.views.tables import standard_output
 
 if TYPE_CHECKING:
-    from trainer.data.prepare.inspect import InspectedSample, Piece
+    from vlmpipe.trainer.data.prepare.inspect import InspectedSample, Piece
 
 LABEL, IMAGE, PROMPT = "bold green", "cyan", "dim"
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from trainer.errors import DataError
-from trainer.storage import open_storage
-from trainer.storage.records import write_record
 from vlmpipe.compare.sweep.intervals import LEVEL, Measured, Resampled, holm, pareto, resample
 from vlmpipe.compare.sweep.results import SweepResults, Training, read_results
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import write_record
 
 FILE = "comparison.json"
 SELECTIONS = ("mean_image_tokens", "exact_match_per_token", "target_kept", "query_sensitivity")

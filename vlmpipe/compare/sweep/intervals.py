@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.evaluation.bootstrap import SEED, Float64Array, interval
+from vlmpipe.trainer.evaluation.bootstrap import SEED, Float64Array, interval
 
 RESAMPLES = 10_000
 LEVEL = 0.05  # of a test, after correction

@@ -7,12 +7,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from trainer import __version__
-from trainer.storage import open_storage
 from vlmpipe.compare.page import TITLES
 from vlmpipe.compare.sweep.comparison import ComparedVariant, SweepComparison
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.svg_charts import Spot, scatter_chart
+from vlmpipe.trainer import __version__
+from vlmpipe.trainer.storage import open_storage
 
 PAGE = "report.html"
 COSTS = {  # field of a front -> title and unit of its chart

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.errors import UserError
-from trainer.evaluation.metrics import anls, vqa_accuracy
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import read_lines, read_record
-from trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
 from vlmpipe.registry.paired_bootstrap import PREDICTIONS
 from vlmpipe.report.load import mapping, number
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_lines, read_record
+from vlmpipe.trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
 
 Key = tuple[str, int, str, str]  # id of the sample, turn, question, expected answer
 HOUR_S = 3600

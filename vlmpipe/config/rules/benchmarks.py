@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from trainer.config.benchmarks import MOST_CIDER_D, NO_GOAL, SCORES
-from trainer.config.external_trainer import HF_RESULTS
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.config.benchmarks import MOST_CIDER_D, NO_GOAL, SCORES
+from vlmpipe.trainer.config.external_trainer import HF_RESULTS
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.errors import ConfigError
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

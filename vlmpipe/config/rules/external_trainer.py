@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.config.external_trainer import WITH_ROLES
-from trainer.storage.model_folders import bucket_address
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.config.external_trainer import WITH_ROLES
+from vlmpipe.trainer.storage.model_folders import bucket_address
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.secret_detection import known_form
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.secret_detection import known_form
 
 
 def secret_problems(value: Any, path: str = "") -> Iterator[Problem]:

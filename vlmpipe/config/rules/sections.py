@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.data import NATIVE
-from trainer.config.model import GRID_FAMILIES, MOST_ASPECT, PARTS
-from trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
-from trainer.models.video_file import MOST_FRAMES
-from trainer.sizing.image_grids import FRAMES_PER_PATCH
-from trainer.storage.base import in_bucket
 from vlmpipe.config.rules.benchmarks import benchmark_problems
 from vlmpipe.config.rules.deploy import deploy_problems
 from vlmpipe.config.rules.external_trainer import external_trainer_problems
 from vlmpipe.config.rules.hub import hub_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.config.data import NATIVE
+from vlmpipe.trainer.config.model import GRID_FAMILIES, MOST_ASPECT, PARTS
+from vlmpipe.trainer.config.strategies import DECOMPOSING, PIPELINE_PARALLEL, QUANTIZING
+from vlmpipe.trainer.models.video_file import MOST_FRAMES
+from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
+from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.arr_coc.relevance import LEARNING_SCORER
-from trainer.errors import ConfigError
 from vlmpipe.config.sections.sweep import MOST_TRAININGS, WITHOUT_EFFECT, SweepConfig, Variant, baseline_of, variants_of
 from vlmpipe.config.validation_errors import Problem, closest_field
+from vlmpipe.trainer.config.arr_coc.relevance import LEARNING_SCORER
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

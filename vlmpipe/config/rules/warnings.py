@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainer.config.data import OWN_FORMAT
-from trainer.sizing.deepspeed_config import uses_hpz
 from vlmpipe.config.rules.external_trainer import unused_settings
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.config.data import OWN_FORMAT
+from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from trainer.config.base import Positive, Section
-from trainer.secret_detection import form_of_secret, is_secret_name
+from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name
 
 Accelerator = Literal[
     "",

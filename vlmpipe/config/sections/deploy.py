@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import Positive, Section
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
 from vlmpipe.config.sections.cluster import Environment
 from vlmpipe.config.sections.output import MOST_DEPLOYMENT_S, ServingConfig
+from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
 
 PORT, CHAT_ROUTE = 8080, "/v1/chat/completions"
 # Where Vertex AI and GKE put the driver's libraries, which no loader searches by itself.

@@ -8,10 +8,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Field
 
-from trainer.config.base import Section
-from trainer.secret_detection import form_of_secret, is_secret_name
-from trainer.secret_manager import SECRET_NAME
 from vlmpipe.config.validation_errors import Problem, ProblemsError
+from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name
+from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 MOST_RECIPIENTS = 3  # of Google's notification component
 # Whoever knows an address of these services can post to it.

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
-from trainer.secret_manager import SECRET_NAME
 from vlmpipe.config.sections.cluster import Environment
+from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
+from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
 MOST_DEPLOYMENT_S = 2 * 3600  # aiplatform_v1 ModelContainerSpec.deployment_timeout

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.base import Positive, Section
 
 
 def _timezone(name: str) -> str:

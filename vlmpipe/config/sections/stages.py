@@ -9,16 +9,16 @@ from typing import Any
 
 from pydantic import Field
 
-from trainer.config.base import Section
-from trainer.config.job import RUN_ID, run_uri_of
-from trainer.config.model import ModelPart
-from trainer.errors import ConfigError, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.records import read_record
 from vlmpipe.config.sections.sweep import hidden_by_sweep
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.config.job import RUN_ID, run_uri_of
+from vlmpipe.trainer.config.model import ModelPart
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record
 
 STAGES_FOLDER = "stages"  # in the run's folder; the last stage is the run itself
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.base import Positive, Section
 
 Metric = Literal["exact_match", "vqa_accuracy", "anls"]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._+-]{0,61}[a-z0-9])?$")]

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config.base import Positive, Section
-from trainer.monitoring.hypertune import VALIDATION_LOSS
+from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 
 Value = float | int | str
 Scale = Literal["UNIT_LINEAR_SCALE", "UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE"]

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 from vlmpipe.catalog.nccl import NET_VARIABLE, NO_PLUGIN, load_misfits, load_networks
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import Violation
+from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _ASSIGNMENT = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w-]*)[=](\"[^\"]*\"|'[^']*'|[^\s;&]*)")

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.job_spec.build import reducer_count
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
 from vlmpipe.job_spec.build import Job, in_region, reducer_count
@@ -21,6 +20,7 @@ from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
 from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.other_jobs import hours_beside_training
 from vlmpipe.planner.time.step_time import Time
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from trainer.storage.base import join_uri
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import capacity_options, job_spec, jobs_of
+from vlmpipe.trainer.storage.base import join_uri
 
 # As error messages and quota requests of others spell them, read on 2026-11-22. Of other GPUs none was seen.
 GPU_NAMES = {

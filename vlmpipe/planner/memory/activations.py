@@ -11,21 +11,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.trace_results import Held, StepTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.model_architecture import require_context_parallel, require_shardable
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.workload import is_cached
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.sizing.trace_results import Held, StepTrace
 
 WEIGHT_COPIES = "weight copies"
-# trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
+# vlmpipe.trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
 # of layers are sliced at the end, the ranks that split each layer, whether they share its tokens, and the ranks that
 # share all layers' tokens
 Computing = tuple[str, bool, bool, int, bool, int]
-Bytes = Mapping[str, int]  # by category, see trainer.sizing.trace_results.Category
+Bytes = Mapping[str, int]  # by category, see vlmpipe.trainer.sizing.trace_results.Category
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ def tower_ahead_bytes(config: RunConfig, shape: ModelShape) -> int:
 
 @disk_cached
 def _traced_tower(model: str, vocabulary: int, *, rows: tuple[int, int, int], compute: str) -> int:
-    from trainer.config.model import ModelConfig
-    from trainer.tracing.fake_inputs import SequenceShape
-    from trainer.tracing.step import trace_tower
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
+    from vlmpipe.trainer.tracing.step import trace_tower
 
     num_sequences, sequence_length, images = rows
     shape = SequenceShape(num_sequences, sequence_length, num_sequences * images, 1)
@@ -175,9 +175,9 @@ def _traced(
     layers: int,
 ) -> StepTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
-    from trainer.config.model import ModelConfig
-    from trainer.tracing.fake_inputs import SequenceShape
-    from trainer.tracing.step import trace_step
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
+    from vlmpipe.trainer.tracing.step import trace_step
 
     compute, gathered, sliced, tensor_parallel, sequence_parallel, context_parallel = computing
     num_sequences, sequence_length, images, label_tokens = rows

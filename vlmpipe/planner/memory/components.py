@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.sizing.model_shape import ModelShape, Part
 from vlmpipe.planner.memory.zero_config import ZeroSettings
 from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Part
 
 FP32_BYTES, BF16_BYTES = 4, 2
 Place = Literal["device", "machine", "disk"]

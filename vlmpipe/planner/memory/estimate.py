@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config.job import defers_weights
-from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
@@ -22,6 +20,8 @@ from vlmpipe.planner.memory.reserved import idle_parts
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import Layout, layout_of, more_context_parallel
 from vlmpipe.planner.workload import Workload, is_cached
+from vlmpipe.trainer.config.job import defers_weights
+from vlmpipe.trainer.errors import ConfigError
 
 NEAREST = 3
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Machine
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Place, split
 from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 OF_THE_OPTIMIZER = frozenset(
     (
@@ -86,7 +86,7 @@ def placed(
 def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:
     """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint.
 
-    Of what lies on a disk there is no copy: it is written from there (`trainer.strategies.deepspeed.checkpoint_files`).
+    Of what lies on a disk there is no copy: it is written from there (`vlmpipe.trainer.strategies.deepspeed.checkpoint_files`).
     """
     ranks = layout.ranks_per_node
     held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.place == "machine"]
@@ -103,7 +103,7 @@ def start_memory(
     shape: ModelShape, layout: Layout, machine: Machine, *, deferred: bool, bf16_weights: bool = False
 ) -> HostMemory:
     """What a node holds before the first step: each rank's model in fp32, or one matrix of it where weights are read
-    while they are sharded (`trainer.models.layers.deferred_weights`).
+    while they are sharded (`vlmpipe.trainer.models.layers.deferred_weights`).
 
     `bf16_weights`: ZeRO's masters begin with the fp32 weights, of which ZeRO-3 holds a rank's slices here. DeepSpeed
     casts other stages' whole model here.
@@ -126,7 +126,7 @@ def start_memory(
 
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
-    `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
+    `vlmpipe.trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
     if layout.strategy == "ddp" and part != ERRORS:  # each rank has its own
         return 1 / layout.replicas
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.activations import Activations
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, Gathering, MemoryPart
 from vlmpipe.planner.memory.rank import training_phases
 from vlmpipe.planner.memory.zero_persistence import persistent_elements
 from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 def run_phases(

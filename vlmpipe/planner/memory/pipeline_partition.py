@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainer.sizing.flops import SequenceFlops, flops_per_sequence
-from trainer.sizing.model_shape import ADAPTERS, OF_LANGUAGE_MODEL, PARTS, ModelShape, Part
-from trainer.sizing.pipeline_partition import Stage, stages_of
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.flops import SequenceFlops, flops_per_sequence
+from vlmpipe.trainer.sizing.model_shape import ADAPTERS, OF_LANGUAGE_MODEL, PARTS, ModelShape, Part
+from vlmpipe.trainer.sizing.pipeline_partition import Stage, stages_of
 
 
 def planned_stages(

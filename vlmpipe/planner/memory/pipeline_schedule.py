@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from trainer.sizing.pipeline_partition import schedule_passes
+from vlmpipe.trainer.sizing.pipeline_partition import schedule_passes
 
 Pass = Literal["forward", "backward"]
 

@@ -16,10 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import Stage, schedule_passes
-from trainer.sizing.trace_results import Compute, Held, StageTrace
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.memory.activations import largest_sequences, require_degree
@@ -29,6 +25,10 @@ from vlmpipe.planner.memory.pipeline_schedule import Pass, operations
 from vlmpipe.planner.memory.stage_state import StageGroups, lasting_parts
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.workload import is_cached
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.sizing.pipeline_partition import Stage, schedule_passes
+from vlmpipe.trainer.sizing.trace_results import Compute, Held, StageTrace
 
 Mix = tuple[int, int]  # images and label tokens of one row
 Moment = Literal["forward", "backward", "reduction"]
@@ -257,9 +257,9 @@ def _traced(
     sequence_parallel: bool,
 ) -> StageTrace:
     """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
-    from trainer.config.model import ModelConfig
-    from trainer.tracing.fake_inputs import SequenceShape
-    from trainer.tracing.pipeline_stage import trace_stage
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
+    from vlmpipe.trainer.tracing.pipeline_stage import trace_stage
 
     num_sequences, sequence_length, images, label_tokens = rows
     return trace_stage(

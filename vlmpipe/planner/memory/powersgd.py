@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.sizing.gradient_buckets import bucket_bytes
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.powersgd import factors_numbers, factors_rank
 from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import ERRORS
+from vlmpipe.trainer.sizing.gradient_buckets import bucket_bytes
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.sizing.powersgd import factors_numbers, factors_rank
 
 FACTORS = "low-rank factors"
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.optimizer_state import BYTES_8_BIT
 from vlmpipe.planner.memory.activations import WEIGHT_COPIES, Activations
 from vlmpipe.planner.memory.components import (
     BF16_BYTES,
@@ -32,6 +30,8 @@ from vlmpipe.planner.memory.reserved import TURN
 from vlmpipe.planner.memory.zero import gathered, partitioned, reduces_once
 from vlmpipe.planner.memory.zero_config import ZeroSettings
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.sizing.optimizer_state import BYTES_8_BIT
 
 GIB = 2**30
 ADAM_MOMENTS = 2  # fp32 each

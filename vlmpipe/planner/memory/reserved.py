@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Weights, split
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.workload import is_cached
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 TURN = "backward, before its first gradient"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config.train import TrainConfig
-from trainer.sizing.pipeline_partition import Stage
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, average_parts, split
 from vlmpipe.planner.memory.pipeline_partition import StageWeights
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 ADAM_MOMENTS = 2  # fp32 each
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainer.sizing.deepspeed_config import LIVE_LAYERS
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, split
 from vlmpipe.planner.memory.host import NODE_WEIGHTS
+from vlmpipe.trainer.sizing.deepspeed_config import LIVE_LAYERS
 
 if TYPE_CHECKING:
     from vlmpipe.planner.memory.components import Phase, Run

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.sizing.deepspeed_config import LARGEST_BUCKET_ELEMENTS, bucket_limit, overlaps_reduction
+from vlmpipe.trainer.sizing.deepspeed_config import LARGEST_BUCKET_ELEMENTS, bucket_limit, overlaps_reduction
 
 PRICED = frozenset(
     {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.disk_cache import disk_cached
 from vlmpipe.planner.workload import is_cached
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 def persistent_elements(config: RunConfig, shape: ModelShape) -> int:
@@ -25,8 +25,8 @@ def persistent_elements(config: RunConfig, shape: ModelShape) -> int:
 def _small(model: str, vocabulary: int, language_layers: int, threshold: int, *, cached: bool) -> int:
     import torch
 
-    from trainer.config.model import ModelConfig
-    from trainer.models.registry import family_of
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.models.registry import family_of
 
     section = ModelConfig.model_validate_json(model)
     family = family_of(section)

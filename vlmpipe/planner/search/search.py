@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.run_config import RunConfig, parse_run_config
@@ -34,6 +33,7 @@ from vlmpipe.planner.time import feature_cache
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.step_time import estimate_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.errors import ConfigError
 
 CHECKPOINTING_WORDS = {"none": "", "selective": "selective checkpointing", "full": "checkpointing"}
 _GOAL = re.compile(r"^(?P<kind>cheapest|fastest|under|by)(:(?P<bound>[0-9]+(\.[0-9]+)?))?$")

@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.precision import GATHERED_IN_BF16, REDUCING_IN_BF16, SUMMING_IN_BF16, sums_offloaded_in_bf16
-from trainer.config.strategies import (
+from vlmpipe.catalog.machines import Catalog, Gpu, Machine
+from vlmpipe.catalog.prices import Prices
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.model_architecture import Architecture, require_shardable
+from vlmpipe.planner.parallel_layout import STRATEGIES
+from vlmpipe.trainer.config.precision import GATHERED_IN_BF16, REDUCING_IN_BF16, SUMMING_IN_BF16, sums_offloaded_in_bf16
+from vlmpipe.trainer.config.strategies import (
     COMPILING,
     COMPUTING_IN_FLOAT8,
     GATHERING,
@@ -18,14 +23,9 @@ from trainer.config.strategies import (
     SHARDING_FROZEN,
     TENSOR_PARALLEL,
 )
-from trainer.config.train import TrainConfig
-from trainer.errors import ConfigError
-from trainer.sizing.pipeline_partition import stages_of
-from vlmpipe.catalog.machines import Catalog, Gpu, Machine
-from vlmpipe.catalog.prices import Prices
-from vlmpipe.config.run_config import RunConfig
-from vlmpipe.planner.model_architecture import Architecture, require_shardable
-from vlmpipe.planner.parallel_layout import STRATEGIES
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 
 NODES = (1, 2, 4, 8, 16)  # and on, where the run file has more
 MOST_NODES = 512
@@ -162,7 +162,7 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
 
 
 def _number_types(train: TrainConfig, strategy: str) -> dict[str, Any]:
-    """Changes without which the strategy is refused: see `trainer.config.precision`."""
+    """Changes without which the strategy is refused: see `vlmpipe.trainer.config.precision`."""
     change: dict[str, Any] = {}
     if train.precision == "bf16-autocast" and strategy in GATHERED_IN_BF16:
         change["train.precision"] = "bf16"

@@ -9,9 +9,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.errors import ConfigError, UserError
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, unseal_lines, write_record
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, unseal_lines, write_record
 
 PLAN, METRICS = "plan.json", "metrics.jsonl"
 LATEST = "latest"  # plan.calibrate_from: what the last run of this name on these GPUs kept

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.config.precision import Precision
-from trainer.config.train import Checkpointing, ReshardAfterForward
-from trainer.sizing.model_shape import PARTS, ModelShape, Part
-from trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.memory.pipeline_partition import StageWeights, by_rank
 from vlmpipe.planner.memory.powersgd import numbers_sent
 from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.trainer.config.precision import Precision
+from vlmpipe.trainer.config.train import Checkpointing, ReshardAfterForward
+from vlmpipe.trainer.sizing.model_shape import PARTS, ModelShape, Part
+from vlmpipe.trainer.sizing.pipeline_partition import Stage, schedule_passes, stages_of
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 Scope = Literal["intra", "inter"]

@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainer.config.compiling import compile_choice
-from trainer.sizing.flops import SequenceFlops
-from trainer.sizing.model_shape import ModelShape, Stack
-from trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP, Layout
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.compiling import compile_choice
+from vlmpipe.trainer.sizing.flops import SequenceFlops
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
+from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 
 # Bytes moved for each number that a token has at a layer's width or at its feed-forward width, in one pass. Kernels
 # that are not fused read and write each some five times; torch.compile fuses most of them.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from trainer.storage import open_storage
-from trainer.storage.records import read_lines
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.time.step_time import Time
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines
 
 FEWEST = 3  # logged steps behind the first, which starts up
 

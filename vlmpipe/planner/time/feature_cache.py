@@ -2,7 +2,7 @@
 
 Online, a packed sequence computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl for a frozen language model,
 plus recomputation); with the cache, all but Fv. So the cache makes computing (Fv + 3 Fl + 3 Fp) / (3 Fl + 3 Fp) times
-faster (terms: `trainer.sizing.flops`). It costs one pass of the tower, in fp32, the write, and storage.
+faster (terms: `vlmpipe.trainer.sizing.flops`). It costs one pass of the tower, in fp32, the write, and storage.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trainer.sizing.flops import tower_flops_per_image
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import sequence_flops
@@ -19,6 +17,8 @@ from vlmpipe.planner.parallel_layout import Layout
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.flops import tower_flops_per_image
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 if TYPE_CHECKING:
     from vlmpipe.catalog.prices import Prices

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from trainer.sizing.flops import flops_per_sequence
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.scenario import Scenario
@@ -13,6 +12,7 @@ from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.computing import reached
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
 
 def hours_beside_training(case: Scenario, cache: CacheAdvice) -> dict[str, float | None]:

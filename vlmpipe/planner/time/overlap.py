@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config.strategies import PIPELINE_PARALLEL
-from trainer.config.train import TrainConfig
-from trainer.sizing.deepspeed_config import overlaps_reduction, reduces_at_the_end
 from vlmpipe.catalog.machines import Gpu, Machine
 from vlmpipe.planner.parallel_layout import SHARDED_BY_FSDP
 from vlmpipe.planner.time.communication import Transfer, link_seconds, seconds
+from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.sizing.deepspeed_config import overlaps_reduction, reduces_at_the_end
 
 # Seconds by which computing takes longer for each second that hidden communication takes on a GPU's own links: NCCL's
 # kernels take multiprocessors and memory bandwidth. Fitted to published runs of FSDP on A100 and H100 that differ in

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.optimizer_step import LINK_BYTES_PER_S
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 
 # Bytes a second that a node writes, uploads and commits. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on
 # one rank; 148.8 s for a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from trainer.sizing.flops import model_flops_per_sequence
-from trainer.sizing.model_shape import ModelShape
-from trainer.sizing.pipeline_partition import Stage
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.memory.pipeline_partition import by_rank, planned_stages, sequence_flops
 from vlmpipe.planner.parallel_layout import Layout
@@ -21,6 +18,9 @@ from vlmpipe.planner.time.optimizer_step import activation_copies_s, update_sent
 from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication, slowed_seconds
 from vlmpipe.planner.time.saving import SaveTime, save_sentences, save_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 # By how much of computing runs with images take longer than text of the same arithmetic: ranks whose images and samples
 # differ wait for each other and for decoding. The median of 12 published runs without their padding (LLaVA-1.5 and

@@ -16,8 +16,8 @@ from kfp.client import Client
 from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
 from urllib3.exceptions import HTTPError
 
-from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.runs.kubeflow.names import KubeflowRun
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # kfp's own: a file with a token of a service account
 REQUEST_TIMEOUT_S = 30.0

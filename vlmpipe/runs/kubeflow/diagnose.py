@@ -5,9 +5,6 @@ Sources that may not be read become notes, not errors.
 
 from __future__ import annotations
 
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.runs.diagnosis import Diagnosis, Text, decide, last_lines, rank_ends
@@ -16,6 +13,9 @@ from vlmpipe.runs.kubeflow.logs import PodLogs
 from vlmpipe.runs.kubeflow.names import KubeflowRun
 from vlmpipe.runs.kubeflow.status import KubeflowStatus, status_of
 from vlmpipe.runs.steps import Step
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
 
 LAST_LOG_LINES = 1000
 LOGS = "vlmpipe logs"

@@ -17,9 +17,9 @@ from kubernetes import client as k8s
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.kubeflow.client import LIMIT, connection
 from vlmpipe.runs.kubeflow.names import KubeflowRun
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 RUN_LABEL, CONTAINER = "pipeline/runid", "main"
 

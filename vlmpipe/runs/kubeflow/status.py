@@ -10,8 +10,6 @@ from typing import Any, ClassVar
 
 import kfp_server_api
 
-from trainer.errors import ExitCode
-from trainer.storage.base import join_uri
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.runs.kubeflow.client import OVER
 from vlmpipe.runs.kubeflow.names import KubeflowRun
@@ -20,6 +18,8 @@ from vlmpipe.runs.local.sweep import comparison_lines
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RESULTS, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.steps import Step, step_of_record, steps_of, with_reused_stages, without_absent
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.base import join_uri
 
 OUTCOMES = {
     "PENDING": "waiting", "RUNNING": "running", "CANCELING": "stopping", "PAUSED": "paused", "SUCCEEDED": "done",

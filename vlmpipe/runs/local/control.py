@@ -14,11 +14,11 @@ from typing import TextIO
 
 import psutil
 
-from trainer.errors import ConfigError, ExitCode, UserError, os_errors
-from trainer.storage.regular_files import open_regular
 from vlmpipe.runs.local.run import LOG, is_running, lock_holders, lock_owner, run_argument
 from vlmpipe.runs.local.stages import stage_folders
 from vlmpipe.runs.local.summary import RunReport
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage.regular_files import open_regular
 
 POLL_S = 0.5
 # KFP's local runner stamps its own lines with the time of day, and those of components with date and time.

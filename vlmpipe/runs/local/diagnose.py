@@ -10,8 +10,6 @@ import shlex
 import time
 from pathlib import Path
 
-from trainer.storage.records import read_record_file
-from trainer.storage.regular_files import NotRegularFileError, open_regular
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends, warnings
 from vlmpipe.runs.local.fault_summary import read_faults
 from vlmpipe.runs.local.run import LOG, MARKER, is_running, read_marker
@@ -20,6 +18,8 @@ from vlmpipe.runs.local.state import ATTEMPT_LINE, read_state
 from vlmpipe.runs.run_state import STOPPED
 from vlmpipe.runs.stack_dumps import read_stall
 from vlmpipe.runs.steps import Step
+from vlmpipe.trainer.storage.records import read_record_file
+from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_regular
 
 LOG_BYTES = 4 << 20  # the end of each log: what ended a job is there
 RUN_FILES = (MARKER, "run.json", "steps", "logs")

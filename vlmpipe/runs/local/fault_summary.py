@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_lines
 from vlmpipe.backends.local.fault_injector import FAULTS_FILE
 from vlmpipe.runs.local.stages import stage_folders
 from vlmpipe.runs.run_state import RunState
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_lines
 
 NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
 

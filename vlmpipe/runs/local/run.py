@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
-from trainer.storage.base import join_uri
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_record_file, write_record
-from trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record_file, write_record
+from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig

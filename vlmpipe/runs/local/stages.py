@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from trainer.errors import UserError
-from trainer.storage.records import read_record_file
 from vlmpipe.config.sections.stages import STAGES_FOLDER, earlier_stages
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.records import read_record_file
 
 RUN_FILE_COPY = "run_file.json"
 

@@ -14,10 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import UNEXPECTED_PREFIX, DataError
-from trainer.progress import StepRecord
-from trainer.storage.records import read_record_file, unseal
-from trainer.storage.regular_files import NotRegularFileError, open_regular
 from vlmpipe.runs.local.stages import is_sweep, stage_folders
 from vlmpipe.runs.local.sweep import sweep_records
 from vlmpipe.runs.run_state import RunState
@@ -31,6 +27,10 @@ from vlmpipe.runs.steps import (
     with_reused_stages,
     without_absent,
 )
+from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, DataError
+from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.storage.records import read_record_file, unseal
+from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_regular
 
 METRICS_TAIL_BYTES = 1 << 14
 LOG_TAIL_BYTES = 1 << 17

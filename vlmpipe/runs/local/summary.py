@@ -9,12 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.benchmarks import TITLES
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.evaluation.metrics import overlap_sentence
-from trainer.storage.base import join_uri
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import read_record_file
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.runs.local.run import (
@@ -30,6 +24,12 @@ from vlmpipe.runs.local.stages import RUN_FILE_COPY, is_sweep, stage_folders
 from vlmpipe.runs.local.state import first_error, read_state, read_tail
 from vlmpipe.runs.local.sweep import comparison_lines
 from vlmpipe.runs.run_state import STOPPED, RunState, clock
+from vlmpipe.trainer.config.benchmarks import TITLES
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.evaluation.metrics import overlap_sentence
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record_file
 
 LAST_LOG_LINES = 15
 LAST_LOG_BYTES = 1 << 14

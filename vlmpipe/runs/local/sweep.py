@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
+from vlmpipe.trainer.trials.files import JOB_STEP, OUTCOME, SWEEP_FILE
 
 SHOWN = 40  # variants
 

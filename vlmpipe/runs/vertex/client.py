@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
 
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import join_uri
 from vlmpipe.backends.vertex.client import Place, pipeline_client, translate_errors
 from vlmpipe.backends.vertex.retries import send_request
 from vlmpipe.runs.vertex.names import Address
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.pipeline_service import PipelineServiceClient

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from google.api_core import exceptions
 from google.cloud.aiplatform_v1 import types as api
 
-from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.custom_job import WHAT
 from vlmpipe.backends.vertex.retries import list_all, send_request
@@ -30,6 +29,7 @@ from vlmpipe.runs.vertex.status import (
     seconds_of,
     web_access_lines,
 )
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient

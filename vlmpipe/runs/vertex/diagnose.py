@@ -11,9 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.backends.vertex.client import job_client, translate_errors
 from vlmpipe.backends.vertex.retries import send_request
@@ -27,6 +24,9 @@ from vlmpipe.runs.vertex.client import VIEWER, Runs
 from vlmpipe.runs.vertex.logs import job_numbers, read
 from vlmpipe.runs.vertex.names import Address
 from vlmpipe.runs.vertex.status import JOB_STEPS, VertexStatus, named_code, status_of
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import CustomJob, PipelineJob

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from google.api_core import exceptions
 from google.protobuf import json_format
 
-from trainer.errors import UserError
 from vlmpipe.backends.vertex.client import Place, credentials_for, endpoint, is_local, translate_errors
 from vlmpipe.backends.vertex.retries import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.trainer.errors import UserError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail

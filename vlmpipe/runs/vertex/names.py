@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from trainer.errors import ConfigError
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.runs.submitted import submitted_record
+from vlmpipe.trainer.errors import ConfigError
 
 _RESOURCE = re.compile(
     r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/(pipelineJobs/|customJobs/(?=[0-9]+$))(?P<job>[^/?]+)"

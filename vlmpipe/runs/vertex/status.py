@@ -12,9 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.errors import ExitCode
-from trainer.storage.base import join_uri
-from trainer.trials.files import JOB_STEP
 from vlmpipe.backends.vertex.capacity_attempts import waiting_message
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.job_spec.build import JOBS, step_of
@@ -29,6 +26,9 @@ from vlmpipe.runs.steps import EARLIER, Step, step_of_record, steps_of, with_reu
 from vlmpipe.runs.submitted import continue_with
 from vlmpipe.runs.vertex.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.runs.vertex.names import Address
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.trials.files import JOB_STEP
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import PipelineJob, PipelineTaskDetail

@@ -17,11 +17,11 @@ from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
-from trainer.checkpoint.attempts import read_attempts
-from trainer.checkpoint.commit import committed
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
-from trainer.storage.records import read_lines
+from vlmpipe.trainer.checkpoint.attempts import read_attempts
+from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines
 
 STOP_STEP = 3
 RELATIVE = 1e-5

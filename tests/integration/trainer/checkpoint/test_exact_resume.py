@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.short_form import chosen
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 RANKS = 4
 STOP_STEP = 2

@@ -14,8 +14,8 @@ import pytest
 from tests.support.disk import SmallDisk, ext4_disk
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import encode_features, ends_of_ranks, make_run
-from trainer.config.job import JobConfig
-from trainer.errors import ExitCode
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="state lies in mapped files, whose room is taken first")
 RANKS = 2

@@ -35,7 +35,8 @@ from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY
-from trainer.checkpoint.commit import (
+from vlmpipe.registry.model_card import model_card
+from vlmpipe.trainer.checkpoint.commit import (
     Checkpoint,
     CommitRecord,
     checkpoint_name,
@@ -43,19 +44,18 @@ from trainer.checkpoint.commit import (
     fetch_folder,
     upload_node_files,
 )
-from trainer.checkpoint.hf_export import Merged, export_checkpoint
-from trainer.checkpoint.safetensors_writer import saved_names, write_weights
-from trainer.checkpoint.sync import sync_run
-from trainer.checkpoint.weight_reader import open_weights
-from trainer.config.job import JobConfig
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.data.tokenize import load_tokenizer, make_tokenizer
-from trainer.errors import ConfigError
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
-from trainer.strategies.deepspeed.engine import TAG
-from trainer.weights_digest import model_sha256, weights_sha256
-from vlmpipe.registry.model_card import model_card
+from vlmpipe.trainer.checkpoint.hf_export import Merged, export_checkpoint
+from vlmpipe.trainer.checkpoint.safetensors_writer import saved_names, write_weights
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.checkpoint.weight_reader import open_weights
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.data.tokenize import load_tokenizer, make_tokenizer
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.strategies.deepspeed.engine import TAG
+from vlmpipe.trainer.weights_digest import model_sha256, weights_sha256
 
 STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3")
 TIED = {"model.language_model.config.tie_word_embeddings": True}

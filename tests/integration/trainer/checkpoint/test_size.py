@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import encode_features, make_run, run_ranks
-from trainer.config.job import JobConfig
-from trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 
 RANKS = 2
 AVERAGED = {"train.ema_decay": 0.9}

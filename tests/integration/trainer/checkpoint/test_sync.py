@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from components.sync_checkpoint import sync_checkpoint
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.short_form import only_whole
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, train_runs
-from trainer.checkpoint.commit import (
+from vlmpipe.components.sync_checkpoint import sync_checkpoint
+from vlmpipe.trainer.checkpoint.commit import (
     checkpoint_name,
     commit,
     committed,
@@ -27,12 +27,12 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.mirror.copies import mirror_of
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.errors import ExitCode
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
 
 SEED = int(os.environ.get("VLMPIPE_SYNC_SEED", "4"))
 POINTS = int(os.environ.get("VLMPIPE_SYNC_POINTS", "6"))  # 0: all

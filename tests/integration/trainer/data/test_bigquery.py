@@ -10,12 +10,12 @@ import pytest
 
 from tests.fakes.bigquery import MOST_ROWS, FakeBigQuery, Table
 from tests.support.data.prepared import job_config, png, run_prepare
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode
-from trainer.data.sample import Sample, Turn
-from trainer.data.sources import bigquery, open_source
-from trainer.data.sources.bigquery import EMULATOR
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
+from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.sources import bigquery, open_source
+from vlmpipe.trainer.data.sources.bigquery import EMULATOR
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 
 NAME = "my-project.data.samples"
 MESSAGE = [{"name": "role", "type": "STRING"}, {"name": "content", "type": "STRING"}]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sources.image_files import ImageFiles
-from trainer.storage.gcs import GcsStorage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sources.image_files import ImageFiles
+from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 @pytest.mark.parametrize("kind", ["local", "gcs"])

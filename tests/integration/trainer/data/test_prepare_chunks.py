@@ -12,11 +12,11 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.data.chunks import CHUNK, RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.formats import Captioned, captioned, write_parquet, write_tars
 from tests.support.data.prepared import job_config, png, prepared_files, record, run_prepare
-from trainer.data.prepare.pipeline import plan_chunks, prepare_share
-from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB
-from trainer.data.sources.file_patterns import SHARE_OF_CACHE, SourceFiles
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
+from vlmpipe.trainer.data.prepare.pipeline import plan_chunks, prepare_share
+from vlmpipe.trainer.data.shards.disk_cache import CACHE_FOLDER, GIB
+from vlmpipe.trainer.data.sources.file_patterns import SHARE_OF_CACHE, SourceFiles
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
 
 BUCKET = "gs://bucket/data"
 

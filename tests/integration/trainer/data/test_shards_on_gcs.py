@@ -14,20 +14,20 @@ from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.prepared import prepare_llava
 from tests.support.gcs import QUICK_RETRY
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
-from trainer.config.data import DataConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards
-from trainer.data.shards.index import Index
-from trainer.data.shards.verified_files import DataShards
-from trainer.dataloading.readers import Readers
-from trainer.errors import DataError, ExitCode, UserError
-from trainer.models.image_tokens import SQUARES
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
-from trainer.storage.gcs import GcsStorage
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.disk_cache import CACHE_FOLDER, GIB, files_in, open_shards
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.verified_files import DataShards
+from vlmpipe.trainer.dataloading.readers import Readers
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError
+from vlmpipe.trainer.models.image_tokens import SQUARES
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SHUFFLE_SHARDS, EPOCHS = 2, 2
 

@@ -15,12 +15,12 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.data.prepared import conversation
 from tests.support.data.videos import frame_in, write_video
-from trainer.config.data import DataConfig
-from trainer.data.rejects import RejectedError
-from trainer.data.sample import Sample
-from trainer.data.shards.disk_cache import GIB
-from trainer.data.sources import open_source
-from trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import RejectedError
+from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.data.shards.disk_cache import GIB
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.storage.gcs import GcsStorage
 
 FILES, ROWS, IMAGE_BYTES = 4, 256, 32 << 10
 FILE_BYTES = ROWS * IMAGE_BYTES

@@ -11,12 +11,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.data.prepared import llava_folder
-from trainer.config.data import DataConfig
-from trainer.data.sample import Sample
-from trainer.data.sources import open_source
-from trainer.monitoring.trackers import open_tensorboard
-from trainer.storage.model_folders import local_folder, revision_of
-from trainer.storage.s3 import S3Storage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.monitoring.trackers import open_tensorboard
+from vlmpipe.trainer.storage.model_folders import local_folder, revision_of
+from vlmpipe.trainer.storage.s3 import S3Storage
 
 
 def samples(source: str, **settings: str) -> list[Sample]:

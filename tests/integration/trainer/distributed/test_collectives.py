@@ -9,14 +9,14 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.trainer.runs import make_run, metrics, run_ranks, summary
-from trainer.distributed.collectives import CPU_SIZES_BYTES, FILE, PASSES
+from vlmpipe.trainer.distributed.collectives import CPU_SIZES_BYTES, FILE, PASSES
 
 KINDS = {"all ranks": 4, "ranks of a node": 2, "one rank of each node": 2}
 
 
 def test_two_nodes_of_two_ranks_are_measured_before_they_train(tmp_path: Path) -> None:
     job = make_run(tmp_path, "measured", {"train.measure_communication": True, "train.max_steps": 1}, features="off")
-    said = run_ranks("trainer.train", ["--config", f"{job.run.run_uri}/run.json"], processes=2, nodes=2)
+    said = run_ranks("vlmpipe.trainer.train", ["--config", f"{job.run.run_uri}/run.json"], processes=2, nodes=2)
     speeds = json.loads(Path(job.run.run_uri, FILE).read_text())
     assert {(each["among"], each["ranks"], each["collective"], each["bytes"]) for each in speeds} == {
         (among, ranks, collective, size)

@@ -22,8 +22,8 @@ import pytest
 from tests.images.hosts import HOSTS, kill_all, known_names, shape, two_hosts
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics
-from trainer.config.job import JobConfig
-from trainer.distributed.collectives import CPU_SIZES_BYTES, FILE
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.collectives import CPU_SIZES_BYTES, FILE
 
 RATE_MBIT_PER_S = 40
 RATE_GB_PER_S = RATE_MBIT_PER_S / 8000
@@ -80,7 +80,7 @@ def _replica(host: str, job: JobConfig, cluster: dict[str, Any], pool: str) -> s
     told = {"cluster": cluster, "environment": "cloud", "task": {"type": pool, "index": 0}}
     # This machine's own name leads gloo to an address that the host has not; in a container it has.
     environment = os.environ | {"CLUSTER_SPEC": json.dumps(told), "GLOO_SOCKET_IFNAME": "cable", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "1", "--", "trainer.train"]
+    command = [sys.executable, "-m", "vlmpipe.trainer.launch", "--nproc-per-node", "1", "--", "vlmpipe.trainer.train"]
     return subprocess.Popen(
         ["ip", "netns", "exec", host, *command, "--config", f"{job.run.run_uri}/run.json"],
         env=environment,

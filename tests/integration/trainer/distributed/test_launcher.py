@@ -18,12 +18,12 @@ from google.protobuf import json_format
 from google_cloud_pipeline_components.container.v1.custom_job import launcher
 from google_cloud_pipeline_components.container.v1.gcp_launcher import job_remote_runner
 
-from pipelines.compile import compile_pipeline
 from tests.fakes.vertex.grpc import grpc_front
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import Job, job_spec, step_of, worker_pools
+from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.trainer.runs import make_run, metrics, run_ranks, summary
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
 
 # Name of the run: ranks, each on a node of its own, that are connected to the reducers; None for a job without any.
 RUNS: dict[str, list[int] | None] = {"used": [0, 1], "unused": [], "half": [0], "none": None}

@@ -16,9 +16,9 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.paths import ROOT
-from trainer.distributed.cluster_env import Cluster
-from trainer.distributed.rendezvous import TIMEOUT_VARIABLE, meet, rendezvous_timeout_s
-from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.distributed.cluster_env import Cluster
+from vlmpipe.trainer.distributed.rendezvous import TIMEOUT_VARIABLE, meet, rendezvous_timeout_s
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -199,7 +199,7 @@ def launch(cluster: Cluster) -> Iterator[Launch]:
                 [
                     sys.executable,
                     "-m",
-                    "trainer.launch",
+                    "vlmpipe.trainer.launch",
                     "--nproc-per-node",
                     "1",
                     "--",

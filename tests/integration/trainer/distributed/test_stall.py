@@ -16,9 +16,9 @@ import pytest
 
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run
-from trainer.errors import ExitCode
 from vlmpipe.backends.local.fault_injector import worker_of_rank
 from vlmpipe.runs.local.diagnose import diagnose_folder
+from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")]
 
@@ -43,7 +43,7 @@ def test_a_stopped_rank_ends_the_job_with_71_and_is_found(tmp_path: Path) -> Non
     run = Path(job.run.run_uri)
     log = run / "logs/train/workerpool0-0.log"
     log.parent.mkdir(parents=True)
-    command = [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "2", "--", "trainer.train"]
+    command = [sys.executable, "-m", "vlmpipe.trainer.launch", "--nproc-per-node", "2", "--", "vlmpipe.trainer.train"]
     with log.open("w") as output:
         launcher = subprocess.Popen(
             [*command, "--config", f"{run}/run.json"],

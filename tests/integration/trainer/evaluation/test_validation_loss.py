@@ -12,11 +12,11 @@ from tests.support.short_form import chosen
 from tests.support.trainer.equalities import NODES, RELATIVE, trained_weights
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.config.job import JobConfig
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError
-from trainer.setup import build_training
-from trainer.strategies.registry import strategy_names
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.strategies.registry import strategy_names
 
 NUM_STEPS = 5
 RUN = {"train.max_steps": NUM_STEPS, "features.cache": "off", "data.pack": False, "data.validation_fraction": 0.2}

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.short_form import WHOLE
 from tests.support.trainer.external_runs import PROGRAM, external_run, lose_machine, wait_for_step
-from trainer.errors import ExitCode
+from vlmpipe.trainer.errors import ExitCode
 
 
 def test_a_result_is_committed_with_its_metrics_and_no_pickle(tmp_path: Path) -> None:

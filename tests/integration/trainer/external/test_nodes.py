@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.trainer.external_runs import external_run
-from trainer.errors import ExitCode, UserError
 from vlmpipe.backends.local.job import run_job
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 PROGRAM = """
 import json, os, sys, time

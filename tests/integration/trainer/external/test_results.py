@@ -10,18 +10,18 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText
 
-from components.runtime.step_logic import sync_model
 from tests.support.trainer.checkpoints import record
 from tests.support.trainer.external_runs import external_run
 from tests.support.trainer.runs import make_run, run_ranks
-from trainer.config.job import JobConfig
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.external.base_model import write_base_model
-from trainer.external.evaluate import evaluate
-from trainer.external.result import require_result
-from trainer.external.states import SavedStates
-from trainer.storage import open_storage
-from trainer.storage.records import read_record
+from vlmpipe.components.runtime.step_logic import sync_model
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.external.base_model import write_base_model
+from vlmpipe.trainer.external.evaluate import evaluate
+from vlmpipe.trainer.external.result import require_result
+from vlmpipe.trainer.external.states import SavedStates
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record
 
 JUDGE = """
 import json, sys
@@ -65,7 +65,7 @@ def test_an_adapter_is_merged_into_the_base_and_evaluated(tmp_path: Path) -> Non
     first = AutoModelForImageTextToText.from_pretrained(base, trust_remote_code=False).state_dict()
     assert [name for name in merged if not torch.equal(merged[name], first[name])], "the adapter changes the base"
 
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     figures = read_record(open_storage(job.run.run_uri), "evaluate.json")
     assert math.isfinite(figures["loss"]) and 0 <= figures["exact_match"] <= 1
 

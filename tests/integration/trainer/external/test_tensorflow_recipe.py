@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from components.runtime.resolve import open_run_folder
-from components.runtime.step_logic import prepare_run
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from trainer.config.job import JobConfig
-from trainer.data.export.export import export_data
-from trainer.errors import ExitCode
-from trainer.progress import Progress
+from vlmpipe.components.runtime.resolve import open_run_folder
+from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.export.export import export_data
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.progress import Progress
 
 RECIPE, ENVIRONMENT = ROOT / "recipes/tensorflow", ROOT / "build/recipes/tensorflow"
 STEPS = 6

@@ -17,13 +17,13 @@ from transformers import AutoModelForImageTextToText
 from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, run_ranks, train_runs
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.data.tokenize import load_tokenizer
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.model_card import loading, model_card
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.tokenize import load_tokenizer
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
 
 LORA = {"rank": 4, "alpha": 8.0}
 FULL: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
 
 def evaluated(job: JobConfig) -> tuple[list[dict[str, Any]], float]:
     """Answers and loss of the job's export."""
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     store = open_storage(job.run.run_uri)
     answers = [json.loads(line) for line in store.read("predictions.jsonl").splitlines()]
     return answers, json.loads(store.read("evaluate.json"))["loss"]

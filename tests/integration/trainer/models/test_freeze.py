@@ -16,9 +16,9 @@ from tests.support.trainer.adapters import built_model
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.weights_digest import model_sha256
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.weights_digest import model_sha256
 
 RELATIVE, RELATIVE_BF16 = 1e-5, 5e-3
 STEPS, STOP_STEP = 5, 3

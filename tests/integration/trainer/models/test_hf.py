@@ -19,23 +19,23 @@ from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.native_models import SIZES, picture, write_data
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
-from trainer.checkpoint.sync import sync_run
-from trainer.config.data import DataConfig
-from trainer.config.job import JobConfig
-from trainer.config.model import IMAGE_TOKEN, ModelConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.chat.make import make_chat
-from trainer.data.sample import Turn
-from trainer.errors import ConfigError
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.hf import examine
-from trainer.models.hf.processor import PublishedImages
-from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import image_form_of, sample_image_tokens
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
-from trainer.strategies.tensor_parallel.plan import require_shardable
-from trainer.weights_digest import weights_sha256
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.hf import examine
+from vlmpipe.trainer.models.hf.processor import PublishedImages
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
+from vlmpipe.trainer.weights_digest import weights_sha256
 
 SAMPLES = ([(1, SIZES[2]), (2, SIZES[1])], [], [(3, SIZES[3])], [(4, SIZES[4])])  # pictures by seed and size
 RELATIVE = 1e-5
@@ -210,7 +210,7 @@ def test_a_type_with_a_projector_of_unknown_name_is_refused(
     published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would train as part of the language model."""
-    monkeypatch.setattr("trainer.models.layers.freeze.PROJECTOR_NAMES", ())
+    monkeypatch.setattr("vlmpipe.trainer.models.layers.freeze.PROJECTOR_NAMES", ())
     examine._examine.cache_clear()
     with pytest.raises(ConfigError, match="no name that is known of a projector"):
         examine.require_trainable(config_of(published("internvl")), pack=True, cached=False)
@@ -313,7 +313,7 @@ def test_the_examination_finds_samples_that_see_each_other(
     published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the hook that keeps them apart."""
-    monkeypatch.setattr("trainer.models.hf.model._both", lambda mask, seen: mask)
+    monkeypatch.setattr("vlmpipe.trainer.models.hf.model._both", lambda mask, seen: mask)
     examine._examine.cache_clear()
     found = examine.examine(config_of(published("gemma3")))
     examine._examine.cache_clear()
@@ -401,7 +401,7 @@ def test_resumed_equals_uninterrupted(runs: Mapping[str, JobConfig]) -> None:
 def test_an_export_loads_in_plain_transformers_and_is_evaluated(runs: Mapping[str, JobConfig]) -> None:
     job = runs["fsdp"]
     sync_run(job)
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     storage = open_storage(job.run.run_uri)
     _, info = AutoModelForImageTextToText.from_pretrained(storage.uri("export"), output_loading_info=True)
     assert not any(info.values())

@@ -14,11 +14,11 @@ from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
-from trainer.checkpoint.sync import sync_run
-from trainer.errors import ConfigError
-from trainer.models.hf.examine import require_trainable
-from trainer.storage import open_storage
-from trainer.strategies.tensor_parallel.plan import require_shardable
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf.examine import require_trainable
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
 pytestmark = pytest.mark.skipif(not WHOLE, reason="make test-whole runs it; test_hf has the way of one type")
 REFUSED, UNPACKED = ("paligemma",), ("qwen3_5", "lfm2_vl")
@@ -51,7 +51,7 @@ def test_a_type_trains_resumes_exports_and_is_evaluated(model_type: str, tmp_pat
         train_runs([in_parts], processes=2)
         assert losses(in_parts) == pytest.approx(losses(whole), rel=RELATIVE)
     sync_run(whole)
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{whole.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{whole.run.run_uri}/run.json"], processes=1)
     storage = open_storage(whole.run.run_uri)
     model, info = AutoModelForImageTextToText.from_pretrained(storage.uri("export"), output_loading_info=True)
     assert not any(info.values())

@@ -33,17 +33,17 @@ from transformers import (
 )
 
 from tests.support.trainer.runs import TINY
-from trainer.checkpoint.safetensors_writer import write_weights
-from trainer.config.model import ModelConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.sample import Turn
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.evaluation.generate import generate_answers
-from trainer.models.base import Family
-from trainer.models.image_processor import PixelPreparer
-from trainer.models.image_tokens import image_tokens_of
-from trainer.models.registry import family_of
+from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.evaluation.generate import generate_answers
+from vlmpipe.trainer.models.base import Family
+from vlmpipe.trainer.models.image_processor import PixelPreparer
+from vlmpipe.trainer.models.image_tokens import image_tokens_of
+from vlmpipe.trainer.models.registry import family_of
 
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 DINOV2 = {"hidden_size": 32, "mlp_ratio": 2, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -25,21 +25,21 @@ from tests.support.drivers.weigh_start import MARK
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.config.model import ModelConfig
-from trainer.data.loader import PackedLoader
-from trainer.data.tokenize import make_tokenizer
-from trainer.dataloading.batches import collate, online_images
-from trainer.dataloading.readers import open_readers
-from trainer.errors import ConfigError
-from trainer.models.image_processor import image_preparer
-from trainer.models.layers.deferred_weights import DeferredWeights
-from trainer.models.registry import family_of
-from trainer.setup import open_data
-from trainer.storage import open_storage
-from trainer.storage.file_sums import upload_folder
-from trainer.weights_digest import weights_sha256
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.dataloading.batches import collate, online_images
+from vlmpipe.trainer.dataloading.readers import open_readers
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.setup import open_data
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.file_sums import upload_folder
+from vlmpipe.trainer.weights_digest import weights_sha256
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 PUBLISHED = {  # names of today -> those of llava-hf's repositories

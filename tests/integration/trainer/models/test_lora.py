@@ -18,15 +18,15 @@ from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.hf_export import export_checkpoint
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.config.model import PARTS
-from trainer.config.strategies import DECOMPOSING
-from trainer.errors import ConfigError
-from trainer.models.image_tokens import image_tokens_of
-from trainer.models.layers.freeze import is_adapter
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import PARTS
+from vlmpipe.trainer.config.strategies import DECOMPOSING
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.image_tokens import image_tokens_of
+from vlmpipe.trainer.models.layers.freeze import is_adapter
+from vlmpipe.trainer.storage import open_storage
 
 STRATEGIES = chosen(dict.fromkeys(("ddp", "fsdp", "zero2", "tp")), lambda name: name in ("fsdp", "tp"))
 # One strategy of each checkpoint format, and one that splits each adapter.

@@ -28,24 +28,24 @@ from tests.support.trainer.native_sequences import (
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from tests.support.trainer.tiny_native import CONFIGS, model_section
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError
-from trainer.evaluation.evaluate import load_subject
-from trainer.models.image_inputs import Images
-from trainer.models.image_processor import image_preparer, opened
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.layers.deferred_weights import DeferredWeights
-from trainer.models.layers.freeze import part_of
-from trainer.models.qwen_vl import model as qwen_row
-from trainer.models.qwen_vl.vision_metadata import sizes_of
-from trainer.models.registry import family_of
-from trainer.models.smolvlm import family as smolvlm
-from trainer.storage import open_storage
-from trainer.weights_digest import weights_sha256
 from vlmpipe.registry.model_card import loading
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.evaluation.evaluate import load_subject
+from vlmpipe.trainer.models.image_inputs import Images
+from vlmpipe.trainer.models.image_processor import image_preparer, opened
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
+from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.models.qwen_vl import model as qwen_row
+from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.models.smolvlm import family as smolvlm
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.weights_digest import weights_sha256
 
 FAMILIES = sorted(CONFIGS)
 TRAINED = FAMILIES if WHOLE else ["qwen3_vl"]  # over several processes; all else is tested of each family
@@ -281,7 +281,7 @@ def test_resumed_equals_uninterrupted(runs: dict[str, JobConfig]) -> None:
 def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs: dict[str, JobConfig]) -> None:
     job = runs["reference-tower"]
     sync_run(job)
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     folder = open_storage(job.run.run_uri).uri("export")
     plain = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer, processor = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)

@@ -14,9 +14,9 @@ from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.models.layers.nf4 import Nf4Linear
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.models.layers.nf4 import Nf4Linear
 
 STRATEGIES = chosen(dict.fromkeys(("ddp", "fsdp")), lambda name: name == "fsdp")
 RECOMPUTING = chosen(dict.fromkeys(("full", "selective")), lambda name: name == "selective")

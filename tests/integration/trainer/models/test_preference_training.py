@@ -14,13 +14,13 @@ from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.config.strategies import PREFERRING
-from trainer.errors import DataError
-from trainer.evaluation import reference_log_probs
-from trainer.evaluation.reference_log_probs import PART, POINTER, read_references, references_of_run
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.strategies import PREFERRING
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation import reference_log_probs
+from vlmpipe.trainer.evaluation.reference_log_probs import PART, POINTER, read_references, references_of_run
+from vlmpipe.trainer.storage import open_storage
 
 STRATEGIES = chosen(dict.fromkeys(PREFERRING), lambda name: name in ("fsdp", "zero2"))
 RELATIVE, STOP_STEP = 1e-5, 2
@@ -160,7 +160,7 @@ def test_simpo_trains_without_references(any_model: dict[str, JobConfig]) -> Non
     first, *later = losses(job)
     assert all(loss < first for loss in later[-2:]), "the same pairs in each step"
     sync_run(job)
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=1)
     found = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
     assert 0 < found["simpo_loss"] < 10 and 0 <= found["reward_accuracy"] <= 1 and found["preference_accuracy"] >= 0
     assert "dpo_loss" not in found
@@ -169,7 +169,7 @@ def test_simpo_trains_without_references(any_model: dict[str, JobConfig]) -> Non
 def test_the_evaluation_says_what_is_preferred(runs: dict[str, JobConfig]) -> None:
     job = runs["reference"]
     sync_run(job)
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     found = json.loads(open_storage(job.run.run_uri).read("evaluate.json"))
     references = references_of_run(job.run.run_uri, "eval")
     assert found["reference_preference_accuracy"] == pytest.approx((references[:, 0] > references[:, 1]).mean())

@@ -11,10 +11,10 @@ from tests.support.short_form import chosen
 from tests.support.trainer.native_runs import STEPS, STOP_STEP, base_of
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
 from tests.support.trainer.tiny_native import model_section
-from trainer.checkpoint.sync import sync_run
-from trainer.models.arr_coc.module import FILE, load_relevance
-from trainer.storage import open_storage
 from vlmpipe.config.rules.sections import RELEVANCE_STRATEGIES
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.models.arr_coc.module import FILE, load_relevance
+from vlmpipe.trainer.storage import open_storage
 
 FROZEN = ["tower", "projector", "language_model"]
 

@@ -18,24 +18,24 @@ from tests.support.trainer.chat_templates import PLAIN
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.native_videos import RECORDS, Videos, video_job
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, train_runs
-from trainer.checkpoint.sync import sync_run
-from trainer.config.model import GRID_FAMILIES
-from trainer.data.chat.make import make_chat
-from trainer.data.export.export import export_data
-from trainer.data.prepare.inspect import pieces_of
-from trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
-from trainer.data.rejects import Reject, RejectCode
-from trainer.data.sources import open_source
-from trainer.dataloading.batches import PackedBatch, collate, online_images
-from trainer.errors import ConfigError
-from trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
-from trainer.feature_cache.encode import encode_images
-from trainer.models.image_inputs import Images, join_features
-from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import VIDEO_TOKEN
-from trainer.models.registry import family_of
-from trainer.models.seen_images import SeenImages
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.export.export import export_data
+from vlmpipe.trainer.data.prepare.inspect import pieces_of
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.dataloading.batches import PackedBatch, collate, online_images
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from vlmpipe.trainer.feature_cache.encode import encode_images
+from vlmpipe.trainer.models.image_inputs import Images, join_features
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_tokens import VIDEO_TOKEN
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.models.seen_images import SeenImages
+from vlmpipe.trainer.storage import open_storage
 
 CPU = torch.device("cpu")
 FAMILIES = sorted(GRID_FAMILIES)
@@ -129,7 +129,7 @@ def test_jobs_train_and_evaluate_on_videos(tmp_path: Path) -> None:
     train_runs([cached, online], processes=1)
     assert losses(cached) == pytest.approx(losses(online), rel=1e-5) and len(losses(cached)) == 3
     sync_run(cached)
-    run_ranks("trainer.evaluation.evaluate", ["--config", f"{cached.run.run_uri}/run.json"], processes=1)
+    run_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", f"{cached.run.run_uri}/run.json"], processes=1)
     result = json.loads(open_storage(cached.run.run_uri).read("evaluate.json"))
     assert result["questions"] > 3 and result["loss"] > 0
 

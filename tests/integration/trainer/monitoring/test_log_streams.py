@@ -12,7 +12,7 @@ from tests.support.trainer.runs import make_run
 
 def test_reading_weights_draws_no_progress_bars_in_a_log() -> None:
     script = (
-        "import trainer.models.hf_native.pretrained\n"
+        "import vlmpipe.trainer.models.hf_native.pretrained\n"
         "from transformers.utils import logging\n"
         "assert not logging.is_progress_bar_enabled()"
     )
@@ -22,7 +22,7 @@ def test_reading_weights_draws_no_progress_bars_in_a_log() -> None:
 def test_a_training_without_trouble_prints_nothing_to_stderr_and_a_warning_there(tmp_path: Path) -> None:
     changes = {"features.cache": "off", "train.max_steps": 3, "train.strategy": "fsdp", "train.ema_decay": 0.999}
     job = make_run(tmp_path, "run", changes, features="off")
-    command = [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "1", "--", "trainer.train"]
+    command = [sys.executable, "-m", "vlmpipe.trainer.launch", "--nproc-per-node", "1", "--", "vlmpipe.trainer.train"]
     command += ["--config", f"{job.run.run_uri}/run.json"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "train: done" in said.stdout

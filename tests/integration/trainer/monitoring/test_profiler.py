@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, train_runs
-from trainer.config.job import JobConfig
-from trainer.monitoring.profiler import FOLDER
-from trainer.storage import open_storage
-from trainer.storage.records import read_record
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.monitoring.profiler import FOLDER
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record
 
 CHANGES = {"train.log_every_steps": 1, "train.checkpoint_every_steps": 3}
 PROFILED = {"train.profile": {"start_step": 2, "steps": 3, "ranks": [0, 1]}}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.trainer.runs import encode_features, make_run, metrics, run_ranks, summary, train_runs
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 STOPPED_AT = 4
 OF_CLOCKS = ("_s", "per_s", "peak_memory_gib", "straggler_spread", "slowest_rank", "record_crc32c")

@@ -12,13 +12,13 @@ from google.cloud import storage
 
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.gcs import QUICK_RETRY
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import bucket, open_storage
-from trainer.storage import gcs as gcs_module
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
-from trainer.storage.gcs import GcsStorage
-from trainer.storage.local import LocalStorage
-from trainer.storage.regular_files import FileTooLargeError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.storage import bucket, open_storage
+from vlmpipe.trainer.storage import gcs as gcs_module
+from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
+from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.regular_files import FileTooLargeError
 
 TRANSIENT = [
     Fault("status", code=503, times=2),

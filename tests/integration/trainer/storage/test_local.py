@@ -1,4 +1,4 @@
-"""The contract of trainer.storage.base.Storage: one suite over every implementation."""
+"""The contract of vlmpipe.trainer.storage.base.Storage: one suite over every implementation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.gcs import TESTBENCH
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, VersionConflictError, crc32c_of
-from trainer.storage.file_sums import crc32c_in
-from trainer.storage.local import LocalStorage
-from trainer.storage.s3 import S3Storage
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import (
+    AlreadyExistsError,
+    CorruptObjectError,
+    Storage,
+    VersionConflictError,
+    crc32c_of,
+)
+from vlmpipe.trainer.storage.file_sums import crc32c_in
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.s3 import S3Storage
 
 
 @pytest.fixture(params=["local", "gcs", "s3", *(["gcs_testbench"] if TESTBENCH in os.environ else [])])

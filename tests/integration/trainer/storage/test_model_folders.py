@@ -11,11 +11,11 @@ import pytest
 
 from tests.fakes.gcs.faults import Fault
 from tests.fakes.gcs.server import FakeGcs
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import gcs, model_folders, open_storage
-from trainer.storage.export_manifest import write_description
-from trainer.storage.file_sums import FileSum, files_below
-from trainer.storage.model_folders import KEPT, local_folder, revision_of
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.storage import gcs, model_folders, open_storage
+from vlmpipe.trainer.storage.export_manifest import write_description
+from vlmpipe.trainer.storage.file_sums import FileSum, files_below
+from vlmpipe.trainer.storage.model_folders import KEPT, local_folder, revision_of
 
 ADDRESS = "gs://bucket/models/llava"
 FILES = {

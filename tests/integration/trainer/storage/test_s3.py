@@ -12,14 +12,14 @@ import pytest
 from tests.fakes.gcs.faults import Fault
 from tests.support.s3 import READER, S3Server
 from tests.support.s3_proxy import FaultyProxy
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage import s3 as s3_module
-from trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
-from trainer.storage.file_sums import crc32c_in
-from trainer.storage.local import LocalStorage
-from trainer.storage.regular_files import FileTooLargeError
-from trainer.storage.s3 import S3Storage, require_conditional_writes
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage import s3 as s3_module
+from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, VersionConflictError, crc32c_of
+from vlmpipe.trainer.storage.file_sums import crc32c_in
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.regular_files import FileTooLargeError
+from vlmpipe.trainer.storage.s3 import S3Storage, require_conditional_writes
 
 PART = 5 << 20  # the least that S3 takes of a part which is not the last
 TRANSIENT = [Fault("status", code=503, times=2), Fault("drop_before"), Fault("drop_after")]

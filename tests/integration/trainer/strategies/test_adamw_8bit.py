@@ -9,7 +9,7 @@ import pytest
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 STOP_STEP = 2
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -12,12 +12,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.config.job import JobConfig, defers_weights
-from trainer.config.model import LoraConfig
-from trainer.data.tokenize import load_tokenizer
-from trainer.models.layers.deferred_weights import DeferredWeights
-from trainer.models.registry import family_of
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig, defers_weights
+from vlmpipe.trainer.config.model import LoraConfig
+from vlmpipe.trainer.data.tokenize import load_tokenizer
+from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage import open_storage
 
 TEXT = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 # fsdp and tp run on stored weights in test_lora.py too; of the pipelines, one whose ranks have two stages each.

@@ -30,10 +30,10 @@ from tests.support.trainer.equalities import (
 )
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.commit import committed
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
-from trainer.strategies.registry import strategy_names
+from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.strategies.registry import strategy_names
 
 WHOLE_SET_ROWS = 64  # more rows than there are samples: one step reads the whole split, packed or not
 LOW_RANK_STEP = 2  # whose update is the first that shows, in the loss behind it

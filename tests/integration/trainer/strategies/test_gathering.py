@@ -10,9 +10,9 @@ from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.equalities import RELATIVE, STOP_STEP
 from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.config.job import JobConfig
-from trainer.config.strategies import GATHERING
-from trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.strategies import GATHERING
+from vlmpipe.trainer.config.train import TrainConfig
 
 pytestmark = pytest.mark.slow
 

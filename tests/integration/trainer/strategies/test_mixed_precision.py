@@ -20,9 +20,9 @@ from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import NODES, STOP_STEP, trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.checkpoint.hf_export import export_checkpoint
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
 
 STRATEGIES = chosen(
     dict.fromkeys(("ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3", "tp", "pp")), lambda name: name in ("ddp", "zero2")

@@ -10,8 +10,8 @@ from tests.support.trainer.equalities import AVERAGED, RELATIVE, TOWER_TRAINED, 
 from tests.support.trainer.native_runs import base_of, train
 from tests.support.trainer.runs import losses, make_run
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES
 
 pytestmark = [pytest.mark.slow, only_whole]
 RANKS = {"ddp": 1, "tp": 2, "pp": 2, "tp+pp+dp": 4}

@@ -14,7 +14,7 @@ from tests.support.drivers.powersgd import MARK, START, STEPS
 from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 
 @pytest.fixture(scope="module")

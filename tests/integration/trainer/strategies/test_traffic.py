@@ -11,11 +11,11 @@ from tests.support.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.runs import run_ranks
-from trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
-from trainer.models.registry import family_of
-from trainer.strategies.registry import strategy_names
 from vlmpipe.planner.parallel_layout import make_layout
 from vlmpipe.planner.time.communication import FP32_BYTES, Work, traffic
+from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.registry import strategy_names
 
 pytestmark = pytest.mark.slow
 

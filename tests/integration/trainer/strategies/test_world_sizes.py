@@ -15,8 +15,8 @@ from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY, strategy_changes
-from trainer.config.job import JobConfig
-from trainer.strategies.registry import strategy_names
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.strategies.registry import strategy_names
 
 STEPS, ROWS = 20 if WHOLE else 6, 32
 RELATIVE = 1e-5  # fp32 sums in another order

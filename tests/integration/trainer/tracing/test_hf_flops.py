@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen
-from trainer.config.model import ModelConfig
-from trainer.models.hf.family import HfFamily
-from trainer.sizing.flops import flops_per_sequence
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.hf.family import HfFamily
+from vlmpipe.trainer.sizing.flops import flops_per_sequence
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 TYPES = chosen({name: kind for name, kind in INSTALLED.items() if name != "paligemma"}, lambda name: name == "internvl")
 FREEZE = {"frozen": ("tower",), **({"trained": ()} if WHOLE else {})}

@@ -11,11 +11,11 @@ from PIL import Image
 from tests.support.hf.kinds import INSTALLED
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import chosen
-from trainer.config.model import ModelConfig
-from trainer.models.hf.family import HfFamily
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of
-from trainer.tracing.step import trace_module, trace_step
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.hf.family import HfFamily
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from vlmpipe.trainer.tracing.step import trace_module, trace_step
 
 TYPES = chosen(INSTALLED, lambda name: name in ("internvl", "glm46v"))
 NOT_TRACED = ("paligemma", "qwen3_vl_moe", "glm4v_moe", "kimi_k25")  # not trained; experts, traced in bf16 only

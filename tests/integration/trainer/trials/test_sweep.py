@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
-from trainer.storage.export_manifest import require_whole_export
-from trainer.storage.records import read_record, write_record
-from trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import require_whole_export
+from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 6
@@ -53,7 +53,7 @@ def write_sweep(root: Path, jobs: list[JobConfig], *, without_data: str = "") ->
 
 
 def start(sweep: str, processes: int = 1) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "0"]
+    command = [sys.executable, "-m", "vlmpipe.trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "0"]
     return subprocess.Popen(
         [*command, "--nproc-per-node", str(processes)],
         stdout=subprocess.PIPE,
@@ -164,6 +164,6 @@ def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_job_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     job = add(tmp_path, "plain", {})
     sweep = write_sweep(tmp_path, [job])
-    command = [sys.executable, "-m", "trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "3"]
+    command = [sys.executable, "-m", "vlmpipe.trainer.trials.sweep", "--config", f"{sweep}/{SWEEP_FILE}", "--job", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 64 and "--job is 3" in done.stderr

@@ -16,21 +16,21 @@ from google.api_core.retry import Retry
 from requests.exceptions import ConnectionError as NoConnection
 from urllib3.exceptions import MaxRetryError, NameResolutionError
 
-from components.jobs.run_vertex_job import run_vertex_job
-from pipelines.compile import compile_pipeline
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import all_tasks, shape, steps
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.capacity_fallback import CapacityFallback
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
+from vlmpipe.components.jobs.run_vertex_job import run_vertex_job
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import Job, check_jobs, job_settings, worker_pools
+from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SPOT_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 FALLBACK = (

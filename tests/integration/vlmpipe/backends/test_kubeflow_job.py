@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from components.jobs.run_kubeflow_job import run_kubeflow_job
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.fakes.kubernetes.pods import Course, Scene, pod
 from tests.support.pipelines.kubeflow_steps import inputs, run_folder, start_step, step_record
-from trainer.errors import ExitCode
 from vlmpipe.backends.kubeflow import watch as train_job_watch
+from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job
+from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = pytest.mark.timeout(120)
 

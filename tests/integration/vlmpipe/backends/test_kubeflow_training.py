@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import yaml
 
-from components.runtime.step_logic import job_metrics
-from pipelines.compile import compile_pipeline
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
 from tests.support.pipelines.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
 from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics
-from trainer.errors import ExitCode
+from vlmpipe.components.runtime.step_logic import job_metrics
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.pipelines.compile import compile_pipeline
+from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -80,7 +80,17 @@ def test_what_a_node_refuses_is_the_steps_own_exit_code(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("wrong", [{"PET_NNODES": "1:4"}, {"PET_MASTER_PORT": ""}], ids=["elastic", "half"])
 def test_a_launcher_whose_variables_are_not_kubeflows_ends_with_64(wrong: dict[str, str]) -> None:
     pet = {"PET_NNODES": "1", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "localhost", "PET_MASTER_PORT": "29500"}
-    command = [sys.executable, "-m", "trainer.launch", "--nproc-per-node", "1", "--", "trainer.train", "--config", "x"]
+    command = [
+        sys.executable,
+        "-m",
+        "vlmpipe.trainer.launch",
+        "--nproc-per-node",
+        "1",
+        "--",
+        "vlmpipe.trainer.train",
+        "--config",
+        "x",
+    ]
     environment = {**os.environ, **pet, **wrong}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.CONFIG and f"error: {next(iter(wrong))}" in done.stderr

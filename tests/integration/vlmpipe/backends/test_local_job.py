@@ -19,10 +19,10 @@ import pytest
 
 from tests.fakes.receiver import Receiver
 from tests.fakes.replicas import pool, record, run, run_failing, spec
-from trainer.errors import ConfigError, ExitCode
-from trainer.redaction import HIDDEN, SECRETS_VARIABLE
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
+from vlmpipe.trainer.errors import ConfigError, ExitCode
+from vlmpipe.trainer.redaction import HIDDEN, SECRETS_VARIABLE
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,7 +40,7 @@ def test_replicas_get_the_run_files_secrets_and_their_logs_hide_them(
     write_record(LocalStorage(tmp_path / "run"), "run.json", {"secrets": {"TRACKER": name, "MINE": name}})
     with Receiver() as receiver:
         receiver.secrets[name] = "correct horse"
-        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
         run(spec(tmp_path, pool(tmp_path, 'print("got", os.environ["TRACKER"], "and", os.environ["MINE"])')))
         assert receiver.asked == [name], "once for the machine, and not for a variable that is there"
     (log,) = (tmp_path / "run").rglob("workerpool0-0.log")
@@ -245,7 +245,7 @@ def test_a_chosen_port_is_the_chiefs(tmp_path: Path, alive: int) -> None:
 
 def start_step(tmp_path: Path, *pools: dict[str, Any]) -> subprocess.Popen[str]:
     """The step as its own process, up to the moment when the chief says that it is ready."""
-    body = "import json, sys; from components.jobs import run_local_job as job\n"
+    body = "import json, sys; from vlmpipe.components.jobs import run_local_job as job\n"
     body += "job.run_local_job(**json.loads(sys.argv[1]))"
     inputs = {
         "display_name": "t",

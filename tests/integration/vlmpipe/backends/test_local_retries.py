@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.replicas import pool, record, run, run_failing, spec
-from trainer.errors import ExitCode
 from vlmpipe.backends.local import restart_policy as restart_budget
 from vlmpipe.backends.local.job import run_job
 from vlmpipe.backends.local.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE, RestartPolicy
+from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("alive", "short_graces")]
 
@@ -171,7 +171,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("ready", flush=True)
 signal.pause()
 """
-    body = "import json, sys; from components.jobs import run_local_job as job\n"
+    body = "import json, sys; from vlmpipe.components.jobs import run_local_job as job\n"
     body += "job.run_local_job(**json.loads(sys.argv[1]))"
     inputs = {
         "display_name": "t",

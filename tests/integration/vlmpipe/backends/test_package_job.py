@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.short_form import only_whole
 from tests.support.trainer.external_runs import PROGRAM, external_run
-from trainer.errors import ConfigError
 from vlmpipe.backends.local.job import run_job
 from vlmpipe.backends.local.package_environment import package_python
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.trainer.errors import ConfigError
 
 BUILD = """
 [build-system]
@@ -55,7 +55,7 @@ def test_a_package_job_trains_as_a_command_does(tmp_path: Path, monkeypatch: pyt
     package: dict[str, Any] = {"executor_image_uri": "image", "package_uris": uris}
     command = ["plain", "{max_steps}"]
     run = external_run(tmp_path, kind="package", **package, python_module="counter.task", command=command)
-    package |= {"python_module": "trainer.external.launch", "args": run.command()[3:]}
+    package |= {"python_module": "vlmpipe.trainer.external.launch", "args": run.command()[3:]}
     pool = {"machine_spec": {"machine_type": "n1-standard-4"}, "python_package_spec": package, "replica_count": 1}
     spec = {"worker_pool_specs": [pool], "base_output_directory": {"output_uri_prefix": run.uri}}
     run_job("train", spec, labels={STEP_LABEL: "train"})

@@ -10,13 +10,13 @@ from PIL import Image
 
 from tests.support.hf.publish import model_section, publish
 from tests.support.pipelines.run_files import small
-from trainer.errors import ConfigError
-from trainer.models.registry import family_of
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.time.feature_cache import feature_bytes
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from trainer.errors import ExitCode, UserError
 from vlmpipe.cli.app import app
 from vlmpipe.prove.prove import DEFAULT_RUN_FILE
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 TOY = ROOT / "tests" / "support" / "drivers" / "toy_trainer.py"
 COMMAND = [

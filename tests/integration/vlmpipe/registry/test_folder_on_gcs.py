@@ -9,12 +9,12 @@ import pytest
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.gcs import QUICK_RETRY
-from trainer.errors import UserError
-from trainer.storage.base import Storage
-from trainer.storage.gcs import GcsStorage
-from trainer.storage.local import LocalStorage
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 ROOT = "gs://bucket/some/root/registry"
 

@@ -14,29 +14,29 @@ from typing import Any
 import pytest
 from google.api_core.retry import Retry
 
-from components.runtime.resolve import compiled_settings, resolve
-from pipelines.check import check_run
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
 from tests.support.reports import make_run, write_export
-from trainer.errors import ConfigError, UserError
-from trainer.storage.base import Storage
-from trainer.storage.gcs import GcsStorage
-from trainer.storage.local import LocalStorage
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
+from vlmpipe.components.runtime.resolve import compiled_settings, resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.pipelines.check import check_run
 from vlmpipe.registry import folder as registry_module
 from vlmpipe.registry import release as release_module
 from vlmpipe.registry import vertex as vertex_models
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run
 from vlmpipe.registry.vertex import VertexRegistry
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.storage.local import LocalStorage
 
 REGISTRY_ROOT = "gs://bucket/root/registry"
 PLACE = Place("test-project", "us-central1")
@@ -286,7 +286,7 @@ def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Pa
 
 
 def _paths(root: Path) -> Any:
-    from trainer.config.job import RunPaths
+    from vlmpipe.trainer.config.job import RunPaths
 
     return RunPaths(run_id="r", root_uri=str(root))
 

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.replicas import pool, run_failing, spec
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen
-from trainer.redaction import HIDDEN
+from vlmpipe.trainer.redaction import HIDDEN
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 
@@ -29,12 +29,12 @@ def prepare(job, progress):
     raise {error}
 
 if "VLMPIPE_FAILURE_FILE" in os.environ:
-    import trainer.data.prepare.pipeline
-    trainer.data.prepare.pipeline.prepare = prepare
+    import vlmpipe.trainer.data.prepare.pipeline
+    vlmpipe.trainer.data.prepare.pipeline.prepare = prepare
 """
 RAISED = {
     "unexpected": 'RuntimeError("refused: " + token)',
-    "for people": '__import__("trainer.errors").errors.DataError("refused: " + token)',
+    "for people": '__import__("vlmpipe.trainer.errors").errors.DataError("refused: " + token)',
 }
 RAISED_TRIED = chosen(RAISED, lambda name: name == "unexpected")
 

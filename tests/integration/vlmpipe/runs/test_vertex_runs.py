@@ -197,7 +197,7 @@ def test_run_on_vertex_submits_and_watches(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("pipelines.submit.job_id_at", lambda config, moment: JOB)
+    monkeypatch.setattr("vlmpipe.pipelines.submit.job_id_at", lambda config, moment: JOB)
     vertex.runs.moves[JOB] = [BEGUN, Move({"resolve-run": "FAILED"}, "FAILED", "a non-zero status of 64")]
     run = submitter(tmp_path, monkeypatch, capfd, "run", "--target", "vertex")
     answer = run("--plain")

@@ -11,12 +11,12 @@ import pytest
 from tests.fakes.chat_model import ChatModelServer
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.vertex.endpoints import asked_questions, right, wrong
-from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.serving import inference_service
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
 from vlmpipe.serving.inference_service import InferenceService
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 OLD, NEW = "gs://bucket/registry/1/model", "gs://bucket/registry/2/model"
 

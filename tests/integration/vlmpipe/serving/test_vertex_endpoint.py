@@ -12,7 +12,6 @@ from google.cloud.aiplatform_v1 import types as api
 
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.endpoints import asked_questions, right, wrong
-from trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.config.sections.deploy import DeployConfig
@@ -21,6 +20,7 @@ from vlmpipe.serving import vertex_endpoint
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
 from vlmpipe.serving.questions import HeldOutQuestion, chat_messages
 from vlmpipe.serving.vertex_endpoint import VertexEndpoint
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 PLACE = Place("test-project", "us-central1", "jobs@test-project.iam.gserviceaccount.com")
 MODEL = f"{PLACE.parent}/models/digits"

@@ -10,16 +10,22 @@ from typing import Any
 
 import pytest
 
-from components.runtime.resolve import PARAMETER_FIELDS, Resolved, compiled_settings, parameter_defaults, resolve
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from tests.support.trainer.benchmark_files import write
-from trainer.config.job import JobConfig
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import open_storage, s3
-from trainer.storage.model_folders import revision_of
-from trainer.weights_digest import model_sha256
+from vlmpipe.components.runtime.resolve import (
+    PARAMETER_FIELDS,
+    Resolved,
+    compiled_settings,
+    parameter_defaults,
+    resolve,
+)
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage, s3
+from vlmpipe.trainer.storage.model_folders import revision_of
+from vlmpipe.trainer.weights_digest import model_sha256
 
 
 @pytest.fixture

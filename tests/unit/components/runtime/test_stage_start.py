@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from components.runtime.stage_start import continued
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.config.job import JobConfig, RunPaths
-from trainer.data.prepare.pipeline import fingerprint
-from trainer.errors import ConfigError
-from trainer.storage import open_storage
-from trainer.storage.base import join_uri
-from trainer.storage.export_manifest import NAME, write_description
-from trainer.storage.records import write_record
+from vlmpipe.components.runtime.stage_start import continued
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import stage_run_id
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.export_manifest import NAME, write_description
+from vlmpipe.trainer.storage.records import write_record
 
 STAGES = [
     {"name": "align", "freeze": ["tower", "language_model"]},

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from components.runtime import step_logic as steps
-from components.runtime.step_context import STOPPED_VARIABLE, exit_on_error, step_context
-from trainer.config.job import run_uri_of
-from trainer.errors import ConfigError, DataError
+from vlmpipe.components.runtime import step_logic as steps
+from vlmpipe.components.runtime.step_context import STOPPED_VARIABLE, exit_on_error, step_context
+from vlmpipe.trainer.config.job import run_uri_of
+from vlmpipe.trainer.errors import ConfigError, DataError
 
 
 def record(folder: Path) -> dict[str, Any]:

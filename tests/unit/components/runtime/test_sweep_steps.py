@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from components.runtime.resolve import compiled_settings, resolve
-from components.runtime.sweep_steps import (
+from tests.support.paths import ROOT
+from vlmpipe.backends.local import job as local_job
+from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.sweep_steps import (
     encode_features,
     open_jobs,
     preparations,
     prepare_variant_data,
     train_variants,
 )
-from tests.support.paths import ROOT
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, write_record
-from trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE, is_done, settings_sha256
-from vlmpipe.backends.local import job as local_job
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.trials.files import FEATURES_ERROR, OUTCOME, SWEEP_FILE, is_done, settings_sha256
 
 DIGITS = ROOT / "configs/digits.yaml"
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from components.runtime import webhook
 from tests.fakes.receiver import Receiver
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError
+from vlmpipe.components.runtime import webhook
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.ending import Ending
+from vlmpipe.trainer.errors import ConfigError
 
 DIGITS = ROOT / "configs/digits.yaml"
 SECRET = "projects/my-project/secrets/chat"
@@ -22,7 +22,7 @@ SECRET = "projects/my-project/secrets/chat"
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(webhook, "PAUSES_S", (0.0, 0.0))
     with Receiver() as server:
-        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", server.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", server.address)
         yield server
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipelines.tune.search import dearest_trial
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.pipelines.tune.search import dearest_trial
 from vlmpipe.planner.plan import plan_run
 
 LLAVA = ROOT / "configs/llava-7b.yaml"

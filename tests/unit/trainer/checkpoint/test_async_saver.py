@@ -15,17 +15,17 @@ import torch
 import torch.distributed as dist
 
 from tests.support.trainer.checkpoints import newest_good, record
-from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.attempts import claim_attempt, read_attempts
-from trainer.checkpoint.commit import CommitRecord, committed, fetch_folder
-from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.retention import Retention
-from trainer.checkpoint.staging import sweep_staging
-from trainer.config.checkpoint import CheckpointConfig
-from trainer.config.job import JobConfig
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ExitCode, UserError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
+from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed, fetch_folder
+from vlmpipe.trainer.checkpoint.manager import Checkpoints
+from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.checkpoint.staging import sweep_staging
+from vlmpipe.trainer.config.checkpoint import CheckpointConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 DEADLINE_S = 20.0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import MEMORY
-from trainer.checkpoint.attempts import (
+from vlmpipe.trainer.checkpoint.attempts import (
     Attempts,
     attempt_of,
     begin_at,
@@ -20,8 +20,8 @@ from trainer.checkpoint.attempts import (
     require_beginning,
     require_current,
 )
-from trainer.errors import ExitCode, UserError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 @pytest.fixture

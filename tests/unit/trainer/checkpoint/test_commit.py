@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.trainer.checkpoints import newest_good, record
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.commit import (
     DamagedError,
     Listing,
     checkpoint_name,
@@ -25,11 +25,11 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.manifest import FileSums
-from trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.base import crc32c_of
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.manifest import FileSums
+from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.base import crc32c_of
+from vlmpipe.trainer.storage.local import LocalStorage
 
 KEY = b"secret"
 
@@ -270,7 +270,7 @@ def test_other_format_version_is_refused_rather_than_skipped(store: LocalStorage
 def test_an_upload_is_refused_when_a_file_changes_after_its_checksum(
     store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.checkpoint.commit.sums_of_file", lambda path, **_: FileSums(2000, 12345))
+    monkeypatch.setattr("vlmpipe.trainer.checkpoint.commit.sums_of_file", lambda path, **_: FileSums(2000, 12345))
     with pytest.raises(UserError, match="changed before they reached"):
         save(store, tmp_path, 1)
     assert committed(store) == []

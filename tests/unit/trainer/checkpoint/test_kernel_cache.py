@@ -14,15 +14,15 @@ import torch.distributed as dist
 
 from tests.support.short_form import only_whole
 from tests.support.trainer.checkpoints import record
-from trainer.checkpoint import kernel_cache
-from trainer.checkpoint.async_saver import CheckpointSaver
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.kernel_cache import kernel_files, load_kernels
-from trainer.checkpoint.resume import resume
-from trainer.checkpoint.retention import Retention
-from trainer.distributed.process import ProcessContext
-from trainer.models.layers.compile import CACHE_VARIABLE
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint import kernel_cache
+from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files, load_kernels
+from vlmpipe.trainer.checkpoint.resume import resume
+from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.layers.compile import CACHE_VARIABLE
+from vlmpipe.trainer.storage.local import LocalStorage
 
 WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 KERNELS = b"kernels"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from trainer.strategies.base import StepResult
-from trainer.strategies.mixed_precision import LossScale
-from trainer.strategies.torch_base import TorchStrategy, share_of
-from trainer.tracing.memory_tracker import MemoryTracker
+from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.mixed_precision import LossScale
+from vlmpipe.trainer.strategies.torch_base import TorchStrategy, share_of
+from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker
 
 SIZES = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 1 << 30), max_size=30)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
-from trainer.checkpoint import weight_reader
+from vlmpipe.trainer.checkpoint import weight_reader
 
 
 class _MemberOfPython3110:

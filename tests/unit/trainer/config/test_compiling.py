@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.trainer.tiny_runs import strategy_changes
-from trainer.config.compiling import CompileChoice, compile_choice
-from trainer.config.strategies import COMPILING
-from trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
+from vlmpipe.trainer.config.strategies import COMPILING
+from vlmpipe.trainer.config.train import TrainConfig
 
 B = 10**9
 STRATEGIES = get_args(TrainConfig.model_fields["strategy"].annotation)

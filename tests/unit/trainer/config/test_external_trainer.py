@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainer.config.external_trainer import PLACEHOLDERS, ExternalTrainerConfig, fill_in
+from vlmpipe.trainer.config.external_trainer import PLACEHOLDERS, ExternalTrainerConfig, fill_in
 
 
 def trainer(**changes: Any) -> ExternalTrainerConfig:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trainer.config.train import TrainConfig
+from vlmpipe.trainer.config.train import TrainConfig
 
 OFFLOADED = {"offload": "optimizer"}
 

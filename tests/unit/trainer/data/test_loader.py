@@ -20,15 +20,15 @@ from tests.support.data.prepared import (
     run_prepare,
     write_json,
 )
-from trainer.config.data import DataConfig
-from trainer.data.chat.encode import IGNORED, Chat
-from trainer.data.loader import PackedLoader, PackedSequence
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index, SplitIndex
-from trainer.data.shards.tar import ShardReader
-from trainer.errors import DataError
-from trainer.models.image_tokens import SQUARES
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index, SplitIndex
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.models.image_tokens import SQUARES
+from vlmpipe.trainer.storage import open_storage
 
 ROW_TOKENS, GLOBAL_BATCH = 256, 3
 

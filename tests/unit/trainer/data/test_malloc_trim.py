@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from trainer.data.malloc_trim import trim_memory
+from vlmpipe.trainer.data.malloc_trim import trim_memory
 
 MIB = 1 << 20
 

@@ -14,14 +14,14 @@ from PIL import Image
 
 from tests.support.data.prepared import conversation
 from tests.support.data.videos import BITS, FPS, frame_in, shown, write_video
-from trainer.config.data import DataConfig
-from trainer.data.media import part_of
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Sample
-from trainer.data.sources import open_source
-from trainer.data.sources.image_files import ImageFiles
-from trainer.errors import UserError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.media import part_of
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.data.sources.image_files import ImageFiles
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 def pages(count: int) -> list[Image.Image]:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.paths import ROOT
-from trainer.config.data import DataConfig
-from trainer.data.mixture import Mixture, alternating, weighted_draws
-from trainer.data.packing import plan_packing
-from trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.mixture import Mixture, alternating, weighted_draws
+from vlmpipe.trainer.data.packing import plan_packing
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 NAMES = "abcde"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.packing import PackingPlan, plan_packing
+from vlmpipe.trainer.data.packing import PackingPlan, plan_packing
 
 ROW_TOKENS, ROW_IMAGES = 100, 4
 SAMPLES = st.lists(st.tuples(st.integers(1, ROW_TOKENS), st.integers(0, ROW_IMAGES)), max_size=200)

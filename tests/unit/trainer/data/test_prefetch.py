@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.data.shard_splits import sequence_of, split_of
-from trainer.data.prefetch import Needs, ShardSchedule
-from trainer.data.shards.disk_cache import NEVER
+from vlmpipe.trainer.data.prefetch import Needs, ShardSchedule
+from vlmpipe.trainer.data.shards.disk_cache import NEVER
 
 
 @settings(max_examples=30)

@@ -29,12 +29,12 @@ from tests.support.data.prepared import (
     run_prepare,
 )
 from tests.support.paths import ROOT
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Ledger, Reject, RejectCode
-from trainer.data.sample import SPLITS
-from trainer.data.shards.index import Index
-from trainer.data.sources import open_source
-from trainer.errors import DataError, ExitCode
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Ledger, Reject, RejectCode
+from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.errors import DataError, ExitCode
 
 Line = dict[str, Any] | bytes
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.encode import IGNORED, Chat
-from trainer.data.sample import Turn
-from trainer.data.tokenize import CHAT_TEMPLATE, load_tokenizer, make_tokenizer
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.models.image_tokens import ImageForm
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import CHAT_TEMPLATE, load_tokenizer, make_tokenizer
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.models.image_tokens import ImageForm
+from vlmpipe.trainer.storage.local import LocalStorage
 
 TURNS = (
     Turn("<image>\nwhat is the left digit?", "7", "left_digit"),

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.data.chat.encode import IGNORED
-from trainer.data.loader import PackedSequence
-from trainer.data.sampler import GlobalBatch
-from trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
-from trainer.distributed.data_parallel_rank import DataParallelRank
-from trainer.errors import DataError
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.image_inputs import Images
+from vlmpipe.trainer.data.chat.encode import IGNORED
+from vlmpipe.trainer.data.loader import PackedSequence
+from vlmpipe.trainer.data.sampler import GlobalBatch
+from vlmpipe.trainer.dataloading.batches import PrefetchingLoader, StepBatches, collate
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.image_inputs import Images
 
 ROW_TOKENS = 8
 

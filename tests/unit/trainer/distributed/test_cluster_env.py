@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainer.distributed.cluster_env import Cluster, read_cluster, read_roles
-from trainer.distributed.rendezvous import node_name
-from trainer.errors import ConfigError
-from trainer.launch import torchrun_arguments
+from vlmpipe.trainer.distributed.cluster_env import Cluster, read_cluster, read_roles
+from vlmpipe.trainer.distributed.rendezvous import node_name
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.launch import torchrun_arguments
 
 POOLS = {
     "workerpool0": ["cmle-training-workerpool0-ab-0:2222"],
@@ -108,12 +108,12 @@ def test_malformed_spec_is_reported(environment: dict[str, str], said: str) -> N
 
 def test_torchrun_counts_nodes_and_processes_apart() -> None:
     arguments = torchrun_arguments(
-        Cluster(("chief:2222", "worker:2222"), node_rank=1), 8, "trainer.train", ["--config", "x"]
+        Cluster(("chief:2222", "worker:2222"), node_rank=1), 8, "vlmpipe.trainer.train", ["--config", "x"]
     )
     options = dict(zip(arguments[:-4:2], arguments[1:-4:2], strict=True))
     assert options["--nnodes"] == "2" and options["--node-rank"] == "1" and options["--nproc-per-node"] == "8"
     assert options["--master-addr"] == "chief" and options["--master-port"] == "2222"
-    assert arguments[-4:] == ["-m", "trainer.train", "--config", "x"]
+    assert arguments[-4:] == ["-m", "vlmpipe.trainer.train", "--config", "x"]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.distributed.cluster_env import REPORT_VARIABLE
-from trainer.distributed.collectives import check_ranks
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ExitCode, UserError
-from trainer.storage.records import read_record_file
+from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
+from vlmpipe.trainer.distributed.collectives import check_ranks
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.records import read_record_file
 
 
 def worker(*, world_size: int) -> ProcessContext:

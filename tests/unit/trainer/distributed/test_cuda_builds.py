@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.distributed.cuda_builds import (
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.trainer.distributed.cuda_builds import (
     architectures_of,
     cuda_builds,
     driver_runs,
@@ -12,7 +13,6 @@ from trainer.distributed.cuda_builds import (
     min_driver,
     shipped_build,
 )
-from vlmpipe.catalog.machines import load_catalog
 
 
 @pytest.mark.parametrize(

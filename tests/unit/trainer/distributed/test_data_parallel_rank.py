@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.optimizer import OptimizerConfig
-from trainer.config.train import TrainConfig
-from trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError
 
 powers = st.sampled_from((1, 2, 4))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.distributed import nccl_plugin
-from trainer.distributed.nccl_plugin import (
+from vlmpipe.trainer.distributed import nccl_plugin
+from vlmpipe.trainer.distributed.nccl_plugin import (
     check_plugin,
     exported_symbols,
     exported_versions,
@@ -17,7 +17,7 @@ from trainer.distributed.nccl_plugin import (
     known_versions,
     plugin_name,
 )
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 
 def library(path: Path, source: str) -> Path:

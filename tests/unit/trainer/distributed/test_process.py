@@ -11,7 +11,7 @@ import pytest
 # Page faults of making tensors of 320 MB three times more, after they were made and freed once.
 FAULTS = """
 import resource, torch
-from trainer.distributed.process import keep_freed_memory
+from vlmpipe.trainer.distributed.process import keep_freed_memory
 {call}
 for number in range(4):
     if number == 1:

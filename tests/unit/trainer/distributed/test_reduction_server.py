@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from trainer.distributed import reduction_server
-from trainer.distributed.reduction_server import (
+from vlmpipe.trainer.distributed import reduction_server
+from vlmpipe.trainer.distributed.reduction_server import (
     Reducers,
     connected_nodes,
     connections,

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from tests.support.paths import ROOT
-from trainer.config.job import JobConfig, RunPaths
-from trainer.distributed.process import ProcessContext
-from trainer.distributed.watchdog import STACKS_FOLDER, Watchdog
-from trainer.errors import ExitCode
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.distributed.watchdog import STACKS_FOLDER, Watchdog
+from vlmpipe.trainer.errors import ExitCode
 
 FIRES_S = 20.0  # far longer than any limit here
 QUIET_LIMITS = 4  # a watchdog that has not fired after so many limits does not
@@ -110,7 +110,7 @@ def test_pauses_do_not_count_as_stalls(make: Make, ended: queue.SimpleQueue[int]
 
 def test_slow_steps_raise_the_limit_and_pauses_do_not(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = 0.0
-    monkeypatch.setattr("trainer.distributed.watchdog.time.monotonic", lambda: clock_s)
+    monkeypatch.setattr("vlmpipe.trainer.distributed.watchdog.time.monotonic", lambda: clock_s)
     watchdog = make(factor=20.0, floor_s=10.0)
     watchdog.close()  # no thread: this clock stands still
     for step in range(1, 6):
@@ -131,8 +131,8 @@ import sys, threading
 from pathlib import Path
 import torch
 from tests.unit.trainer.distributed.test_watchdog import watched_job
-from trainer.distributed.watchdog import Watchdog
-from trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.distributed.watchdog import Watchdog
+from vlmpipe.trainer.distributed.process import ProcessContext
 
 def waits_for_ever():
     threading.Event().wait()
@@ -171,4 +171,4 @@ def test_stalled_process_exits_with_71_and_writes_stacks_and_code(tmp_path: Path
         assert (tmp_path / "rank-3").read_text() == "71"
 
 
-SHORT_PATIENCE = "from trainer.distributed import watchdog; watchdog.PRINT_S = watchdog.UPLOAD_S = 0.5\n"
+SHORT_PATIENCE = "from vlmpipe.trainer.distributed import watchdog; watchdog.PRINT_S = watchdog.UPLOAD_S = 0.5\n"

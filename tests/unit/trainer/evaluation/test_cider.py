@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.evaluation.cider import Captioned, cider_d, cider_d_of_tokens, looks_like_captions, tokens
-from trainer.evaluation.metrics import Prediction, scores
+from vlmpipe.trainer.evaluation.cider import Captioned, cider_d, cider_d_of_tokens, looks_like_captions, tokens
+from vlmpipe.trainer.evaluation.metrics import Prediction, scores
 
 WORDS = st.lists(st.sampled_from(["a", "cat", "dog", "on", "mat", "runs"]), min_size=1, max_size=8)
 PICTURES = st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=3), WORDS), min_size=1, max_size=6)

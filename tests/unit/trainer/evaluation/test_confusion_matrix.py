@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kfp.dsl import HTML, ClassificationMetrics, Metrics
 
-from components.decide import decide
 from tests.support.reports import make_run
-from trainer.evaluation.confusion_matrix import MOST_ANSWERS, RULE, confusion_of, confusions, shown_confusion
-from trainer.evaluation.metrics import Prediction, is_right
+from vlmpipe.components.decide import decide
+from vlmpipe.trainer.evaluation.confusion_matrix import MOST_ANSWERS, RULE, confusion_of, confusions, shown_confusion
+from vlmpipe.trainer.evaluation.metrics import Prediction, is_right
 
 TEXTS = st.sampled_from(["0", "2", "10", "Yes", "yes.", "no", "other", "(other)", ""])
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from components.runtime.step_logic import job_metrics
 from tests.support.paths import ROOT
-from trainer.config.job import JobConfig, RunPaths
-from trainer.config.lmms_eval import LmmsEvalConfig
-from trainer.errors import ConfigError, DataError, UserError
-from trainer.evaluation import lmms_eval
-from trainer.evaluation.lmms_eval import benchmark, require_ready
-from trainer.storage import open_storage
-from trainer.storage.records import read_lines, read_record, write_record
+from vlmpipe.components.runtime.step_logic import job_metrics
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig
+from vlmpipe.trainer.errors import ConfigError, DataError, UserError
+from vlmpipe.trainer.evaluation import lmms_eval
+from vlmpipe.trainer.evaluation.lmms_eval import benchmark, require_ready
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
 
 URL, MODEL = "http://127.0.0.1:1/v1", "/scratch/model"
 STAND_IN = """#!{python}

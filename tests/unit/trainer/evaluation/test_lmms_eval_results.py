@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import UserError
-from trainer.evaluation.lmms_eval_results import TaskScores, read_results
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.evaluation.lmms_eval_results import TaskScores, read_results
 
 RIGHT = [1.0, 0.0, 1.0, 1.0]
 # As the task pope writes them: stderr_clt is accuracy's, also beside precision.

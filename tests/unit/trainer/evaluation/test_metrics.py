@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.evaluation.metrics import Prediction, anls, levenshtein, scores, vqa_accuracy
+from vlmpipe.trainer.evaluation.metrics import Prediction, anls, levenshtein, scores, vqa_accuracy
 
 
 @pytest.mark.parametrize(

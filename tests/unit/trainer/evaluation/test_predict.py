@@ -17,13 +17,13 @@ import pytest
 from PIL import Image
 
 from tests.support.trainer.tiny_runs import TINY
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ConfigError, DataError
-from trainer.evaluation import predict as module
-from trainer.evaluation.answer import AnsweringModel, Asked
-from trainer.evaluation.predict import ToAnswer, predict, read_questions
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.evaluation import predict as module
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked
+from vlmpipe.trainer.evaluation.predict import ToAnswer, predict, read_questions
 
 SIZES = {"a.png": (8, 8), "deep/b.jpg": (16, 8), "c.png": (8, 24)}
 JOB = JobConfig.model_validate(TINY | {"run": {"run_id": "one", "root_uri": "/runs"}})

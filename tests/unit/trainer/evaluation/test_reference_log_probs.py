@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.support.trainer.runs import make_run
-from trainer.config.job import JobConfig
-from trainer.config.model import WeightsConfig
-from trainer.errors import ConfigError
-from trainer.evaluation.reference_log_probs import POINTER, preference_scores, uri_of
-from trainer.storage import open_storage
-from trainer.storage.records import write_record
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.evaluation.reference_log_probs import POINTER, preference_scores, uri_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import write_record
 
 KEY = {"model": "m", "precision": "fp32"}
 

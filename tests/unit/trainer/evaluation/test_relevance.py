@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainer.evaluation.relevance import Selected, sensitivity, summarised, target_kept, tokens_in
-from trainer.models.arr_coc.allocation import Kept, quadtree, tokens_at
+from vlmpipe.trainer.evaluation.relevance import Selected, sensitivity, summarised, target_kept, tokens_in
+from vlmpipe.trainer.models.arr_coc.allocation import Kept, quadtree, tokens_at
 
 GRID = (6, 6)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.evaluation.vqa_answers import consensus, normalise_answer
+from vlmpipe.trainer.evaluation.vqa_answers import consensus, normalise_answer
 
 
 @pytest.mark.parametrize(

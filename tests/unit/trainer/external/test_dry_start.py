@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.external.dry_start import require_startable
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.external.dry_start import require_startable
 
 SCRIPT = """
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from trainer.external.follow import TrainingProgress
+from vlmpipe.trainer.external.follow import TrainingProgress
 
 LLAMA_FACTORY = {"current_steps": 3, "total_steps": 5, "loss": 2.5, "lr": 1e-4, "epoch": 0.6, "percentage": 60.0}
 SWIFT = {"loss": 2.5, "grad_norm": 1.0, "learning_rate": 1e-4, "global_step/max_steps": "3/5", "train_speed": "1s/it"}

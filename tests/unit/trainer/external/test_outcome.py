@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.errors import ExitCode, UserError
-from trainer.external.follow import TrainingProgress
-from trainer.external.outcome import judge, steps_wanted
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.external.follow import TrainingProgress
+from vlmpipe.trainer.external.outcome import judge, steps_wanted
 
 TRAINER = ExternalTrainerConfig(name="t", command=("t", "{max_steps}"))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.distributed.cluster_env import Cluster, Roles
-from trainer.external.process import Node, command_line, environment
-from trainer.external.process_tree import Running, to_ask
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.distributed.cluster_env import Cluster, Roles
+from vlmpipe.trainer.external.process import Node, command_line, environment
+from vlmpipe.trainer.external.process_tree import Running, to_ask
 
 HOSTS = ("chief:2222", "worker:2222")
 PLATFORM = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "chief", "MASTER_PORT": "2222", "PET_NNODES": "2"}

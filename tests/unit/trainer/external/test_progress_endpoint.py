@@ -12,7 +12,7 @@ import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
 
-from trainer.external.progress_endpoint import (
+from vlmpipe.trainer.external.progress_endpoint import (
     MAX_BODY_BYTES,
     TOKEN,
     URL,

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainer.config.external_trainer import ExternalTrainerConfig
-from trainer.errors import ExitCode, UserError
-from trainer.external.result import CONFIG, require_result
+from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.external.result import CONFIG, require_result
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 

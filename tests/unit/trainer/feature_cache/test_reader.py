@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.errors import DataError
-from trainer.feature_cache.reader import FeatureReader
-from trainer.feature_cache.store import write_shard
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.feature_cache.store import write_shard
+from vlmpipe.trainer.storage.local import LocalStorage
 
 WIDTH = 4
 IMAGES = [f"{number:064x}" for number in range(7)]

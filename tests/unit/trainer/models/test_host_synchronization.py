@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.trainer.measure_memory import packed_batch
 from tests.support.trainer.memory_cases import ONLINE, ROWS, Case
-from trainer.distributed.process import ProcessContext
-from trainer.errors import DataError
-from trainer.models.attention.varlen import ATTEND
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.optimizer import adamw_8bit  # noqa: F401, subclasses AdamW before a test replaces it
-from trainer.strategies.registry import build_strategy
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.models.attention.varlen import ATTEND
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.optimizer import adamw_8bit  # noqa: F401, subclasses AdamW before a test replaces it
+from vlmpipe.trainer.strategies.registry import build_strategy
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -126,7 +126,7 @@ def test_a_step_does_not_read_the_device(case: Case) -> None:
 
 def test_a_step_with_a_mask_does_not_read_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """What models get that cannot attend by sample."""
-    monkeypatch.setattr("trainer.models.packed_vlm.use_varlen_attention", lambda _: None)
+    monkeypatch.setattr("vlmpipe.trainer.models.packed_vlm.use_varlen_attention", lambda _: None)
     step = step_of(CASES["llava"])
     with Waits(), Made():
         step()
@@ -179,7 +179,7 @@ def test_a_step_with_transformers_own_code_reads_the_device(
     case: str, parts: dict[str, Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, part in parts.items():
-        monkeypatch.setattr(f"trainer.models.{name}", part)
+        monkeypatch.setattr(f"vlmpipe.trainer.models.{name}", part)
     step = step_of(CASES[case])
     with Waits(), Made(), pytest.raises((RuntimeError, NotImplementedError), match=r"meta|nonzero"):
         step()

@@ -13,11 +13,11 @@ from transformers import AutoConfig
 from tests.fakes.hub import FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
 from tests.support.short_form import only_whole
-from trainer.config.model import WeightsConfig
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ExitCode, UserError
-from trainer.models.hf_native.pretrained import load_pretrained
-from trainer.secret_manager import use_hub_token
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained
+from vlmpipe.trainer.secret_manager import use_hub_token
 
 CONTENT = b'{"model_type": "qwen2"}'
 MODEL = WeightsConfig(weights="org/model")
@@ -86,7 +86,7 @@ def test_the_token_of_a_secret_opens_a_gated_model_and_is_not_printed(
     hub.repositories["org/model"] = Repository(content=CONTENT, readers=(TOKEN,), gated=True)
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/hub/versions/latest": TOKEN}
-        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
         use_hub_token(None)
         assert "HF_TOKEN" not in os.environ
         use_hub_token("projects/p/secrets/hub")

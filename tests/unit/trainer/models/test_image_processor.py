@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tests.support.data.prepared import encode, picture
-from trainer.config.model import ModelConfig
-from trainer.models.image_processor import PixelPreparer
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.image_processor import PixelPreparer
 
 
 def config(model_type: str) -> ModelConfig:
@@ -46,6 +46,6 @@ def test_a_processor_with_other_steps_runs_itself(monkeypatch: pytest.MonkeyPatc
             return {"pixel_values": np.stack([np.full((3, 32, 32), image.width, np.float32) for image in images])}
 
     family = type("Family", (), {"image_processor": lambda self, config: Processor()})()
-    monkeypatch.setattr("trainer.models.image_processor.family_of", lambda config: family)
+    monkeypatch.setattr("vlmpipe.trainer.models.image_processor.family_of", lambda config: family)
     made = PixelPreparer(config("siglip_vision_model"))([PICTURES["smaller"], PICTURES["oblong"]])
     assert made[:, 0, 0, 0].tolist() == [11, 70]

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE
 from tests.support.trainer.tiny_native import CONFIGS, model_section
-from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.errors import ConfigError
-from trainer.feature_cache.store import features_key
-from trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
-from trainer.models.registry import family_of
-from trainer.sizing.image_grids import ImageGrids, VideoSize, near_square, patches_in_time
+from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.feature_cache.store import features_key
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule, image_tokens_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.image_grids import ImageGrids, VideoSize, near_square, patches_in_time
 
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 32, "num_attention_heads": 2, "patch_size": 7}
 SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
@@ -81,7 +81,7 @@ def test_an_impossible_image_size_is_refused_with_a_message(side: int) -> None:
 
 def test_torch_is_imported_only_for_an_incomplete_configuration() -> None:
     program = (
-        "import sys; from trainer.models.image_tokens import image_tokens_of;"
+        "import sys; from vlmpipe.trainer.models.image_tokens import image_tokens_of;"
         "from tests.unit.trainer.models.test_image_tokens import *;"
         "before = 'torch' in sys.modules; image_tokens_of(model({'config': SIGLIP}))(4, 4);"
         "print(before, 'torch' in sys.modules)"

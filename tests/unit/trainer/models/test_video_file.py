@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from tests.support.data.prepared import encode, picture
-from trainer.config.data import DataConfig
-from trainer.data.prepare.checks import check_clip, check_image
-from trainer.data.sample import Clip
-from trainer.models.video_file import frames_of, joined
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.prepare.checks import check_clip, check_image
+from vlmpipe.trainer.data.sample import Clip
+from vlmpipe.trainer.models.video_file import frames_of, joined
 
 DATA = DataConfig(source="unused.json", sequence_length=8)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.support.paths import ROOT
-from trainer.monitoring.gpu_telemetry import (
+from vlmpipe.trainer.monitoring.gpu_telemetry import (
     NOTHING,
     GpuFaultWatch,
     GpuReading,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.monitoring.metrics_writer import FILE, MetricsLog
-from trainer.monitoring.trackers import Tracker, open_tensorboard
-from trainer.storage.records import unseal
+from vlmpipe.trainer.monitoring.metrics_writer import FILE, MetricsLog
+from vlmpipe.trainer.monitoring.trackers import Tracker, open_tensorboard
+from vlmpipe.trainer.storage.records import unseal
 
 
 def tensorboard(folder: Path) -> list[Tracker]:

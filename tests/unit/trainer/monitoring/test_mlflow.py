@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.config.job import JobConfig, RunPaths
-from trainer.errors import ExitCode, UserError
-from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.monitoring.mlflow import MlflowLog, open_mlflow
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
+from vlmpipe.trainer.monitoring.mlflow import MlflowLog, open_mlflow
 
 
 def job(root: Path, **settings: Any) -> JobConfig:

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.monitoring.profiler import covered_s, joined_spans
+from vlmpipe.trainer.monitoring.profiler import covered_s, joined_spans
 
 TIMES = st.floats(0, 1, allow_subnormal=False)
 SPANS = st.lists(st.tuples(TIMES, TIMES).map(lambda pair: (min(pair), max(pair))), max_size=30)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.trainer.tiny_runs import TINY
-from trainer.config.train import TrainConfig
-from trainer.monitoring import rank_metrics
-from trainer.monitoring.rank_metrics import ForwardTimer, StragglerWatch, straggler, waitless
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.monitoring import rank_metrics
+from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, StragglerWatch, straggler, waitless
 
 
 class Clock:

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.dataloading.batches import StepBatches
-from trainer.distributed.data_parallel_rank import DataParallelRank
-from trainer.distributed.process import ProcessContext
-from trainer.errors import DataError
-from trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
-from trainer.strategies.base import StepResult
+from vlmpipe.trainer.dataloading.batches import StepBatches
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
+from vlmpipe.trainer.strategies.base import StepResult
 
 
 def worker(device: str) -> ProcessContext:

@@ -11,10 +11,11 @@ import pytest
 from kubeflow_trainer_api.models.trainer_v1alpha1_trainer_status import TrainerV1alpha1TrainerStatus
 
 from tests.support.paths import ROOT
-from trainer.config.job import JobConfig, RunPaths
-from trainer.external.progress_endpoint import ProgressEndpoint
-from trainer.monitoring.trackers import TensorBoardLog, open_trackers
-from trainer.monitoring.train_job_status import (
+from vlmpipe.config.run_config import load_run_file
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.external.progress_endpoint import ProgressEndpoint
+from vlmpipe.trainer.monitoring.trackers import TensorBoardLog, open_trackers
+from vlmpipe.trainer.monitoring.train_job_status import (
     CA_CERT,
     INTERVAL_S,
     TOKEN,
@@ -23,7 +24,6 @@ from trainer.monitoring.train_job_status import (
     open_train_job_status,
     status_of,
 )
-from vlmpipe.config.run_config import load_run_file
 
 VALUES = {"loss": 0.5, "step_s": 2.0, "tokens_per_s": float("nan"), "reduction_server": "active"}
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.config.job import JobConfig
-from trainer.distributed.process import ProcessContext
-from trainer.models.registry import family_of
-from trainer.monitoring import training_monitor
-from trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
-from trainer.monitoring.rank_metrics import RankMetrics
-from trainer.monitoring.step_metrics import StepTotals
-from trainer.monitoring.training_monitor import TrainingMonitor
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.monitoring import training_monitor
+from vlmpipe.trainer.monitoring.gpu_telemetry import NOTHING, GpuReading
+from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics
+from vlmpipe.trainer.monitoring.step_metrics import StepTotals
+from vlmpipe.trainer.monitoring.training_monitor import TrainingMonitor
+from vlmpipe.trainer.storage import open_storage
 
 WORKER = ProcessContext(0, 4, 0, 2, torch.device("cpu"))  # the first of two nodes with two ranks each
 COOL = GpuReading(90.0, 10.0, 400.0, 60.0, 0.0, 0.0)

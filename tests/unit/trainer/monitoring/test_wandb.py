@@ -14,10 +14,10 @@ import pytest
 
 from tests.fakes.receiver import Receiver
 from tests.support.trainer.runs import TINY, merged
-from trainer.config.job import JobConfig
-from trainer.errors import ExitCode, UserError
-from trainer.monitoring.metrics_writer import FILE, MetricsLog
-from trainer.monitoring.wandb import KEY_VARIABLE, WandbLog, open_wandb, wandb_folder
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.monitoring.metrics_writer import FILE, MetricsLog
+from vlmpipe.trainer.monitoring.wandb import KEY_VARIABLE, WandbLog, open_wandb, wandb_folder
 
 FILE_HEADER, BLOCK_BYTES = b":W&B\xe1\xbe\x00", 32768
 RUN = {"run_id": "tune-1/trial-2", "root_uri": "/nowhere"}
@@ -98,7 +98,7 @@ def test_refused_access_does_not_stop_training(
 ) -> None:
     with Receiver() as receiver:
         monkeypatch.setenv("WANDB_BASE_URL", receiver.address)
-        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
         assert open_wandb(job(project="digits", **settings)) is None
     said = capfd.readouterr().err
     assert "train: warning: Weights & Biases: no metrics: " in said and words in said
@@ -152,7 +152,7 @@ def test_the_key_comes_from_secret_manager_and_is_not_printed(
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/wandb/versions/latest": key}
-        monkeypatch.setattr("trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
         wandb_log = open_wandb(job(project="digits", api_key_secret="projects/p/secrets/wandb"))
     assert wandb_log
     wandb_log.close()

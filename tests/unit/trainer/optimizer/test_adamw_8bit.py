@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from trainer.errors import ExitCode, UserError
-from trainer.optimizer.adamw_8bit import AdamW8bit
-from trainer.sizing.optimizer_state import BLOCK, BYTES_8_BIT, fits_8_bits
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.optimizer.adamw_8bit import AdamW8bit
+from vlmpipe.trainer.sizing.optimizer_state import BLOCK, BYTES_8_BIT, fits_8_bits
 
 RATE = 1e-2
 

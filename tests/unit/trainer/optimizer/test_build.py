@@ -15,11 +15,11 @@ from transformers.optimization import get_wsd_schedule
 
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.model import ModelConfig
-from trainer.config.optimizer import OptimizerConfig
-from trainer.config.train import TrainConfig
-from trainer.models.registry import family_of
-from trainer.optimizer.build import build_optimizer, rate_factor, set_rates
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.optimizer.build import build_optimizer, rate_factor, set_rates
 
 
 def settings_of(**changes: object) -> TrainConfig:

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from tests.support.trainer.flop_cases import CASES, model_config
-from trainer.models.registry import family_of
-from trainer.sizing.export_size import FP32_BYTES, MAX_SHARD_BYTES, export_size
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.export_size import FP32_BYTES, MAX_SHARD_BYTES, export_size
 
 GB = 10**9
 

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.short_form import chosen
 from tests.support.trainer.flop_cases import CACHEABLE, CASES, by_formula, counted, model_config
-from trainer.models.llava.family import LlavaFamily
-from trainer.sizing.flops import flops_per_sequence, model_flops_per_sequence, tower_flops_per_image
+from vlmpipe.trainer.models.llava.family import LlavaFamily
+from vlmpipe.trainer.sizing.flops import flops_per_sequence, model_flops_per_sequence, tower_flops_per_image
 
 TOLERANCE = 0.02
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.sizing.gpu_peaks import TERA, peak_of
 from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
 
 # As torch.cuda.get_device_name gives them.
 NAMES = {

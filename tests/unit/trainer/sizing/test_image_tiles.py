@@ -15,32 +15,32 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast, SiglipImageProcessorPil, SmolVLMImageProcessorPil
 from transformers.models.smolvlm import processing_smolvlm
 
-from pipelines.check import check_run
 from tests.support.data.prepared import encode, job_config, run_prepare, write_json
 from tests.support.pipelines.run_files import small
 from tests.support.short_form import WHOLE
 from tests.support.trainer.native_models import picture
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.data import DataConfig
-from trainer.config.job import JobConfig
-from trainer.config.model import IMAGE_TOKEN, ModelConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader, PackedSequence
-from trainer.data.sample import Turn
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index
-from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ConfigError
-from trainer.evaluation.evaluate import other_sample
-from trainer.models.image_inputs import Images, join_features
-from trainer.models.image_processor import image_preparer, images_within
-from trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_of
-from trainer.models.registry import family_of
-from trainer.sizing.image_tiles import ImageTiles
-from trainer.storage import open_storage
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of
+from vlmpipe.pipelines.check import check_run
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.evaluation.evaluate import other_sample
+from vlmpipe.trainer.models.image_inputs import Images, join_features
+from vlmpipe.trainer.models.image_processor import image_preparer, images_within
+from vlmpipe.trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.image_tiles import ImageTiles
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 SIDE, EDGE = 16, 48
 TEXTS = ["USER: what is this? ASSISTANT:", " 7"]
@@ -290,6 +290,6 @@ def test_another_samples_image_is_cut_as_the_questions_own() -> None:
 
 def test_a_processor_that_cuts_by_another_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     family = type("Family", (), {"image_processor": lambda self, config: SiglipImageProcessorPil()})()
-    monkeypatch.setattr("trainer.models.image_processor.family_of", lambda config: family)
+    monkeypatch.setattr("vlmpipe.trainer.models.image_processor.family_of", lambda config: family)
     with pytest.raises(ConfigError, match=r"is a SiglipImageProcessorPil, whose tiles are not known here"):
         image_preparer(config_of())

@@ -16,17 +16,17 @@ from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.memory_cases import Case
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import merged
-from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.data.sampler import EpochTotals
-from trainer.errors import ConfigError
-from trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
-from trainer.models.registry import family_of
-from trainer.setup import mean_sequence_flops
-from trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
-from trainer.tracing.fake_inputs import SequenceShape, inputs_of
 from vlmpipe.planner.memory.pipeline_partition import sequence_flops
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.data.sampler import EpochTotals
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.layers.pipeline_stage import reduce_to_stage, stage_view
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.setup import mean_sequence_flops
+from vlmpipe.trainer.sizing.pipeline_partition import Costs, Stage, cut, end_costs, schedule_passes, stages_of
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of
 
 VOCABULARY = 300
 # Of Qwen3-VL two inner layers of the tower reach the first two of the language model's four.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import UserError
-from trainer.storage.background_writer import BackgroundWriter
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.background_writer import BackgroundWriter
+from vlmpipe.trainer.storage.local import LocalStorage
 
 LIMIT_S = 20.0
 

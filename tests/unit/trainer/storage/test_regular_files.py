@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.storage.regular_files import (
+from vlmpipe.trainer.storage.regular_files import (
     FileTooLargeError,
     NotRegularFileError,
     kind_of,

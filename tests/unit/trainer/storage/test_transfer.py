@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.errors import UserError
-from trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 WAIT_S = 10
 

@@ -9,11 +9,11 @@ import torch
 
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.native_sequences import config_of
-from trainer.errors import ConfigError
-from trainer.models.attention.context_parallel import ContextParallel
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.registry import family_of
-from trainer.strategies.context_parallel import inputs_of_rank, require_context_parallel
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.context_parallel import inputs_of_rank, require_context_parallel
 
 ROWS, TOKENS, HIDDEN = 2, 8, 4
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.distributed.process import ProcessContext
-from trainer.errors import DataError
-from trainer.strategies.ddp import Ddp
-from trainer.strategies.mixed_precision import FIRST_SCALE, MOST_OVERFLOWS_IN_A_ROW, STEPS_TO_GROW, LossScale
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.strategies.ddp import Ddp
+from vlmpipe.trainer.strategies.mixed_precision import FIRST_SCALE, MOST_OVERFLOWS_IN_A_ROW, STEPS_TO_GROW, LossScale
 
 ALONE = ProcessContext(0, 1, 0, 1, torch.device("cpu"))
 

@@ -16,17 +16,17 @@ from tests.support.paths import ROOT
 from tests.support.trainer.measure_memory import Scales, draw, packed_batch
 from tests.support.trainer.memory_cases import ONLINE, ROWS, Case
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.config.train import TrainConfig
-from trainer.dataloading.batches import PackedBatch
-from trainer.errors import ConfigError
-from trainer.models.registry import family_of
-from trainer.strategies.vision_prefetch import VisionPrefetch, micro_batches
-from trainer.tracing.fake_inputs import tensors_of
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file, parse_run_config
 from vlmpipe.planner.memory.activations import largest_sequences, tower_ahead_bytes
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.vision_prefetch import VisionPrefetch, micro_batches
+from vlmpipe.trainer.tracing.fake_inputs import tensors_of
 
 CPU = torch.device("cpu")
 RUN_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"

@@ -10,8 +10,8 @@ import pytest
 
 PROGRAM = """
 import os, signal, sys, threading, time
-from trainer.errors import ConfigError, ExitCode
-from trainer.trials.forked import ForkedChildren
+from vlmpipe.trainer.errors import ConfigError, ExitCode
+from vlmpipe.trainer.trials.forked import ForkedChildren
 
 children, seen = ForkedChildren(), []
 

@@ -10,12 +10,12 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
 from vlmpipe.backends.packages import built, for_vertex, upload
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.target_requirements import require_vertex
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
 
 PROJECT = str(ROOT / "recipes/plain")
 

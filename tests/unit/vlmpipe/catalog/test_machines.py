@@ -8,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from trainer.config.model import WHOLE_FAMILIES
 from vlmpipe.catalog import machines as catalog_module
 from vlmpipe.catalog.machines import MIB_PER_GIB, Gpu, Machine, load_catalog, load_models
 from vlmpipe.config.sections.cluster import Accelerator, ClusterConfig, ReductionServerConfig
+from vlmpipe.trainer.config.model import WHOLE_FAMILIES
 
 MODELS = load_models()
 BOOT_DISK_TYPES = get_args(ClusterConfig.model_fields["boot_disk_type"].annotation)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import ConfigError, ExitCode
 from vlmpipe.catalog.machines import load_catalog, read_yaml
 from vlmpipe.catalog.price_schema import PriceFile, Term
 from vlmpipe.catalog.prices import FILE_NAME, OLD_AFTER_DAYS, Prices, load_prices
+from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 TODAY = date(2026, 11, 20)
 H100 = ("a3-highgpu-8g", "NVIDIA_H100_80GB", 8, "us-central1")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import local_process
 from tests.support.command_line import Answer, Vlmpipe
 from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
+from vlmpipe.pipelines import local_process
 from vlmpipe.runs import submitted
 from vlmpipe.runs.local.run import LocalRun
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.check import Finding
 from tests.support.command_line import Vlmpipe
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen, only_whole
@@ -19,6 +18,7 @@ from vlmpipe import api
 from vlmpipe.cli import output
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.yaml_loader import read_run_file
+from vlmpipe.pipelines.check import Finding
 
 DIGITS = "configs/digits.yaml"
 

@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from tests.support.data.prepared import conversation, llava_folder, record, run_prepare, write_json
 from tests.support.pipelines.run_files import SMALL
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
-from trainer.errors import ExitCode, UserError
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 from vlmpipe.cli.app import app
 from vlmpipe.cli.data import _job
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.runs.local.run import MARKER, Marker
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 SPLITS = ("eval", "train", "train")
 

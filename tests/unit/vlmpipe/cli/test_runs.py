@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import Vlmpipe
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import seal_lines, write_record
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import seal_lines, write_record
 
 DIGITS = "configs/digits.yaml"
 

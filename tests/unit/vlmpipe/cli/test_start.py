@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import local_process
 from tests.support.command_line import Vlmpipe
 from tests.support.data.prepared import llava_folder, record, write_json
+from vlmpipe.pipelines import local_process
 
 DIGITS = "configs/digits.yaml"
 

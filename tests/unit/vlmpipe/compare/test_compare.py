@@ -12,15 +12,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from trainer.errors import ConfigError, DataError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.records import seal_lines, write_record
 from vlmpipe.compare.compare import Comparison, compare
 from vlmpipe.compare.page import build_page
 from vlmpipe.compare.predictions import write_predictions
 from vlmpipe.compare.sides import read_sides
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.registry.paired_bootstrap import paired_bootstrap
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import seal_lines, write_record
 
 Answers = Sequence[tuple[str, str, str]]  # id of the sample, expected, predicted
 FIRST: Answers = [("a", "red", "red"), ("a", "two", "two"), ("b", "red", "blue"), ("c", "two", "three")]

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import SMALL, problems_of, small
-from trainer.config.job import JobConfig, RunPaths
-from trainer.errors import ConfigError
 from vlmpipe.config import json_schema as schema
 from vlmpipe.config.run_config import BUILTIN_SOURCES, RunConfig, load_run_file, parse_run_config, warnings
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError, closest_field, fields_of
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES, apply_overrides, parse_overrides, parse_yaml
 from vlmpipe.runs.local.run import DEFAULT_ROOT
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.errors import ConfigError
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -441,8 +441,8 @@ def test_the_reference_files_are_up_to_date() -> None:
 
 
 def test_the_builtin_sources_are_those_of_the_data_step() -> None:
-    from trainer.data.sources import _builtin_sources
-    from trainer.data.sources.builtin import BUILTIN_PREFIX
+    from vlmpipe.trainer.data.sources import _builtin_sources
+    from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX
 
     assert set(BUILTIN_SOURCES) == {BUILTIN_PREFIX + name for name in _builtin_sources()}
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.pipelines.run_files import SMALL
-from trainer.storage.export_manifest import MARKER
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.trainer.storage.export_manifest import MARKER
 
 MODEL = {"pretrained": {"weights": "run:align-1"}, "tokenizer": "run:align-1", "image_size": 32}
 

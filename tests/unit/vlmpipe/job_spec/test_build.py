@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
-from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import check_job_spec, job_spec, job_violations, jobs_of, reducer_count, worker_pools
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.planner.cost.quotas import quotas
+from vlmpipe.trainer.errors import ConfigError
 
 REDUCERS = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
@@ -118,8 +118,15 @@ def test_a_node_runs_the_launcher_with_the_run_file_of_its_run() -> None:
     config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.local_port=29400", "cluster.env={A: b}"])
     (chief, *_) = worker_pools(config, "train", "out/runs/r1")
     container = chief["container_spec"]
-    assert container["command"] == ["python", "-m", "trainer.launch"]
-    assert container["args"] == ["--nproc-per-node", "1", "--", "trainer.train", "--config", "out/runs/r1/run.json"]
+    assert container["command"] == ["python", "-m", "vlmpipe.trainer.launch"]
+    assert container["args"] == [
+        "--nproc-per-node",
+        "1",
+        "--",
+        "vlmpipe.trainer.train",
+        "--config",
+        "out/runs/r1/run.json",
+    ]
     assert container["env"] == [{"name": "A", "value": "b"}, {"name": "VLMPIPE_LOCAL_PORT", "value": "29400"}]
 
 
@@ -182,7 +189,7 @@ def test_a_training_program_has_its_image_in_training_only() -> None:
     images = {job: {pool["container_spec"]["image_uri"] for pool in trainer_pools(job)} for job in jobs}
     assert images == {"cache_features": {"ours:1"}, "train": {"mine:1"}, "evaluate": {"ours:1"}}
     container = trainer_pools()[0]["container_spec"]
-    assert container["command"] == ["python", "-m", "trainer.external.launch"]
+    assert container["command"] == ["python", "-m", "vlmpipe.trainer.external.launch"]
     assert container["args"][-2:] == ["--config", "gs://b/run/run.json"]
 
 
@@ -205,14 +212,14 @@ def test_a_package_is_a_python_package_spec_that_starts_the_launcher() -> None:
     package = {"executor_image_uri": "executor:1", "package_uris": ["gs://b/mine.tar.gz"], "python_module": "mine.task"}
     (chief, _) = trainer_pools(kind="package", **package, image_uri="")
     spec = chief["python_package_spec"]
-    assert (spec["python_module"], spec["package_uris"]) == ("trainer.external.launch", ["gs://b/mine.tar.gz"])
+    assert (spec["python_module"], spec["package_uris"]) == ("vlmpipe.trainer.external.launch", ["gs://b/mine.tar.gz"])
     assert parse_job_spec({"worker_pool_specs": [chief]})
 
 
 def test_an_evaluation_of_ones_own_runs_in_the_programs_image() -> None:
     (chief,) = trainer_pools("evaluate", result="opaque", evaluate_command=["python", "judge.py", "{model}"])
     assert chief["container_spec"]["image_uri"] == "mine:1"
-    assert chief["container_spec"]["command"][-1] == "trainer.external.evaluate"
+    assert chief["container_spec"]["command"][-1] == "vlmpipe.trainer.external.evaluate"
 
 
 L4 = {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.job_specs import CASES, CLUSTER, IMAGE, ONE, REDUCED, Case, a100, changed, leaves
-from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli import app as cli
 from vlmpipe.config.yaml_loader import LARGEST_FILE_BYTES
 from vlmpipe.job_spec.file import SpecFile, read_spec_file, spec_of
 from vlmpipe.job_spec.rules import Violation
 from vlmpipe.job_spec.schema import camel_case, read_message
+from vlmpipe.trainer.errors import ConfigError
 
 FOLDER = ROOT / "tests/fixtures/job-specs"
 CATALOG = load_catalog()

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.check import check_run
 from tests.support import short_form
 from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
 from tests.support.paths import ROOT
@@ -33,13 +32,14 @@ from tests.support.pipelines.job_specs import (
     leaves,
     pool,
 )
-from trainer.errors import ConfigError
-from trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import check_jobs, job_violations, jobs_of
 from vlmpipe.job_spec.rules import RULES, Violation, check_spec
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
+from vlmpipe.pipelines.check import check_run
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 
 GENERATE = "run: python -m tests.support.generated_files"
 RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -164,7 +164,7 @@ def test_the_refusal_of_tpus_names_a_comparable_gpu_machine() -> None:
     config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.machine_type=ct5lp-hightpu-4t"])
     found, workers = [one for one in job_violations(config, "train", "gs://b/r") if one.severity == "error"]
     assert workers.code == "VP214"
-    assert (found.code, found.found) == ("VP214", "TPUs (ct5lp-hightpu-4t) for trainer.launch")
+    assert (found.code, found.found) == ("VP214", "TPUs (ct5lp-hightpu-4t) for vlmpipe.trainer.launch")
     assert found.fix == "a GPU machine of similar memory is a2-highgpu-2g with 2 x NVIDIA_TESLA_A100"
 
 

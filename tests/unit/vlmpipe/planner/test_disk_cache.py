@@ -16,11 +16,6 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.trainer.memory_cases import Case
 from tests.support.trainer.tiny_native import CONFIGS
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import ConfigError
-from trainer.models import registry as table
-from trainer.sizing.model_shape import ModelShape
-from trainer.tracing import step as tracing
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner import disk_cache as kept
 from vlmpipe.planner import model_architecture as architecture
@@ -30,6 +25,11 @@ from vlmpipe.planner.memory import zero_persistence as persistent
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.search.memory import planned_stages
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models import registry as table
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.tracing import step as tracing
 
 KEPT: tuple[Any, ...] = (
     activations._traced,

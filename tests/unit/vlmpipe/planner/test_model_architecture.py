@@ -10,10 +10,10 @@ import pytest
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError
-from trainer.storage import open_storage
-from trainer.storage.base import Storage
 from vlmpipe import api
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
 
 BROKEN = {
     "a patch of nothing": "model.tower.config.patch_size=0",

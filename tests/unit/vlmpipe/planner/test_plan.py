@@ -13,12 +13,6 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.memory_cases import Case
-from trainer.config.model import ModelConfig
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.sizing.pipeline_partition import Stage
-from trainer.tracing.fake_inputs import SequenceShape
-from trainer.tracing.pipeline_stage import trace_stage
-from trainer.tracing.step import trace_step
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner import model_architecture as architectures
@@ -29,6 +23,12 @@ from vlmpipe.planner.memory.rank import GIB, fullest, training_phases
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
 from vlmpipe.planner.plan import Plan, described_machine, plan_run
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
+from vlmpipe.trainer.tracing.pipeline_stage import trace_stage
+from vlmpipe.trainer.tracing.step import trace_step
 
 SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 

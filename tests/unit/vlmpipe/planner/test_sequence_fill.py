@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.data.sampler import PackedBatchSampler
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.sequence_fill import LengthFill, fill_by_length, length_advice
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
 
 
 def config(*overrides: str) -> RunConfig:

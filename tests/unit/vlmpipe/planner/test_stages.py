@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import UserError
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.plan import Plan, plan_run
 from vlmpipe.planner.stages import StagesPlan, plan_whole_run
 from vlmpipe.planner.sweep import require_runnable
+from vlmpipe.trainer.errors import UserError
 
 SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 ALIGN = "freeze: [tower, language_model], data: {source: gs://example-bucket/pairs.json}, plan: {samples: 558128}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import UserError
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.sweep import SweepPlan, plan_config, require_runnable
+from vlmpipe.trainer.errors import UserError
 
 SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 

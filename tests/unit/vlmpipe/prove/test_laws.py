@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import UserError
 from vlmpipe.prove.laws import LAWS, MISSING_KEYS, Losses, Proof, Verdict
 from vlmpipe.prove.losses import LABELLINGS, SPANS, SampleLoss, is_close, sample_mean, token_mean
 from vlmpipe.prove.trainer_runs import LONG_STEPS, Ended, Start
+from vlmpipe.trainer.errors import UserError
 
 LENGTHS = [5 + 3 * number % 11 for number in range(32)]
 STARTING = 4.0  # the weight that training starts from

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import ConfigError, UserError
-from trainer.storage.base import crc32c_of
-from trainer.storage.local import LocalStorage
 from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.storage.base import crc32c_of
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 def candidate(folder: Path, run_id: str, checkpoint: str = "0001-00000010-aa", exact_match: float = 0.9) -> Candidate:

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import seal, unseal
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.gate import Decision, decide
 from vlmpipe.registry.paired_bootstrap import PairedAnswers, paired_bootstrap, shared_questions
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import seal, unseal
 
 EVALUATION: dict[str, Any] = {
     "run_id": "run-b",

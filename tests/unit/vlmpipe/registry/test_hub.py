@@ -14,18 +14,18 @@ import yaml
 from huggingface_hub import constants
 from kfp.dsl import Model
 
-from components.register_model import register_model
 from tests.fakes.hub_uploads import UploadHub, running_upload_hub
 from tests.fakes.receiver import Receiver
 from tests.support.reports import make_run, write_json
-from trainer import secret_manager
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.export_manifest import write_description
-from trainer.storage.file_sums import FileSum
-from trainer.storage.records import read_record_file
+from vlmpipe.components.register_model import register_model
 from vlmpipe.registry.hub import upload_registered
 from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.trainer import secret_manager
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import write_description
+from vlmpipe.trainer.storage.file_sums import FileSum
+from vlmpipe.trainer.storage.records import read_record_file
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights"}

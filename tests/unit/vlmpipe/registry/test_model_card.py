@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.config.data import DataConfig
 from vlmpipe.registry.model_card import _data
+from vlmpipe.trainer.config.data import DataConfig
 
 
 def test_mixed_licences_are_named_with_their_sources_and_a_missing_one_too() -> None:

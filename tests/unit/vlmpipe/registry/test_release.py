@@ -10,10 +10,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from tests.support.reports import RUN_ID, make_run, write_export, write_json
-from trainer.errors import ConfigError, DataError, UserError
-from trainer.storage.records import read_record_file
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, register_run, was_accepted
+from vlmpipe.trainer.errors import ConfigError, DataError, UserError
+from vlmpipe.trainer.storage.records import read_record_file
 
 
 @pytest.fixture

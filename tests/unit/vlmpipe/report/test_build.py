@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from tests.support.planner.plans import amber, make_plan
 from tests.support.reports import make_run, write_json
 from tests.support.short_form import chosen
-from trainer.errors import UserError
 from vlmpipe.report.build import build_report, write_report
 from vlmpipe.report.load import duration
 from vlmpipe.report.samples import choose, thumbnail
 from vlmpipe.report.svg_charts import line_chart, nice_ticks, thin_out
 from vlmpipe.report.tables import confusions, wilson
+from vlmpipe.trainer.errors import UserError
 
 SECTIONS = ["decision", "training", "slices", "samples", "steps", "plan", "data", "configuration", "environment"]
 VOID = {"meta", "br", "img", "link", "input", "hr"}

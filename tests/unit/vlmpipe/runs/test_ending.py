@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from kfp.dsl.executor import Executor
 
-from components.notify import notify
-from trainer.errors import UserError
-from trainer.progress import StepRecord
+from vlmpipe.components.notify import notify
 from vlmpipe.runs.ending import Ending, ending_of
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.progress import StepRecord
 
 JOB = "training-run-7"
 # What Vertex AI, Kubeflow (COMPLETE, RUNNING, CANCELED) and kfp.local say of a run that has ended.

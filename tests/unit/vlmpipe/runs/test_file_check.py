@@ -13,12 +13,14 @@ import torch
 from tests.support.data.prepared import prepare_llava
 from tests.support.reports import make_run, write_export
 from tests.support.special_files import INSTEAD
-from trainer.errors import DataError
-from trainer.feature_cache.store import write_shard
-from trainer.monitoring.metrics_writer import MetricsLog
-from trainer.progress import step_progress
-from trainer.storage import open_storage
-from trainer.storage.records import (
+from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.runs.file_check import check_files
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.feature_cache.store import write_shard
+from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
+from vlmpipe.trainer.progress import step_progress
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import (
     read_lines,
     read_record,
     read_record_file,
@@ -27,8 +29,6 @@ from trainer.storage.records import (
     unseal_lines,
     write_record,
 )
-from vlmpipe.registry.release import decide_run, register_run
-from vlmpipe.runs.file_check import check_files
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
 EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 30))

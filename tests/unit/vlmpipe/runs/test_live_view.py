@@ -13,8 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from trainer.errors import DataError
-from trainer.storage.local import LocalStorage
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.local.run import Marker
@@ -22,6 +20,8 @@ from vlmpipe.runs.local.state import ATTEMPT_LINE, first_error, read_state
 from vlmpipe.runs.local.summary import RunReport, report_of
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.runs.steps import OPTIONAL, STEPS, Step
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 NOW_S = 1_000_100.0
 

@@ -11,9 +11,6 @@ import pytest
 
 from tests.support.reports import make_run
 from tests.support.special_files import INSTEAD
-from trainer.errors import UserError
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 from vlmpipe.report.build import write_report
 from vlmpipe.runs.local.control import follow_logs, read_logs
 from vlmpipe.runs.local.diagnose import diagnose_folder
@@ -21,6 +18,9 @@ from vlmpipe.runs.local.run import MARKER, all_markers, is_running, lock_owner
 from vlmpipe.runs.local.state import read_state
 from vlmpipe.runs.local.summary import report_of
 from vlmpipe.runs.stack_dumps import read_stall
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 LOGS = ("pipeline.log", "logs/train/workerpool0-0.log", "logs/stacks/rank-0.txt", "run.lock")
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from components.deploy_model import deploy_model
 from tests.fakes.chat_model import ChatModelServer
 from tests.support.reports import make_run, write_json
-from trainer.errors import ConfigError, ExitCode
-from trainer.storage.records import read_record_file
+from vlmpipe.components.deploy_model import deploy_model
 from vlmpipe.serving import deploy
 from vlmpipe.serving.deploy import deploy_run
 from vlmpipe.serving.openai import CHAT_PATH
 from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.trainer.errors import ConfigError, ExitCode
+from vlmpipe.trainer.storage.records import read_record_file
 
 ASKED = 6
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.fakes.chat_model import ChatModelServer
 from tests.support.vertex.endpoints import asked_questions, right, wrong
-from trainer.errors import ExitCode, UserError
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
 from vlmpipe.serving.openai import ChatServer, _text
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 
 def test_answers_that_are_the_evaluations_agree() -> None:

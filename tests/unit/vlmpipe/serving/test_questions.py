@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.support.reports import make_run
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.chat.encode import Chat
-from trainer.data.sample import Turn
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ConfigError
 from vlmpipe.serving.questions import chat_messages, held_out_questions
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ConfigError
 
 IMAGE = b"\x89PNG"
 QUESTIONS = {

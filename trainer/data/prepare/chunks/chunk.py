@@ -16,23 +16,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.data import DataConfig
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.malloc_trim import trim_memory
-from trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
-from trainer.data.prepare.chunks.store import ChunkStore
-from trainer.data.prepare.deduplicate import AnswerCounts
-from trainer.data.prepare.previews import ContactSheet, write_reject_pictures
-from trainer.data.prepare.statistics import sample_digest
-from trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
-from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
-from trainer.data.sample import SPLITS, Sample
-from trainer.data.shards.index import VIDEO_COLUMNS, IndexWriter
-from trainer.data.shards.tar import ShardWriter, key_of, sample_json
-from trainer.data.sources.base import Source, records_from
-from trainer.errors import os_errors
-from trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.malloc_trim import trim_memory
+from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
+from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
+from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts
+from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
+from vlmpipe.trainer.data.prepare.statistics import sample_digest
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
+from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
+from vlmpipe.trainer.data.sample import SPLITS, Sample
+from vlmpipe.trainer.data.shards.index import VIDEO_COLUMNS, IndexWriter
+from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
+from vlmpipe.trainer.data.sources.base import Source, records_from
+from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 SUMMARY = "chunk.json"
 ANSWERS = "answers.parquet"

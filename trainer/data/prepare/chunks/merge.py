@@ -16,20 +16,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.data import DataConfig
-from trainer.data.malloc_trim import trim_memory
-from trainer.data.prepare.chunks.chunk import ANSWERS, SUMMARY, write_json
-from trainer.data.prepare.previews import ContactSheet, write_reject_pictures
-from trainer.data.prepare.statistics import Counts, describe
-from trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
-from trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
-from trainer.data.sample import SPLITS, ImageRef, Split
-from trainer.data.shards import index
-from trainer.data.shards.index import IndexWriter
-from trainer.data.shards.tar import FOLDER as SHARDS_FOLDER
-from trainer.data.shards.tar import Sidecar, shard_name, sidecar_name, write_sidecar
-from trainer.errors import DataError
-from trainer.storage.base import Storage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.malloc_trim import trim_memory
+from vlmpipe.trainer.data.prepare.chunks.chunk import ANSWERS, SUMMARY, write_json
+from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
+from vlmpipe.trainer.data.prepare.statistics import Counts, describe
+from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
+from vlmpipe.trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
+from vlmpipe.trainer.data.sample import SPLITS, ImageRef, Split
+from vlmpipe.trainer.data.shards import index
+from vlmpipe.trainer.data.shards.index import IndexWriter
+from vlmpipe.trainer.data.shards.tar import FOLDER as SHARDS_FOLDER
+from vlmpipe.trainer.data.shards.tar import Sidecar, shard_name, sidecar_name, write_sidecar
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage.base import Storage
 
 
 @dataclass(frozen=True)

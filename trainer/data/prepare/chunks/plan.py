@@ -16,15 +16,15 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.config.data import DataConfig
-from trainer.data.prepare.deduplicate import Met
-from trainer.data.prepare.split_groups import ImageGroups, group_of
-from trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
-from trainer.data.rejects import Reject, RejectedError
-from trainer.data.sample import ImageRef, Sample, Split, split_of, stable_digest
-from trainer.data.sqlite_table import disk_table
-from trainer.errors import DataError
-from trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.prepare.deduplicate import Met
+from vlmpipe.trainer.data.prepare.split_groups import ImageGroups, group_of
+from vlmpipe.trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
+from vlmpipe.trainer.data.rejects import Reject, RejectedError
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, split_of, stable_digest
+from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 CHUNKS = "chunks.jsonl"
 PARTS = "parts.json"  # number of the first record of each of the source's parts

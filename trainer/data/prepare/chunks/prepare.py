@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.prepare.chunks.chunk import ChunkMaker
-from trainer.data.prepare.chunks.merge import Part
-from trainer.data.prepare.chunks.plan import PARTS, Chunk, Places, read_plan, write_plan
-from trainer.data.prepare.chunks.store import ChunkStore
-from trainer.data.prepare.chunks.worker_pool import cores, make_in_processes, threads_for
-from trainer.data.prepare.deduplicate import ContentIndex
-from trainer.data.sample import stable_digest
-from trainer.data.shards.index import NAME
-from trainer.data.sources import Source
-from trainer.data.sources.base import counted
-from trainer.models.image_tokens import image_form_of, image_rule
-from trainer.progress import Progress
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.prepare.chunks.chunk import ChunkMaker
+from vlmpipe.trainer.data.prepare.chunks.merge import Part
+from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, Chunk, Places, read_plan, write_plan
+from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
+from vlmpipe.trainer.data.prepare.chunks.worker_pool import cores, make_in_processes, threads_for
+from vlmpipe.trainer.data.prepare.deduplicate import ContentIndex
+from vlmpipe.trainer.data.sample import stable_digest
+from vlmpipe.trainer.data.shards.index import NAME
+from vlmpipe.trainer.data.sources import Source
+from vlmpipe.trainer.data.sources.base import counted
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule
+from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.storage import open_storage
 
 PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's fingerprint
 # Settings that do not change a chunk's bytes, given its records, which the plan decides.

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
-from trainer.storage import open_storage
-from trainer.storage.base import AlreadyExistsError, Storage, join_uri
-from trainer.storage.file_sums import FileSum, damaged_files, upload_folder
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage, join_uri
+from vlmpipe.trainer.storage.file_sums import FileSum, damaged_files, upload_folder
 
 DONE = "DONE"
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from trainer.config.job import JobConfig
-from trainer.data.prepare.chunks.chunk import ChunkMaker
-from trainer.data.prepare.chunks.plan import Chunk
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.prepare.chunks.chunk import ChunkMaker
+from vlmpipe.trainer.data.prepare.chunks.plan import Chunk
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 REPORT_RECORDS = 100  # between two progress lines
 MAX_THREADS = 32
@@ -52,7 +52,7 @@ class _Worker:
     def __init__(self, job: dict[str, Any], answers: SimpleQueue[tuple[_Worker, Message]]) -> None:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.data.prepare.chunks.worker_pool"],
+            [sys.executable, "-m", "vlmpipe.trainer.data.prepare.chunks.worker_pool"],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -153,10 +153,10 @@ def main() -> None:
 
 
 def _maker(job: dict[str, Any]) -> ChunkMaker:
-    from trainer.data.chat.encode import Chat
-    from trainer.data.sources import open_source
-    from trainer.models.image_tokens import image_form_of
-    from trainer.storage import open_storage
+    from vlmpipe.trainer.data.chat.encode import Chat
+    from vlmpipe.trainer.data.sources import open_source
+    from vlmpipe.trainer.models.image_tokens import image_form_of
+    from vlmpipe.trainer.storage import open_storage
 
     config = JobConfig.model_validate_json(job["config"])
     chat = Chat.load(open_storage(job["plan"]), image_form_of(config.model))

@@ -7,8 +7,8 @@ import importlib.metadata
 import importlib.util
 from typing import Any
 
-from trainer.errors import ExitCode, UserError
-from trainer.extras import install_command
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.extras import install_command
 
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image
 
-from trainer.data.sample import (
+from vlmpipe.trainer.data.sample import (
     IMAGE_TOKEN,
     SPLITS,
     ImageRef,
@@ -25,8 +25,8 @@ from trainer.data.sample import (
     split_of,
     stable_shuffle,
 )
-from trainer.data.sources.base import Source
-from trainer.data.sources.builtin import installed_version, require
+from vlmpipe.trainer.data.sources.base import Source
+from vlmpipe.trainer.data.sources.builtin import installed_version, require
 
 GENERATOR_VERSION = 3  # raise it when pictures or questions change
 SIDE = 6  # cells

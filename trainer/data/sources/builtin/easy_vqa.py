@@ -12,9 +12,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trainer.data.sample import ImageRef, Sample, Split, shuffled_turns
-from trainer.data.sources.base import Source
-from trainer.data.sources.builtin import require
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, shuffled_turns
+from vlmpipe.trainer.data.sources.base import Source
+from vlmpipe.trainer.data.sources.builtin import require
 
 GENERATOR_VERSION = 1
 TRAIN_PER_TEST = 4  # the package has four train pictures for each test picture

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from trainer.config.model import IMAGE_TOKEN
-from trainer.data.sample import ImageRef, Sample, Turn, png_bytes
-from trainer.data.sources.base import Source
-from trainer.data.sources.builtin import require
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn, png_bytes
+from vlmpipe.trainer.data.sources.base import Source
+from vlmpipe.trainer.data.sources.builtin import require
 
 GENERATOR_VERSION = 1
 SIDE = 64  # pixels

@@ -15,14 +15,14 @@ from torch import nn
 from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT
 from tests.support.trainer.runs import losses, make_run, metrics, train_runs
-from trainer.config.deepspeed_keys import DECIDED_HERE
-from trainer.config.job import JobConfig
-from trainer.config.train import TrainConfig
-from trainer.distributed.process import ProcessContext
-from trainer.errors import ConfigError
-from trainer.setup import build_training
-from trainer.sizing.deepspeed_config import Sizes, engine_settings
-from trainer.strategies.deepspeed.requirements import require_fp16_gradients
+from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.setup import build_training
+from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings
+from vlmpipe.trainer.strategies.deepspeed.requirements import require_fp16_gradients
 
 GIVEN = {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True}
 SEVERAL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 10_000}}  # of some 30,000 trained parameters

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 RANKS, STOP_STEP = 2, 2
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

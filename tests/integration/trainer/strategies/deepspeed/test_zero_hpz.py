@@ -16,7 +16,7 @@ import torch
 from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT, RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 pytestmark = only_whole
 

@@ -17,7 +17,7 @@ from tests.support.trainer.native_runs import STEPS, STOP_STEP, Content, base_of
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary, train_runs
 from tests.support.trainer.tiny_native import CONFIGS
 from tests.support.trainer.tiny_runs import TINY
-from trainer.config.job import JobConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 FAMILIES = chosen(dict.fromkeys(("llava", *CONFIGS)), lambda name: name in ("llava", "qwen3_vl"))
 TWO, FOUR = ({"train.context_parallel": degree} for degree in (2, 4))

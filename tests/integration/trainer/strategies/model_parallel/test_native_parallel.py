@@ -19,14 +19,14 @@ from tests.support.trainer.native_runs import STOP_STEP, Content, base_of, train
 from tests.support.trainer.native_sequences import as_plain_transformers_takes, config_of, sequence_of
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary
 from tests.support.trainer.tiny_runs import TINY, strategy_changes
-from trainer.checkpoint.sync import sync_run
-from trainer.config.job import JobConfig
-from trainer.config.model import GRID_FAMILIES
-from trainer.errors import ConfigError
-from trainer.models.image_processor import image_preparer
-from trainer.storage import open_storage
-from trainer.strategies.tensor_parallel import plan as split
-from trainer.strategies.tensor_parallel.plan import require_shardable
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.strategies.tensor_parallel import plan as split
+from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
 # Of Qwen3-VL two levels of the tower reach the first two of five layers, so that four stages can be cut.
 DEEP: Content = TOWER_TRAINED | {

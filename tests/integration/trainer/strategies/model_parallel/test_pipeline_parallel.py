@@ -18,9 +18,9 @@ from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
 from tests.support.trainer.hard_to_shard import MODEL as HARD_TO_SPLIT
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
-from trainer.checkpoint.commit import committed
-from trainer.config.job import JobConfig
-from trainer.storage import open_storage
+from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
 
 pytestmark = pytest.mark.slow
 

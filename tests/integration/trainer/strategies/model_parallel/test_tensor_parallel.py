@@ -21,12 +21,12 @@ from tests.support.trainer.hard_to_shard import MODEL
 from tests.support.trainer.memory_cases import SPLIT_CASES
 from tests.support.trainer.runs import losses, make_run, metrics, run_ranks, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY, strategy_changes
-from trainer.config.job import JobConfig
-from trainer.config.model import ModelConfig
-from trainer.distributed.data_parallel_rank import DataParallelRank
-from trainer.errors import ConfigError
-from trainer.setup import require_divisible
-from trainer.strategies.tensor_parallel.plan import require_shardable
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.setup import require_divisible
+from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
 PROCESSES = 4
 WEIGHED = chosen(SPLIT_CASES, lambda name: name in ("tp", "tp selective"))

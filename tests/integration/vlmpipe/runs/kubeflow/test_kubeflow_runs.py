@@ -18,12 +18,12 @@ from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
 from tests.support.vertex.submit_runs import Submit
-from trainer.errors import UserError
-from trainer.progress import StepRecord
 from vlmpipe.runs import watch
 from vlmpipe.runs.kubeflow.client import TOKEN_VARIABLE, KubeflowRuns
 from vlmpipe.runs.kubeflow.logs import step_name
 from vlmpipe.runs.kubeflow.names import KubeflowRun, kubeflow_run
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.progress import StepRecord
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 DIGITS = str(ROOT / "configs/digits.yaml")

@@ -11,7 +11,7 @@ from benchmarks.support.report import Report, UnfairError
 from benchmarks.support.tiny_run import drawn_batches
 from benchmarks.training.strategies.cases import EQUAL, GROUPS, MICRO_BATCHES, ROUNDED, ROWS, START_STEP, TimedRun
 from benchmarks.training.strategies.comparison import require_losses
-from trainer.strategies.registry import strategy_names
+from vlmpipe.trainer.strategies.registry import strategy_names
 
 LOSSES = [4.0, 3.0, 2.0, 1.5, 1.25]
 LOSSLESS = TimedRun("fsdp")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.crash.world import save
-from trainer.checkpoint.attempts import claim_attempt
-from trainer.checkpoint.commit import FOLDER, committed, verify
-from trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
-from trainer.checkpoint.retention import Retention
-from trainer.errors import ExitCode, UserError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.commit import FOLDER, committed, verify
+from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
+from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 DEADLINE_S = 60.0
 

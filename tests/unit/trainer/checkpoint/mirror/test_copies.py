@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.trainer.checkpoints import record
-from trainer.checkpoint.attempts import claim_attempt, read_attempts
-from trainer.checkpoint.commit import (
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
+from vlmpipe.trainer.checkpoint.commit import (
     REJECTED,
     Checkpoint,
     DamagedError,
@@ -21,11 +21,11 @@ from trainer.checkpoint.commit import (
     upload_node_files,
     verify,
 )
-from trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
-from trainer.errors import ExitCode, UserError
-from trainer.storage.base import CorruptObjectError
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import seal, unseal
+from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage.base import CorruptObjectError
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import seal, unseal
 
 KEY = b"secret"
 

@@ -1,4 +1,4 @@
-from trainer.config.arr_coc.channels import CHANNELS, PRESETS, expand_channels
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS, PRESETS, expand_channels
 
 
 def test_presets_have_their_names_numbers() -> None:

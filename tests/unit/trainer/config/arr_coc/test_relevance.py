@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.image_tokens import image_form_of
 
 FROZEN = ("tower", "projector", "language_model")
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.support.trainer.chat_templates import TEMPLATES, with_template
 from tests.support.trainer.processors import Processor
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
-from trainer.data.chat.encode import IGNORED, Chat
-from trainer.data.rejects import RejectedError
-from trainer.data.sample import Turn
-from trainer.data.tokenize import control_tokens
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.registry import family_of
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.rejects import RejectedError
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import control_tokens
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SIZES = [(40, 24), (17, 60), (20, 20)]
 TURNS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.trainer.chat_templates import TEMPLATES, with_template
-from trainer.data.chat.encode import IGNORED, Chat
-from trainer.data.chat.messages import Message, as_chat, shape_of, texts_of
-from trainer.data.rejects import RejectedError
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.chat.messages import Message, as_chat, shape_of, texts_of
+from vlmpipe.trainer.data.rejects import RejectedError
 
 ONE = Message("user", (None, "What is this?"))
 CAT = Message("assistant", ("A cat.",))

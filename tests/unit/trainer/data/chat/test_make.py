@@ -10,13 +10,13 @@ import pytest
 
 from tests.support.trainer.chat_templates import END, IMAGE, PLAIN, TEMPLATES, with_template
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.data import DataConfig
-from trainer.config.model import ModelConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.chat.make import format_identity, make_chat
-from trainer.data.sample import Turn
-from trainer.errors import ConfigError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.make import format_identity, make_chat
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 def published(folder: Path, template: str | None = PLAIN, **tokens: Any) -> ModelConfig:

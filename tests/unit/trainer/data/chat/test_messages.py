@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.data.chat.messages import Message, filled, messages_of, shape_of, texts_of
-from trainer.data.sample import Turn
+from vlmpipe.trainer.data.chat.messages import Message, filled, messages_of, shape_of, texts_of
+from vlmpipe.trainer.data.sample import Turn
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.trainer.chat_templates import TEMPLATES, with_template
-from trainer.data.chat.encode import Chat
-from trainer.data.chat.proof import CONVERSATIONS, prove
-from trainer.data.tokenize import CHAT_TEMPLATE
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.chat.proof import CONVERSATIONS, prove
+from vlmpipe.trainer.data.tokenize import CHAT_TEMPLATE
 
 NO_THINKING = {"thinking", "thinking in earlier turns"}
 REFUSES = {

@@ -26,15 +26,15 @@ from tests.support.data.prepared import (
     run_prepare,
     write_json,
 )
-from trainer.config.data import DataConfig
-from trainer.data.chat.messages import messages_of
-from trainer.data.export.export import ExportedData, export_data
-from trainer.data.sample import Sample, Turn
-from trainer.data.shards.prepared_files import DONE
-from trainer.data.sources import open_source
-from trainer.errors import ConfigError, DataError
-from trainer.storage.file_sums import FileSum
-from trainer.storage.records import seal, unseal
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.chat.messages import messages_of
+from vlmpipe.trainer.data.export.export import ExportedData, export_data
+from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.shards.prepared_files import DONE
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.storage.file_sums import FileSum
+from vlmpipe.trainer.storage.records import seal, unseal
 
 Stored = dict[str, tuple[tuple[Turn, ...], list[bytes]]]  # by id
 SPLITS = {"train": "train", "eval": "validation"}
@@ -246,7 +246,7 @@ def test_a_killed_export_leaves_no_folder_of_that_name(tmp_path: Path, prepared:
     program = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from trainer.data.export import export, writers\n"
+        "from vlmpipe.trainer.data.export import export, writers\n"
         "add, left = writers.JsonWriter.add, [5]\n"
         "def killed(self, sample):\n"
         "    left[0] -= 1\n"

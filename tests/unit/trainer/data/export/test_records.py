@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.data.export import records
-from trainer.data.export.records import StoredSample
-from trainer.data.sample import Turn
-from trainer.errors import ConfigError
+from vlmpipe.trainer.data.export import records
+from vlmpipe.trainer.data.export.records import StoredSample
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.errors import ConfigError
 
 TURNS = (Turn("<image>\nWhich of <image> is it?", "7", thinking="It has a bar."), Turn("Sure?", "Yes."))
 SAMPLE = StoredSample("s", "s", TURNS, (b"1", b"2"), ("1.png", "2.png"))

@@ -13,9 +13,9 @@ from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeE
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 
 from tests.support.data.prepared import prepare_llava
-from trainer.data.export import writers
-from trainer.data.export.export import export_data
-from trainer.data.export.tfrecord import example, framed
+from vlmpipe.trainer.data.export import writers
+from vlmpipe.trainer.data.export.export import export_data
+from vlmpipe.trainer.data.export.tfrecord import example, framed
 
 
 def read_records(path: Path) -> list[bytes]:

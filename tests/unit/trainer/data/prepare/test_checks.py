@@ -14,10 +14,10 @@ from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
 from tests.support.data.prepared import corrupt, encode, picture, png
-from trainer.config.data import DataConfig
-from trainer.data.prepare.checks import CheckedImage, _eight_bit_colour, check_image
-from trainer.data.prepare.strip_exif import without_metadata
-from trainer.data.rejects import RejectCode, RejectedError, Repair
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.prepare.checks import CheckedImage, _eight_bit_colour, check_image
+from vlmpipe.trainer.data.prepare.strip_exif import without_metadata
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
 
 
 def check(data: bytes, *, name: str = "", **limits: Any) -> CheckedImage:

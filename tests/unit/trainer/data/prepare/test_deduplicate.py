@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from tests.support.data.formats import captioned, write_source
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
-from trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentIndex, SeenIds
-from trainer.data.rejects import RejectCode
-from trainer.data.sample import SPLITS, Split, Turn
-from trainer.data.shards import index as index_module
-from trainer.data.shards.index import NAME, SCHEMA, IndexWriter
+from vlmpipe.trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentIndex, SeenIds
+from vlmpipe.trainer.data.rejects import RejectCode
+from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
+from vlmpipe.trainer.data.shards import index as index_module
+from vlmpipe.trainer.data.shards.index import NAME, SCHEMA, IndexWriter
 
 splits = st.sampled_from(SPLITS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.data.prepare.languages import language_of
+from vlmpipe.trainer.data.prepare.languages import language_of
 
 
 @pytest.mark.parametrize(

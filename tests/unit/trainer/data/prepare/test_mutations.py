@@ -21,9 +21,9 @@ from tests.support.data.formats import FORMATS, captioned, write_source
 from tests.support.data.prepared import job_config, run_prepare
 from tests.support.short_form import WHOLE
 from tests.support.special_files import INSTEAD
-from trainer.data.sample import SPLITS
-from trainer.data.shards.index import Index
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
 EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 300 if WHOLE else 100))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.data.prepared import conversation, job_config, llava_folder, run_prepare
-from trainer.data.prepare.overview import Shared, overview
+from vlmpipe.trainer.data.prepare.overview import Shared, overview
 
 
 def test_sources_with_what_they_share(tmp_path: Path) -> None:

@@ -31,13 +31,13 @@ from tests.support.data.prepared import (
     run_prepare,
     write_json,
 )
-from trainer.data.packing import plan_packing
-from trainer.data.prepare.statistics import Counts, describe
-from trainer.data.sample import SPLITS
-from trainer.data.shards.index import Index
-from trainer.data.shards.tar import ShardReader, key_of
-from trainer.errors import DataError
-from trainer.storage import open_storage
+from vlmpipe.trainer.data.packing import plan_packing
+from vlmpipe.trainer.data.prepare.statistics import Counts, describe
+from vlmpipe.trainer.data.sample import SPLITS
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.tar import ShardReader, key_of
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage import open_storage
 
 # ---- the whole way
 
@@ -82,7 +82,7 @@ def test_a_tokenizer_learns_from_a_bounded_number_of_samples(tmp_path: Path, mon
         tokenizer = json.loads(Path(prepared.uri, "tokenizer/tokenizer.json").read_text())
         return tokenizer["model"]["vocab"], prepared.counts["accepted"]
 
-    monkeypatch.setattr("trainer.data.prepare.pipeline.TOKENIZER_SAMPLES", 10)
+    monkeypatch.setattr("vlmpipe.trainer.data.prepare.pipeline.TOKENIZER_SAMPLES", 10)
     early, accepted_early = vocabulary("early", at=0)
     late, accepted_late = vocabulary("late", at=30)
     assert accepted_early == accepted_late == 40
@@ -150,7 +150,7 @@ def test_lengths_are_described_from_pieces_as_from_the_whole(
         "image_widths": pa.array([[8] * images for _, _, images in lines], pa.list_(pa.int32())),
     }
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.data.prepare.statistics.PACKED_AT_ONCE", at_once)
+        patch.setattr("vlmpipe.trainer.data.prepare.statistics.PACKED_AT_ONCE", at_once)
         pq.write_table(pa.table(columns), Path(folder, "index.parquet"), row_group_size=group)
         described = describe(Path(folder), Counts(), data)["splits"]
     for name in SPLITS:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from tests.support.data.formats import FORMATS, captioned, write_source
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
-from trainer.config.data import DataConfig
-from trainer.data.prepare.chunks.plan import read_plan, write_plan
-from trainer.data.sample import ImageRef, Sample, Split, Turn
-from trainer.data.shards.index import Index
-from trainer.errors import DataError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.prepare.chunks.plan import read_plan, write_plan
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, Turn
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.errors import DataError
 
 RECORDS = st.lists(st.lists(st.integers(0, 30), max_size=3), min_size=1, max_size=40)  # pictures of each record
 

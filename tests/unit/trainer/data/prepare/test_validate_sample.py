@@ -8,15 +8,15 @@ from typing import Any
 
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare, write_json
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
-from trainer.config.job import JobConfig
-from trainer.data.chat.encode import IGNORED, Chat
-from trainer.data.loader import PackedLoader
-from trainer.data.prepare.pipeline import fingerprint
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards.index import Index
-from trainer.data.shards.tar import ShardReader
-from trainer.models.image_tokens import SQUARES
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.models.image_tokens import SQUARES
+from vlmpipe.trainer.storage import open_storage
 
 SYSTEM = {"from": "system", "value": "Be brief."}
 GOOD = [

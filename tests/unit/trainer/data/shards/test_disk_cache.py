@@ -17,11 +17,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.data.shard_splits import sequence_of, split_of
-from trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
-from trainer.data.sample import Turn
-from trainer.data.sampler import PackedBatchSampler
-from trainer.data.shards import disk_cache as shard_cache
-from trainer.data.shards.disk_cache import (
+from vlmpipe.trainer.data.prefetch import GROUPS_AHEAD, Needs, ShardPrefetcher, ShardSchedule
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.data.shards import disk_cache as shard_cache
+from vlmpipe.trainer.data.shards.disk_cache import (
     GIB,
     NEVER,
     PrefetchResult,
@@ -30,10 +30,10 @@ from trainer.data.shards.disk_cache import (
     files_in,
     open_shards,
 )
-from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
-from trainer.data.shards.verified_files import DataShards, ShardsInPlace
-from trainer.errors import ConfigError, DataError, UserError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
+from vlmpipe.trainer.data.shards.verified_files import DataShards, ShardsInPlace
+from vlmpipe.trainer.errors import ConfigError, DataError, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 SHARDS, SHARD_SAMPLES = 24, 10
 TURNS = (Turn("what?", "é 7", "all"),)

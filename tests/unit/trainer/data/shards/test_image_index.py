@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.shards.image_index import HASHES, ImageLocation, ImageTable, UniqueImages
+from vlmpipe.trainer.data.shards.image_index import HASHES, ImageLocation, ImageTable, UniqueImages
 
 NAMES = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(30)]
 names = st.sampled_from(NAMES)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from trainer.data.shards.index import NAME, SCHEMA, VIDEO_COLUMNS, WITH_VIDEOS, IndexWriter, SplitIndex
-from trainer.sizing.image_grids import VideoSize
+from vlmpipe.trainer.data.shards.index import NAME, SCHEMA, VIDEO_COLUMNS, WITH_VIDEOS, IndexWriter, SplitIndex
+from vlmpipe.trainer.sizing.image_grids import VideoSize
 
 
 def line(identity: str, images: int, **videos: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import pytest
 
 from tests.support.data.prepared import prepare_llava, prepared_files, run_prepare
 from tests.support.short_form import WHOLE, chosen
-from trainer.config.job import JobConfig
-from trainer.data.shards.index import Index
-from trainer.data.shards.prepared_files import DONE, open_prepared
-from trainer.data.shards.tar import ShardReader
-from trainer.data.tokenize import load_tokenizer
-from trainer.errors import DataError, ExitCode, UserError
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import DONE, open_prepared
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.data.tokenize import load_tokenizer
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 
 EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
 FLIPS = int(os.environ.get(EXAMPLES_VARIABLE, 300 if WHOLE else 50)) // 50  # of each file

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.sample import Turn
-from trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
-from trainer.errors import DataError
-from trainer.storage.local import LocalStorage
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.shards.tar import Members, ShardReader, ShardWriter, sample_json
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 TURNS = (Turn("what?", "é 7", "all", system="brief"), Turn("and?", "", "all", thinking="hm"))
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.data.chunks import CHUNK, fixed_tokenizer
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare
-from trainer.config.job import JobConfig
-from trainer.data.prepare.pipeline import ChunkCounts
-from trainer.data.sample import ImageRef, Sample, Turn
-from trainer.data.sources.base import SeveralSources, Source
-from trainer.errors import DataError
-from trainer.storage import open_storage
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.prepare.pipeline import ChunkCounts
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn
+from vlmpipe.trainer.data.sources.base import SeveralSources, Source
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.storage import open_storage
 
 
 @pytest.fixture

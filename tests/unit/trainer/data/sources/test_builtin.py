@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.config.data import DataConfig
-from trainer.data.sample import Sample, split_of
-from trainer.data.sources import open_source
-from trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
-from trainer.data.sources.builtin.digits import DigitsSource
-from trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.sample import Sample, split_of
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
+from vlmpipe.trainer.data.sources.builtin.digits import DigitsSource
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 
 def samples_of(name: str, count: int | None = None) -> list[Sample]:

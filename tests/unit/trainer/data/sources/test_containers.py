@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.data.formats import add_member, captioned, write_source
 from tests.support.data.prepared import conversation, png
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode
-from trainer.data.sample import Sample
-from trainer.data.sources import open_source
-from trainer.data.sources.tar_reader import members, read_member
-from trainer.errors import DataError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
+from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.data.sources.tar_reader import members, read_member
+from vlmpipe.trainer.errors import DataError
 
 
 def read(source: Path | str, **data: Any) -> list[Sample | Reject]:

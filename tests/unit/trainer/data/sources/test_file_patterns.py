@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.data.formats import captioned, write_source
-from trainer.config.data import DataConfig
-from trainer.data.sources import open_source
-from trainer.data.sources.file_patterns import find_files
-from trainer.errors import ConfigError, DataError, UserError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.data.sources.file_patterns import find_files
+from vlmpipe.trainer.errors import ConfigError, DataError, UserError
 
 
 def tree(folder: Path, *names: str) -> Path:

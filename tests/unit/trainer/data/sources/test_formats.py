@@ -13,17 +13,17 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.formats import FORMATS, QUESTION, Captioned, captioned, write_source
 from tests.support.data.prepared import job_config, png, run_prepare
-from trainer.config.data import DataConfig
-from trainer.data.rejects import RejectCode, RejectedError
-from trainer.data.sample import SPLITS, Sample, Turn
-from trainer.data.shards.index import Index
-from trainer.data.shards.tar import ShardReader
-from trainer.data.sources import Source, open_source
-from trainer.data.sources.base import counted, records_from
-from trainer.data.sources.records import SHAPES, turns_of
-from trainer.errors import ExitCode, UserError
-from trainer.storage import open_storage
-from trainer.storage.gcs import GcsStorage
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import SPLITS, Sample, Turn
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.data.sources import Source, open_source
+from vlmpipe.trainer.data.sources.base import counted, records_from
+from vlmpipe.trainer.data.sources.records import SHAPES, turns_of
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.gcs import GcsStorage
 
 BUCKET = "gs://bucket/sets"
 
@@ -48,7 +48,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGcs]
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
     with FakeGcs(buckets=["bucket"]) as server:
         client = server.client()
-        monkeypatch.setattr("trainer.storage.gcs._default_client", lambda: client)
+        monkeypatch.setattr("vlmpipe.trainer.storage.gcs._default_client", lambda: client)
         yield server
 
 

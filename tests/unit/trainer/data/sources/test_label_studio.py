@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.data.prepared import llava_folder
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode
-from trainer.data.sample import Sample, Turn
-from trainer.data.sources import open_source
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
+from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.sources import open_source
 
 
 def result(name: str, kind: str, **value: Any) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, llava_folder, png, record, write_json
 from tests.support.short_form import WHOLE
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode
-from trainer.data.sample import Sample, Turn
-from trainer.data.sources import llava, open_source
-from trainer.errors import ConfigError, DataError, UserError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
+from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.sources import llava, open_source
+from vlmpipe.trainer.errors import ConfigError, DataError, UserError
 
 LIMIT = 400  # bytes of a line in the law of lines
 
@@ -174,7 +174,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_overlong_line_is_one_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.data.sources.llava.LONGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr("vlmpipe.trainer.data.sources.llava.LONGEST_LINE_BYTES", 1000)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join([json.dumps(record(1)).encode(), b"x" * 5000, json.dumps(record(2)).encode()]))
     first, long, last = read(path)

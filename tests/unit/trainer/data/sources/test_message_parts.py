@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.data.prepared import conversation, encode, llava_folder, picture
 from tests.support.data.videos import frame_in, write_video
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode
-from trainer.data.sample import Sample, Turn
-from trainer.data.sources import open_source
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
+from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.sources import open_source
 
 PNG = encode(picture(1))
 INLINE = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"

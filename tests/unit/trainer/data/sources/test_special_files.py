@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.data.formats import FORMATS, captioned, write_source
 from tests.support.data.prepared import job_config, llava_folder, png, run_prepare, write_json
-from trainer.config.data import DataConfig
-from trainer.data.rejects import Reject, RejectCode, RejectedError
-from trainer.data.sample import Sample
-from trainer.data.sources import open_source
-from trainer.errors import DataError, ExitCode, UserError
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.data.sources import open_source
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 
 SPECIAL: dict[str, Callable[[Path], None]] = {
     "a FIFO": os.mkfifo,
@@ -125,7 +125,7 @@ def test_an_image_of_a_tar_is_refused_unread(tmp_path: Path, monkeypatch: pytest
             tar.addfile(info, io.BytesIO(data))
     (sample,) = open_source(config(tmp_path / "a.tar"))
     assert isinstance(sample, Sample)
-    monkeypatch.setattr("trainer.data.sources.webdataset.read_member", None)
+    monkeypatch.setattr("vlmpipe.trainer.data.sources.webdataset.read_member", None)
     with pytest.raises(RejectedError, match=r"bytes, more than data\.max_image_bytes 1048576"):
         sample.images[0].read()
     assert sample.image_bytes() > 1 << 21

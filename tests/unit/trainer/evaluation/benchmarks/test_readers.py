@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.trainer.benchmark_files import contents, picture, write
-from trainer.config.benchmarks import FORMATS, BenchmarkConfig, BenchmarkFormat
-from trainer.errors import DataError, ExitCode
-from trainer.evaluation.benchmarks.readers import read_benchmark
+from vlmpipe.trainer.config.benchmarks import FORMATS, BenchmarkConfig, BenchmarkFormat
+from vlmpipe.trainer.errors import DataError, ExitCode
+from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 
 MOST_BYTES = 1 << 20
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from trainer.config.benchmarks import SCORES, BenchmarkFormat
-from trainer.data.sample import ImageRef
-from trainer.evaluation.benchmarks.captions import rouge_l
-from trainer.evaluation.benchmarks.question import BenchmarkQuestion
-from trainer.evaluation.benchmarks.scores import Scored, chosen_letter, relaxed_match, says_yes, score
+from vlmpipe.trainer.config.benchmarks import SCORES, BenchmarkFormat
+from vlmpipe.trainer.data.sample import ImageRef
+from vlmpipe.trainer.evaluation.benchmarks.captions import rouge_l
+from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
+from vlmpipe.trainer.evaluation.benchmarks.scores import Scored, chosen_letter, relaxed_match, says_yes, score
 
 CHOICES = (("A", "a red bus"), ("B", "two dogs"), ("C", "a cat"))
 

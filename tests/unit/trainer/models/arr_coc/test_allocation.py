@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.config.arr_coc.relevance import RelevanceConfig
-from trainer.models.arr_coc.allocation import Kept, allocate, quadtree
-from trainer.models.arr_coc.balancer import Balance
+from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.models.arr_coc.allocation import Kept, allocate, quadtree
+from vlmpipe.trainer.models.arr_coc.balancer import Balance
 
 ALLOCATIONS = ("full", "uniform", "random", "topk", "mass", "quadtree")
 NEUTRAL = torch.tensor(0.5)

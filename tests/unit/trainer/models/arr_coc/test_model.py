@@ -14,17 +14,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.trainer.native_models import picture
 from tests.support.trainer.native_sequences import config_of, tokenizer_of
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
-from trainer.data.chat.encode import Chat
-from trainer.data.loader import PackedLoader, PackedSequence
-from trainer.data.sample import Turn
-from trainer.dataloading.batches import PackedBatch, collate, online_images
-from trainer.models.arr_coc.generation import relevance_of_prompts
-from trainer.models.image_processor import image_preparer
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.registry import family_of
-from trainer.sizing.flops import flops_per_sequence
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.dataloading.batches import PackedBatch, collate, online_images
+from vlmpipe.trainer.models.arr_coc.generation import relevance_of_prompts
+from vlmpipe.trainer.models.image_processor import image_preparer
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
 FAMILIES = sorted(GRID_FAMILIES)
 SIZES = ((40, 24), (24, 56), (16, 16), (64, 32))  # 15, 21, 4 and 32 tokens

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.config.arr_coc.relevance import RelevanceConfig
-from trainer.errors import ConfigError
-from trainer.models.arr_coc.module import (
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.arr_coc.module import (
     PREFIX,
     RelevanceModule,
     load_relevance,

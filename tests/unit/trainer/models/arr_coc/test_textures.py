@@ -13,10 +13,10 @@ from PIL import Image
 from scipy import ndimage
 
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.arr_coc.channels import CHANNELS
-from trainer.config.model import ModelConfig
-from trainer.models.arr_coc.textures import image_of, lab_of, textures_of
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.arr_coc.channels import CHANNELS
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.arr_coc.textures import image_of, lab_of, textures_of
+from vlmpipe.trainer.models.registry import family_of
 
 SIDE, ROWS, COLUMNS = 8, 3, 4
 IMAGE = np.random.default_rng(0).random((ROWS * SIDE, COLUMNS * SIDE, 3))

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.models.attention import context_parallel
-from trainer.models.attention.context_parallel import ContextParallel
-from trainer.models.attention.cu_seqlens import CuSeqlens
-from trainer.models.attention.varlen import attention
+from vlmpipe.trainer.models.attention import context_parallel
+from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
+from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
+from vlmpipe.trainer.models.attention.varlen import attention
 
 SAMPLES, WIDTH = CuSeqlens.of([[5, 2, 1], [8]], 8), 4
 

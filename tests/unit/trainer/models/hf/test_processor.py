@@ -11,9 +11,9 @@ from transformers import PixtralImageProcessorPil
 
 from tests.support.hf.kinds import TEXT, VISION
 from tests.support.hf.publish import model_section, publish, tokenizer_of
-from trainer.config.model import ModelConfig, WeightsConfig
-from trainer.errors import ConfigError
-from trainer.models.hf.processor import ImageText, _in_runs, join, published_images
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf.processor import ImageText, _in_runs, join, published_images
 
 
 @pytest.mark.parametrize(

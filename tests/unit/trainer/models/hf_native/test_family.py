@@ -11,14 +11,14 @@ from transformers import AutoImageProcessor, AutoTokenizer, GenerationConfig
 from tests.support.trainer.chat_templates import PLAIN, with_template
 from tests.support.trainer.processors import Processor
 from tests.support.trainer.tiny_native import CONFIGS, model_section
-from trainer.config.data import DataConfig
-from trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
-from trainer.data.chat.make import make_chat
-from trainer.data.chat.messages import messages_of
-from trainer.data.sample import Turn
-from trainer.data.tokenize import control_tokens
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.messages import messages_of
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import control_tokens
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.models.registry import family_of
 
 SIZE = (40, 24)
 

@@ -14,15 +14,15 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from tests.support.trainer.flop_cases import model_config
-from trainer.checkpoint.hf_export import Merged
-from trainer.config.model import PARTS, ModelConfig
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ConfigError
-from trainer.models.hf_native.peft_folder import SETTINGS, require_same_adapter, write_adapter
-from trainer.models.image_tokens import image_form_of, image_tokens_of
-from trainer.models.layers.deferred_weights import DeferredWeights
-from trainer.models.layers.lora import adapters_of, without_adapters
-from trainer.models.registry import family_of
+from vlmpipe.trainer.checkpoint.hf_export import Merged
+from vlmpipe.trainer.config.model import PARTS, ModelConfig
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf_native.peft_folder import SETTINGS, require_same_adapter, write_adapter
+from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
+from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
+from vlmpipe.trainer.models.layers.lora import adapters_of, without_adapters
+from vlmpipe.trainer.models.registry import family_of
 
 LLAVA: dict[str, Any] = {}
 SMOLVLM = {"family": "smolvlm"}
@@ -40,7 +40,7 @@ CASES = {
 
 
 class Weights:
-    """Of a model in memory. A `trainer.checkpoint.weight_reader.WeightReader` and a `trainer.models.base.Weights`."""
+    """Of a model in memory. A `vlmpipe.trainer.checkpoint.weight_reader.WeightReader` and a `vlmpipe.trainer.models.base.Weights`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._state = model.state_dict()

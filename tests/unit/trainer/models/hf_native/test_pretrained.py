@@ -14,10 +14,10 @@ import torch
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, CLIPVisionConfig, CLIPVisionModel
 
 from tests.support.paths import ROOT
-from trainer.config.model import WeightsConfig
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ConfigError, DataError, UserError
-from trainer.models.hf_native.pretrained import load_complete, load_pretrained, part_config
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ConfigError, DataError, UserError
+from vlmpipe.trainer.models.hf_native.pretrained import load_complete, load_pretrained, part_config
 
 PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
 LOADERS = ("from_pretrained", "from_config")

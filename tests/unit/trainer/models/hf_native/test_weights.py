@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from tests.support.drivers.weigh_start import CountingFile
 from tests.support.trainer.measure_memory import Scales
-from trainer.config.model import WeightsConfig
-from trainer.models.hf_native import weights
-from trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.models.hf_native import weights
+from vlmpipe.trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
 
 EMBEDDING = "embed.weight"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from trainer.models.layers.activation_offload import ActivationOffload, OffloadedInput
+from vlmpipe.trainer.models.layers.activation_offload import ActivationOffload, OffloadedInput
 
 LAYERS = 5
 RECOMPUTED = functools.partial(checkpoint, use_reentrant=False)

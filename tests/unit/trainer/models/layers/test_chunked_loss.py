@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from trainer.models.layers.chunked_loss import TokenLoss, chunked_losses, compute_in_chunks
-from trainer.tracing.memory_tracker import MemoryTracker
+from vlmpipe.trainer.models.layers.chunked_loss import TokenLoss, chunked_losses, compute_in_chunks
+from vlmpipe.trainer.tracing.memory_tracker import MemoryTracker
 
 WIDTH, VOCABULARY = 12, 37
 RELATIVE = 1e-6

@@ -23,13 +23,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.measure_memory import draw, packed_batch
 from tests.support.trainer.memory_cases import Case
-from trainer.config.train import CompileBackend
-from trainer.errors import ConfigError
-from trainer.models.layers.compile import CACHE_VARIABLE, cache_folder, compile_layers, compiled_graphs
-from trainer.models.layers.recompute_policy import Recompute
-from trainer.models.registry import family_of
-from trainer.strategies.fsdp import shard
-from trainer.tracing.fake_inputs import SequenceShape
+from vlmpipe.trainer.config.train import CompileBackend
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.layers.compile import CACHE_VARIABLE, cache_folder, compile_layers, compiled_graphs
+from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.strategies.fsdp import shard
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 VOCABULARY = 300
 LAYERS = 2

@@ -10,9 +10,9 @@ import torch
 
 from tests.support.short_form import needs_torchao
 from tests.support.trainer.memory_cases import Case
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.models.layers.float8 import compute_in_float8, require_float8
-from trainer.models.registry import family_of
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.models.layers.float8 import compute_in_float8, require_float8
+from vlmpipe.trainer.models.registry import family_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WIDE = {"model.language_model.config.hidden_size": 32, "features.cache": "off"}

@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from pipelines.check import check_run
 from tests.support.trainer.flop_cases import CLIP, LLAMA, model_config
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged
-from trainer.config.job import JobConfig
-from trainer.config.model import ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.layers.freeze import described, frozen_weights, in_frozen_parts, part_of, tied_names
-from trainer.models.layers.lora import without_adapters
-from trainer.models.registry import family_of
-from trainer.sizing.model_shape import ModelShape
-from trainer.weights_digest import model_sha256
 from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.pipelines.check import check_run
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.layers.freeze import described, frozen_weights, in_frozen_parts, part_of, tied_names
+from vlmpipe.trainer.models.layers.lora import without_adapters
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.weights_digest import model_sha256
 
 FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 PARTS = ("tower", "projector", "language_model")

@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from transformers import GPT2Config, LlavaConfig, PreTrainedTokenizerFast
 
 from tests.support.trainer.flop_cases import CASES, model_config
-from trainer.config.model import LoraConfig, ModelConfig
-from trainer.data.tokenize import make_tokenizer
-from trainer.errors import ConfigError
-from trainer.models.image_tokens import image_form_of
-from trainer.models.layers.freeze import frozen_weights, is_adapter
-from trainer.models.layers.lora import adapters_of, add_adapters, without_adapters
-from trainer.models.llava.family import LlavaFamily
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
+from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.freeze import frozen_weights, is_adapter
+from vlmpipe.trainer.models.layers.lora import adapters_of, add_adapters, without_adapters
+from vlmpipe.trainer.models.llava.family import LlavaFamily
+from vlmpipe.trainer.models.registry import family_of
 
 FAMILY = LlavaFamily()
 

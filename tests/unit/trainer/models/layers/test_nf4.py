@@ -12,10 +12,16 @@ from torch import nn
 
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.flop_cases import model_config
-from trainer.errors import ExitCode, UserError
-from trainer.models.layers.freeze import is_adapter
-from trainer.models.layers.nf4 import Nf4Linear, QuantizedWeights, quantize_base, quantized_names, require_bitsandbytes
-from trainer.models.llava.family import LlavaFamily
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.models.layers.freeze import is_adapter
+from vlmpipe.trainer.models.layers.nf4 import (
+    Nf4Linear,
+    QuantizedWeights,
+    quantize_base,
+    quantized_names,
+    require_bitsandbytes,
+)
+from vlmpipe.trainer.models.llava.family import LlavaFamily
 
 
 def layer(inputs: int = 96, outputs: int = 130, *, bias: bool = True) -> nn.Linear:

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from tests.support.trainer.flop_cases import model_config
-from trainer.config.train import TrainConfig
-from trainer.data.chat.encode import IGNORED
-from trainer.data.loader import PackedSequence
-from trainer.dataloading.batches import collate, no_images
-from trainer.models.layers.chunked_loss import compute_in_chunks
-from trainer.models.layers.preference import PreferencePairs, dpo_loss, pair_loss_of, simpo_loss
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.data.chat.encode import IGNORED
+from vlmpipe.trainer.data.loader import PackedSequence
+from vlmpipe.trainer.dataloading.batches import collate, no_images
+from vlmpipe.trainer.models.layers.chunked_loss import compute_in_chunks
+from vlmpipe.trainer.models.layers.preference import PreferencePairs, dpo_loss, pair_loss_of, simpo_loss
+from vlmpipe.trainer.models.registry import family_of
 
 BETA, ROW_TOKENS = 0.3, 40
 # Tokens of the question, of the chosen and of the rejected answer of each pair; two packed sequences.

@@ -16,14 +16,14 @@ from transformers.utils.generic import get_max_seqlen
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
 from tests.support.trainer.tiny_native import TEXT, model_section
-from trainer.config.model import GRID_FAMILIES, ModelConfig
-from trainer.errors import ConfigError
-from trainer.models.attention.block_mask import mask_of
-from trainer.models.image_inputs import Grid
-from trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
-from trainer.models.qwen_vl.model import encoder_output, project
-from trainer.models.qwen_vl.vision_metadata import sizes_of
-from trainer.models.registry import family_of
+from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.attention.block_mask import mask_of
+from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
+from vlmpipe.trainer.models.qwen_vl.model import encoder_output, project
+from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
+from vlmpipe.trainer.models.registry import family_of
 
 CPU = torch.device("cpu")
 VOCABULARY, ROW_TOKENS = 300, 48

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.errors import ExitCode, UserError
-from trainer.strategies.deepspeed.nvme_offload import NvmeOffload, file_system
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.strategies.deepspeed.nvme_offload import NvmeOffload, file_system
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -89,8 +89,8 @@ def test_the_nearest_and_latest_mount_is_a_folders(tmp_path: Path, monkeypatch: 
         f"/dev/sda / ext4 rw 0 0\ntmpfs {tmp_path}/a\\040b tmpfs rw 0 0\n/dev/sdb {tmp_path}/a\\040b/c xfs rw 0 0\n"
         f"/dev/sdc {tmp_path}/late ext4 rw 0 0\ntmpfs {tmp_path}/late tmpfs rw 0 0\n"
     )
-    monkeypatch.setattr("trainer.strategies.deepspeed.nvme_offload.MOUNTS", told)
+    monkeypatch.setattr("vlmpipe.trainer.strategies.deepspeed.nvme_offload.MOUNTS", told)
     kinds = {name: file_system(tmp_path / name) for name in ("a b", "a b/c", "a b/c/d", "other", "late")}
     assert kinds == {"a b": "tmpfs", "a b/c": "xfs", "a b/c/d": "xfs", "other": "ext4", "late": "tmpfs"}
-    monkeypatch.setattr("trainer.strategies.deepspeed.nvme_offload.MOUNTS", tmp_path / "none")
+    monkeypatch.setattr("vlmpipe.trainer.strategies.deepspeed.nvme_offload.MOUNTS", tmp_path / "none")
     assert file_system(tmp_path) == ""

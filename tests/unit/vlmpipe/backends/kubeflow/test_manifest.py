@@ -9,10 +9,10 @@ import pytest
 from tests.fakes.kubernetes.pods import condition, pod
 from tests.fakes.kubernetes.train_job_rules import denials, pod_name_violation, unknown_fields, violations
 from tests.support.pipelines.train_jobs import IMAGE, PLACEMENT, RUN_URI, STORED, made, pools
-from trainer.errors import ConfigError
 from vlmpipe.backends.kubeflow.manifest import LONGEST_NAME, job_name
 from vlmpipe.backends.kubeflow.status import Ended, cause, job_state, nodes_of
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
+from vlmpipe.trainer.errors import ConfigError
 
 
 def pod_of(job: dict[str, Any]) -> dict[str, Any]:
@@ -27,8 +27,8 @@ def test_chief_and_workers_become_nodes_that_are_all_alike() -> None:
     trainer = made(pools(1, 3.0, gpus=2, env=[{"name": "HF_HUB_OFFLINE", "value": "1"}]))["spec"]["trainer"]
     assert trainer == {
         "image": IMAGE,
-        "command": ["python", "-m", "trainer.launch"],
-        "args": ["--nproc-per-node", "2", "--", "trainer.train", "--config", f"{RUN_URI}/run.json"],
+        "command": ["python", "-m", "vlmpipe.trainer.launch"],
+        "args": ["--nproc-per-node", "2", "--", "vlmpipe.trainer.train", "--config", f"{RUN_URI}/run.json"],
         "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
         "numNodes": 4,
         "numProcPerNode": 2,

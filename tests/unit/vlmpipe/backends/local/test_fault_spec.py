@@ -11,10 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import local_runner as local
-from pipelines.local_process import pipeline_command
 from tests.support.paths import ROOT
-from trainer.errors import CAUSES, ConfigError, ExitCode
 from vlmpipe.backends.local.fault_spec import EXAMPLES, Event, parse_faults, random_events
 from vlmpipe.backends.local.restart_policy import (
     FAULTS_VARIABLE,
@@ -27,9 +24,12 @@ from vlmpipe.backends.local.restart_policy import (
 )
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.pipelines import local_runner as local
+from vlmpipe.pipelines.local_process import pipeline_command
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults
 from vlmpipe.runs.local.run import LocalRun, Marker
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
+from vlmpipe.trainer.errors import CAUSES, ConfigError, ExitCode
 
 
 def parse(*texts: str, nodes: int = 2, ranks_per_node: int = 2) -> list[Event]:

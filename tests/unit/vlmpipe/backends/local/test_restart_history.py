@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 from vlmpipe.backends.local.restart_history import RestartHistory
 from vlmpipe.backends.local.restart_policy import Restart
 from vlmpipe.backends.local.supervisor import Verdict
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 CHIEF, WORKER = "workerpool0-0", "workerpool1-0"
 

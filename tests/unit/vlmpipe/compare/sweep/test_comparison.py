@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import DataError
 from vlmpipe.compare.sweep.comparison import SweepComparison, compared
 from vlmpipe.compare.sweep.page import build_page
 from vlmpipe.compare.sweep.results import Key, SweepResults, Training
 from vlmpipe.runs.local.sweep import comparison_lines
+from vlmpipe.trainer.errors import DataError
 
 QUESTIONS: list[Key] = [(f"s{number}", 0, "digit?", "7") for number in range(50)]
 

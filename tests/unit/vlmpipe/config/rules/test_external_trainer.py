@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.pipelines.run_files import problems_of, small
-from trainer.config.model import WeightsConfig
 from vlmpipe.config.run_config import warnings
+from vlmpipe.trainer.config.model import WeightsConfig
 
 PLAIN = {
     "name": "plain",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.target_requirements import require_kubeflow, require_vertex
+from vlmpipe.trainer.errors import ConfigError
 
 TOKEN = "register.hub.token_secret=projects/my-project/secrets/hub"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, container_of
+from vlmpipe.trainer.errors import ConfigError
 
 DIGITS = ROOT / "configs/digits.yaml"
 IMAGE = "us-docker.pkg.dev/my-project/serving/vllm:1"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config, warnings
 from vlmpipe.config.sections.stages import stage_run_id
+from vlmpipe.trainer.errors import ConfigError
 
 RUN_FILE = ROOT / "configs/digits-stages.yaml"
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError
 from vlmpipe.config.run_config import RunConfig, load_run_file, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
+from vlmpipe.trainer.errors import ConfigError
 
 DIGITS, STAGES = ROOT / "configs/digits.yaml", ROOT / "configs/arr-coc.yaml"
 ONE_NODE = "cluster.replica_count=1"

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from trainer.errors import ExitCode, UserError
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.cost.approval import Spending, dollars, require_approval, spending_of, terminal_confirm
 from vlmpipe.planner.cost.estimate import Cost, StepCost
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 PLAN = Spending("llava", "green", (), 412.0, 11.25, "4 x a2-ultragpu-8g", "spot")
 RED = dataclasses.replace(PLAN, state="red", errors=("VP101 machine_type: no such machine", "memory: 12 GiB too much"))

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.runtime.resolve import require_prices
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
-from trainer.errors import ConfigError
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.catalog.prices import load_prices
+from vlmpipe.components.runtime.resolve import require_prices
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
 from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
 from vlmpipe.planner.parallel_layout import layout_of
@@ -28,6 +27,7 @@ from vlmpipe.planner.time.feature_cache import advise
 from vlmpipe.planner.time.goodput import expected_loss, mean_time_between_interruptions_s, young_daly_s
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.errors import ConfigError
 
 NODE_USD = 40 + 100 * 0.17 / HOURS_PER_MONTH  # with its boot disk
 

@@ -11,12 +11,12 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from trainer.config.train import TrainConfig
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import Memory
 from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.trainer.config.train import TrainConfig
 
 RUN_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
-from trainer.sizing.pipeline_partition import schedule_passes
 from vlmpipe.planner.memory.pipeline_schedule import operations
+from vlmpipe.trainer.sizing.pipeline_partition import schedule_passes
 
 
 @given(st.integers(2, 6), st.integers(2, 4), st.integers(1, 20))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
-from trainer.sizing.pipeline_partition import Stage
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.memory.estimate import estimate_memory
@@ -23,6 +22,7 @@ from vlmpipe.planner.memory.pipeline_stage import _Rank, _Stage
 from vlmpipe.planner.memory.rank import GIB, Memory
 from vlmpipe.planner.memory.stage_state import StageGroups
 from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
 LLAMA_70B = {
     "model.language_model": {

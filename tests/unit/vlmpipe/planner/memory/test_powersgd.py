@@ -14,12 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_co
 
 from tests.support.planner.configs import LLAVA_7B
 from tests.support.trainer.flop_cases import CASES, model_config
-from trainer.config.train_options import PowerSgdConfig
-from trainer.models.registry import family_of
-from trainer.sizing.model_shape import Matrices
-from trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
-from trainer.strategies.powersgd import PowerSgd
 from vlmpipe.planner.memory.powersgd import moving_parts, numbers_in_factors, numbers_sent
+from vlmpipe.trainer.config.train_options import PowerSgdConfig
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.model_shape import Matrices
+from vlmpipe.trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
+from vlmpipe.trainer.strategies.powersgd import PowerSgd
 
 SIDE = st.integers(1, 300)
 

@@ -12,7 +12,6 @@ from tests.support.paths import ROOT
 from tests.support.planner.configs import run_config
 from tests.support.trainer.runs import merged
 from tests.support.trainer.tiny_native import model_section
-from trainer.config.model import GRID_FAMILIES
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli.views.suggestions import print_suggestions
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
@@ -22,6 +21,7 @@ from vlmpipe.planner.parallel_layout import more_context_parallel
 from vlmpipe.planner.plan import plan_basis
 from vlmpipe.planner.search.search import Goal, Suggestion, less_memory
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters, node_counts
+from vlmpipe.trainer.config.model import GRID_FAMILIES
 
 MACHINE = load_catalog().machines["a2-ultragpu-8g"]
 GPU = load_catalog().gpus["NVIDIA_A100_80GB"]

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.planner.configs import A100_80, H100, LLAVA_7B, machine, run_config
-from trainer.errors import ConfigError
-from trainer.storage import open_storage
-from trainer.storage.records import read_record, seal_lines, write_record
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
@@ -19,6 +16,9 @@ from vlmpipe.planner.time import step_time
 from vlmpipe.planner.time.calibration import Calibration, calibration_of, keep_calibration, latest_calibration
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_record, seal_lines, write_record
 
 WARM_UP_S = 100.0
 

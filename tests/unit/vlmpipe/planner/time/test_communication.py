@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.planner.configs import A100_80, LLAVA_7B, machine
-from trainer.sizing.model_shape import Matrices
 from vlmpipe.planner.parallel_layout import STRATEGIES, Layout, make_layout
 from vlmpipe.planner.time.communication import (
     LINK_LATENCY_S,
@@ -23,6 +22,7 @@ from vlmpipe.planner.time.communication import (
     seconds,
     traffic,
 )
+from vlmpipe.trainer.sizing.model_shape import Matrices
 
 TRAINABLE = LLAVA_7B.trainable_parameters
 WORK = Work(micro_steps=4, micro_batch_size=1, sequence_length=4096, precision="bf16", activation_checkpointing="full")

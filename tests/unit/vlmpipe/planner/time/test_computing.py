@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.support.planner.configs import A100_80, H100, TEXT_8B, machine, run_config
-from trainer.sizing.flops import SequenceFlops
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.planner.memory.pipeline_partition import sequence_flops
 from vlmpipe.planner.parallel_layout import layout_of, make_layout
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.flops import SequenceFlops
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 TEXT: dict[str, Any] = {"train__strategy": "fsdp", "plan__sample_images": 0}
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, run_config
-from trainer.sizing.model_shape import ModelShape, Stack
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.time.feature_cache import CacheAdvice, advise, feature_bytes
 from vlmpipe.planner.time.step_time import sequence_flops
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
 
 # so400m/384 + Qwen3-0.6B with 81 pooled tokens, and SigLIP-B/224 + SmolLM2-135M.
 SO400M = Stack(27, 1152, 16, 16, 72, 4304, False, 15_230_000)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.monitoring.training_monitor import goodput
 from vlmpipe.planner.time.goodput import expected_loss
+from vlmpipe.trainer.monitoring.training_monitor import goodput
 
 BEGAN_S = 1e9
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.planner.configs import H100, LLAVA_7B, machine, run_config
-from trainer.sizing.model_shape import ModelShape
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 def timed(shape: ModelShape = LLAVA_7B, **changes: Any) -> Time:

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from tests.support.planner.configs import A100_80, H100, LLAVA_7B, T4, TEXT_8B, machine, run_config
-from trainer.sizing.checkpoint_size import checkpoint_bytes
-from trainer.sizing.model_shape import Matrices, ModelShape
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.parallel_layout import layout_of, make_layout
@@ -19,6 +17,8 @@ from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, LINK_BYTES_PER
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.time.step_time import DECODE_S, OVERLAPPED, SAVING, Time, estimate_time, sequence_flops
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.model_shape import Matrices, ModelShape
 
 NODE = machine()
 

@@ -15,12 +15,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from pipelines.local_process import execute
 from tests.support.paths import ROOT
-from trainer.errors import ConfigError, ExitCode, UserError
-from trainer.storage.local import LocalStorage
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.pipelines.local_process import execute
 from vlmpipe.runs.local import control as local_control
 from vlmpipe.runs.local.run import (
     Choice,
@@ -34,6 +32,8 @@ from vlmpipe.runs.local.run import (
 )
 from vlmpipe.runs.local.summary import report_of
 from vlmpipe.runs.run_state import RunState
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage.local import LocalStorage
 
 NOW = datetime(2026, 11, 20, 15, 30, 0)
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]
@@ -354,7 +354,7 @@ def test_signal_handlers_are_put_back(config: RunConfig, carry_out: Callable[...
 # `vlmpipe run`, with the one-step pipeline above.
 PROGRAM = """
 import sys
-from pipelines.local_process import execute
+from vlmpipe.pipelines.local_process import execute
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.live_view import view_for
 from vlmpipe.runs.local.run import open_run

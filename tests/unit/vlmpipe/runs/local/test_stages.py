@@ -8,10 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import UserError
-from trainer.progress import StepRecord
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 from vlmpipe.cli.runs import leave
 from vlmpipe.runs.file_check import check_files
 from vlmpipe.runs.live_view import PlainView
@@ -22,6 +18,10 @@ from vlmpipe.runs.local.state import read_state
 from vlmpipe.runs.local.summary import report_of
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import OF_THE_RUN, OPTIONAL, STEPS
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 BEGAN_S = 1000.0
 OF_A_STAGE = [name for name in STEPS if name not in (*OF_THE_RUN, *OPTIONAL)]

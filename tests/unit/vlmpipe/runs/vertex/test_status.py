@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from google.cloud.aiplatform_v1.types import PipelineJob
 
-from trainer.progress import StepRecord
-from trainer.storage.local import LocalStorage
-from trainer.storage.records import write_record
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.runs.vertex.names import Address
 from vlmpipe.runs.vertex.status import VertexStatus, status_of
+from vlmpipe.trainer.progress import StepRecord
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 BEGAN_S = 1_000_000
 STEPS = ("resolve-run", "prepare-data", "cache-features", "train", "sync-checkpoint", "evaluate", "decide")

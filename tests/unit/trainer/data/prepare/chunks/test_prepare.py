@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.runtime.step_logic import prepare_run
 from tests.support.data.chunks import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.prepared import conversation, png, prepared_files, record, run_prepare
-from trainer.config.job import JobConfig
-from trainer.data.prepare.chunks import chunk as chunk_module
-from trainer.data.prepare.chunks.plan import LARGEST, SMALLEST, ends_chunk
-from trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
-from trainer.data.sample import SPLITS, stable_digest
-from trainer.errors import UserError
-from trainer.storage import open_storage
+from vlmpipe.components.runtime.step_logic import prepare_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.prepare.chunks import chunk as chunk_module
+from vlmpipe.trainer.data.prepare.chunks.plan import LARGEST, SMALLEST, ends_chunk
+from vlmpipe.trainer.data.prepare.pipeline import ChunkCounts, plan_chunks, prepare_share
+from vlmpipe.trainer.data.sample import SPLITS, stable_digest
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage import open_storage
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.data.prepared import job_config, llava_folder, prepare_llava, prepared_files, run_prepare, write_json
-from trainer.data.prepare import pipeline as prepare_module
-from trainer.data.prepare.chunks import merge as merge_module
-from trainer.data.prepare.pipeline import fingerprint
-from trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.data.prepare import pipeline as prepare_module
+from vlmpipe.trainer.data.prepare.chunks import merge as merge_module
+from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.errors import ExitCode, UserError
 
 
 def test_a_second_run_reuses_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

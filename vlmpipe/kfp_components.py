@@ -1,6 +1,6 @@
 """vlmpipe's KFP components, for pipelines of your own.
 
-    from vlmpipe.components import open_run, prepare_data
+    from vlmpipe.kfp_components import open_run, prepare_data
 
 A pipeline begins with `open_run`, which checks a run file and returns the run's folder; the other components take that
 folder. They run on the image that the environment variable VLMPIPE_PIPELINE_IMAGE names when this module is imported
@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import os
 
-from trainer.errors import missing_packages
+from vlmpipe.trainer.errors import missing_packages
 
 with missing_packages():
-    from components.decide import decide as _decide
-    from components.jobs.collect_features import collect_features as _collect_features
-    from components.jobs.run_local_job import run_local_job as _run_local_job
-    from components.notify import notify as _notify
-    from components.open_run import open_run as _open_run
-    from components.prepare_data import prepare_data as _prepare_data
-    from components.register_model import register_model as _register_model
-    from components.sync_checkpoint import sync_checkpoint as _sync_checkpoint
-    from pipelines.targets import component_of
+    from vlmpipe.components.decide import decide as _decide
+    from vlmpipe.components.jobs.collect_features import collect_features as _collect_features
+    from vlmpipe.components.jobs.run_local_job import run_local_job as _run_local_job
+    from vlmpipe.components.notify import notify as _notify
+    from vlmpipe.components.open_run import open_run as _open_run
+    from vlmpipe.components.prepare_data import prepare_data as _prepare_data
+    from vlmpipe.components.register_model import register_model as _register_model
+    from vlmpipe.components.sync_checkpoint import sync_checkpoint as _sync_checkpoint
+    from vlmpipe.pipelines.targets import component_of
 
 IMAGE_VARIABLE = "VLMPIPE_PIPELINE_IMAGE"
 _IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe/pipeline:latest")
