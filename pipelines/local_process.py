@@ -43,7 +43,7 @@ class PipelineProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=(run.lock,),
-                # No folder of the working directory shadows a package: python -P, for all processes of the run.
+                # No file of the working directory, such as random.py, shadows a module: python -P, for all processes.
                 env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
             )
         self.num_requests = 0

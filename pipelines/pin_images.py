@@ -1,7 +1,7 @@
 """Writes the digests of pushed images into a run file, at the end of `make build`.
 
-    docker image inspect ... | python -m vlmpipe.pipelines.pin_images --registry host/project/repository --tag t [--config
-    run.yaml]
+    docker image inspect ... | python -m vlmpipe.pipelines.pin_images --registry host/project/repository --tag t \
+        [--config run.yaml]
 
 A tag may move while a run is queued; a digest cannot.
 """

@@ -1,7 +1,7 @@
 """Fast checks of a node for failures that otherwise appear minutes later or without a clear cause.
 
-The launcher runs `check_node` and `announce`; `vlmpipe.trainer.distributed.collectives.check_ranks` writes the reports of all
-nodes to `<run>/preflight.json`. Ranks check with `require_room` that a checkpoint fits.
+The launcher runs `check_node` and `announce`; `vlmpipe.trainer.distributed.collectives.check_ranks` writes the reports
+of all nodes to `<run>/preflight.json`. Ranks check with `require_room` that a checkpoint fits.
 """
 
 from __future__ import annotations

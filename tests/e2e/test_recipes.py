@@ -31,7 +31,7 @@ def test_recipe_trains_a_model_that_passes_its_gate(run_file: Path, tmp_path: Pa
         pytest.skip(f"make recipe-{name} makes its environment")
     if "tiny-qwen2-5-vl" in run_file.read_text() and not (ROOT / "build/recipes/tiny-qwen2-5-vl/config.json").is_file():
         pytest.skip("make build/recipes/tiny-qwen2-5-vl/config.json makes its base model")
-    command = [sys.executable, "-P", "-c", START, "run", str(run_file), "--run-id", "one"]
+    command = [sys.executable, "-c", START, "run", str(run_file), "--run-id", "one"]
     done = subprocess.run(
         [*command, f"output.root_uri={tmp_path}"], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True,

@@ -66,7 +66,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 def in_environment(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run([python, "-P", *arguments], cwd=folder, env=variables, capture_output=True, text=True)
+    return subprocess.run([python, *arguments], cwd=folder, env=variables, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("name", chosen(LACKS, lambda name: not LACKS[name].slow))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
-from tests.support.wheel import PACKAGES, install_wheel, python_with, run_installed, shadowing_packages
+from tests.support.wheel import FOLDERS, install_wheel, python_with, run_installed, shadowing_packages
 
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The how-to's code up to this runs a whole pipeline, which the quickstart does too.
@@ -41,8 +40,6 @@ def test_the_python_how_to_runs_beside_folders_of_the_same_names(installed: Path
     assert (tmp_path / "build/pipelines/digits.local.yaml").is_file()
     if WHOLE:
         assert "done " in answer.stdout and (tmp_path / "runs/runs/from-python/report.html").is_file()
-    for name in PACKAGES:  # kfp.local starts the steps of a user's own pipeline without -P
-        shutil.rmtree(tmp_path / name)
     (tmp_path / "components_of_ours.py").write_text(components)
     answer = python_with(installed, tmp_path, "components_of_ours.py")
     assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
@@ -82,11 +79,31 @@ def test_rehearse_needs_no_test_tools(installed: Path, tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_another_distribution_in_the_place_of_a_package_is_named(installed: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    (other / "trainer").mkdir(parents=True)
-    (other / "trainer/__init__.py").write_text("__version__ = '9'\n")
-    before = f"import sys; import vlmpipe; sys.path.insert(0, {str(other)!r}); sys.modules.pop('trainer'); "
-    answer = run_installed(installed, tmp_path, "--help", before=before)
-    assert answer.returncode == 69
-    assert "which is not vlmpipe's" in answer.stderr
+BOTH = """
+import trainer.task, pipelines.task, components.task
+import vlmpipe
+from vlmpipe.kfp_components import open_run
+assert [each.task.NAME for each in (trainer, pipelines, components)] == json.loads(sys.argv[1])
+config = vlmpipe.load(sys.argv[2])
+assert not [finding for finding in vlmpipe.check(config) if finding.state == "failed"]
+print(vlmpipe.compile(config, target="local"))
+"""
+
+
+@pytest.mark.parametrize("start", ["command", "script", "ours first"])
+def test_a_user_s_trainer_and_our_api_work_in_one_process(installed: Path, tmp_path: Path, start: str) -> None:
+    """Their own `trainer.task`, `pipelines.task` and `components.task`, in a folder from which plain Python starts."""
+    shadowing_packages(tmp_path)
+    code = "import json, sys\n" + ("import vlmpipe.cli.app\n" if start == "ours first" else "") + BOTH
+    (tmp_path / "theirs.py").write_text(code)
+    assert run_installed(installed, tmp_path, "init", "--output", "digits.yaml").returncode == 0
+    names = json.dumps([f"the user's own {name}" for name in ("trainer", "pipelines", "components")])
+    program = ("theirs.py",) if start == "script" else ("-c", code)
+    answer = python_with(installed, tmp_path, *program, names, "digits.yaml")
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+
+
+def test_the_wheel_holds_one_package(installed: Path) -> None:
+    folders = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
+    assert folders - {"bin"} == {"vlmpipe"}
+    assert {path.name for path in (installed / "vlmpipe").iterdir()} >= set(FOLDERS)

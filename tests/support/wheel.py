@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
+FOLDERS = ("pipelines", "components", "trainer")  # at the top of the repository, in the wheel below vlmpipe/
 START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
 
 
@@ -21,7 +21,7 @@ def build_wheel(folder: Path) -> Path:
     """Build the wheel from a copy of its sources."""
     source = folder / "source"
     source.mkdir(parents=True)
-    for name in (*PACKAGES, "configs", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("vlmpipe", *FOLDERS, "configs", "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
         if path.is_dir():
             shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,10 +41,11 @@ def install_wheel(folder: Path) -> Path:
 
 
 def shadowing_packages(folder: Path) -> None:
-    """A user's own packages of our names. A module that is imported from one fails."""
-    for name in PACKAGES:
+    """A user's own packages with the names of our folders."""
+    for name in FOLDERS:
         (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text(f"raise ImportError('the user\\'s own {name}')\n")
+        (folder / name / "__init__.py").write_text("")
+        (folder / name / "task.py").write_text(f"NAME = 'the user\\'s own {name}'\n")
 
 
 def run_installed(
@@ -56,7 +57,7 @@ def run_installed(
 
 def python_with(installed: Path, folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", *arguments],
+        [sys.executable, *arguments],
         cwd=folder,
         env={**os.environ, **environment, "PYTHONPATH": str(installed)},
         capture_output=True,

@@ -34,7 +34,7 @@ class ShardingUnits:
     shards_tower: bool = True  # under tensor parallelism; else each rank has the tower whole
     image_layers: int = 0  # images are also added after this many first language layers (DeepStack)
     sequence_flops: SequenceFlops | None = None  # of a mean sequence of the data, to balance stages
-    # Gives parameters on the meta device their values before sharding: see `vlmpipe.trainer.models.layers.deferred_weights`.
+    # Gives parameters on the meta device their values before sharding, see trainer/models/layers/deferred_weights.py.
     fill: Callable[[nn.Module], None] = lambda module: None
 
     @property

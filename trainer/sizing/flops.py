@@ -3,8 +3,9 @@
 Counts what the training modules compute, like torch's own counter: matrix products, convolutions and attention, but no
 norms, activations or lookups. The tower runs all its layers even when an earlier one feeds the projector. Samples
 attend to themselves only, and padding costs almost nothing (models that need a mask compute more: see
-`vlmpipe.trainer.models.attention.varlen`). Only label positions go through the head. Products per layer: Kaplan et al. 2020
-(arXiv 2001.08361), section 2.1. A backward pass takes one product for a weight's gradient and one for its input's.
+`vlmpipe.trainer.models.attention.varlen`). Only label positions go through the head. Products per layer:
+Kaplan et al. 2020 (arXiv 2001.08361), section 2.1. A backward pass takes one product for a weight's gradient and one
+for its input's.
 """
 
 from __future__ import annotations

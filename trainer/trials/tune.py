@@ -1,6 +1,7 @@
 """One trial of a search: trains with the trial's values, evaluates, and reports the metric.
 
-    python -m vlmpipe.trainer.trials.tune --config <search>/run.json --metric exact_match --nproc-per-node 2 --train.seed=3
+    python -m vlmpipe.trainer.trials.tune --config <search>/run.json --metric exact_match --nproc-per-node 2 \
+        --train.seed=3
 
 CLOUD_ML_TRIAL_ID names the trial, which is a run of its own in `<search>/trial-<id>/` and resumes from its own
 checkpoints.

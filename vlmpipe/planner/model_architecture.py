@@ -64,12 +64,12 @@ def architecture(config: RunConfig) -> Architecture:
 
 
 def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:
-    """As `vlmpipe.trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
+    """As `trainer.strategies.tensor_parallel.plan.require_shardable`, but needs no torch for a cached verdict."""
     _raise(_shardable(model.model_dump_json(), ranks, cached=cached, sequence=sequence))
 
 
 def require_context_parallel(model: ModelConfig, ranks: int) -> None:
-    """As `vlmpipe.trainer.strategies.context_parallel.require_context_parallel`, but needs no torch for a cached verdict."""
+    """As `trainer.strategies.context_parallel.require_context_parallel`, but needs no torch for a cached verdict."""
     _raise(_shares_tokens(model.model_dump_json(), ranks))
 
 

@@ -2,8 +2,8 @@
 
 With a mask, a packed sequence costs the attention of one sample of its length. Here kernels take samples one by one, or
 all in one launch where the device has such a kernel. The host knows their bounds
-(`vlmpipe.trainer.models.attention.cu_seqlens`). To torch it is one operation, which compiled layers, activation checkpointing
-and traces handle as a matrix product.
+(`vlmpipe.trainer.models.attention.cu_seqlens`). To torch it is one operation, which compiled layers, activation
+checkpointing and traces handle as a matrix product.
 """
 
 from __future__ import annotations

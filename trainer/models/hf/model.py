@@ -100,7 +100,7 @@ class HfVLM(nn.Module):
         image_tokens: int | None = None,
         pairs: PreferencePairs | None = None,
     ) -> Tensor:
-        """Summed cross-entropy of the label tokens, a scalar in fp32. See `vlmpipe.trainer.models.packed_vlm.PackedVLM`.
+        """Summed cross-entropy of the label tokens, a scalar in fp32. See `trainer.models.packed_vlm.PackedVLM`.
 
         images: inputs of the library's model by name, or what `PublishedImages.encoded` says; none without images.
         """

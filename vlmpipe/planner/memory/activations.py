@@ -21,7 +21,7 @@ from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.sizing.trace_results import Held, StepTrace
 
 WEIGHT_COPIES = "weight copies"
-# vlmpipe.trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
+# trainer.sizing.trace_results.Compute, whether no layer holds on to its weights, whether gradients of what lies outside
 # of layers are sliced at the end, the ranks that split each layer, whether they share its tokens, and the ranks that
 # share all layers' tokens
 Computing = tuple[str, bool, bool, int, bool, int]

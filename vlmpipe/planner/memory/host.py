@@ -86,7 +86,7 @@ def placed(
 def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:
     """What a node holds of its ranks' parts in an update, beside processes and the copy that becomes a checkpoint.
 
-    Of what lies on a disk there is no copy: it is written from there (`vlmpipe.trainer.strategies.deepspeed.checkpoint_files`).
+    Of what lies on a disk there is no copy: it is written from there (`trainer.strategies.deepspeed.checkpoint_files`).
     """
     ranks = layout.ranks_per_node
     held = [MemoryPart(part.name, ranks * part.bytes, part.why) for part in parts if part.place == "machine"]
@@ -126,7 +126,7 @@ def start_memory(
 
 def _staged_share(part: str, layout: Layout) -> float:
     """Of one rank's part, what each rank of the fullest node copies for a checkpoint: see
-    `vlmpipe.trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
+    `trainer.strategies.torch_base.TorchStrategy`; DeepSpeed writes weights that all ranks hold from the first alone."""
     if layout.strategy == "ddp" and part != ERRORS:  # each rank has its own
         return 1 / layout.replicas
     if layout.strategy in ("zero1", "zero2") and part == WEIGHTS:

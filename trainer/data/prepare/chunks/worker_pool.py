@@ -28,7 +28,7 @@ REPORT_RECORDS = 100  # between two progress lines
 MAX_THREADS = 32
 # https://docs.kernel.org/admin-guide/cgroup-v2.html, "CPU Interface Files": quota and period in microseconds.
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-ROOT = Path(__file__).parents[4]  # where `trainer` is imported from
+ROOT = Path(__file__).parents[5]  # where vlmpipe is imported from
 
 ChunkReport = Callable[[int, int, int], None]  # number of the chunk, its records read and rejected so far
 Message = dict[str, Any] | None  # None: the process has ended

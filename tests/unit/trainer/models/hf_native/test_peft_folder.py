@@ -40,7 +40,7 @@ CASES = {
 
 
 class Weights:
-    """Of a model in memory. A `vlmpipe.trainer.checkpoint.weight_reader.WeightReader` and a `vlmpipe.trainer.models.base.Weights`."""
+    """Weights of a model in memory: a checkpoint's WeightReader and a model's Weights."""
 
     def __init__(self, model: nn.Module) -> None:
         self._state = model.state_dict()
