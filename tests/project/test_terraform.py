@@ -6,12 +6,15 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.terraform_files import Module
 from tests.support.pipelines.terraform_provider import run_terraform
+from vlmpipe.access.grants import FILE as GRANTS_FILE
+from vlmpipe.access.grants import grants_json
 from vlmpipe.config.sections.gcp import GcpConfig, PscInterfaceConfig
 
 FOLDER = ROOT / "terraform/modules/vlmpipe"
@@ -19,35 +22,11 @@ ENVIRONMENTS = ("dev", "test", "prod")
 SCHEMA = ROOT / "tests/fixtures/terraform/google-7.45.0.json"
 GUIDE = ROOT / "docs/how-to/first-run-on-vertex.md"
 
-# Account, role, and what it is on. Who adds one says here, too, that it is meant.
-GRANTS = {
-    ("submitter", "roles/aiplatform.user", ""),
-    ("submitter", "roles/iam.serviceAccountUser", "pipeline"),
-    ("submitter", "roles/logging.viewer", ""),
-    ("submitter", "roles/storage.objectViewer", "runs"),
-    ("submitter", "roles/storage.legacyBucketReader", "runs"),
-    ("submitter", "roles/storage.legacyBucketReader", "data"),
-    ("submitter", "roles/storage.legacyBucketReader", "mirror"),
-    ("pipeline", "roles/aiplatform.user", ""),
-    ("pipeline", "roles/iam.serviceAccountUser", "trainer"),
-    ("pipeline", "roles/logging.logWriter", ""),
-    ("pipeline", "roles/storage.objectViewer", "data"),
-    ("pipeline", "roles/storage.objectUser", "runs"),
-    ("pipeline", "roles/storage.objectUser", "mirror"),
-    ("trainer", "roles/logging.logWriter", ""),
-    ("trainer", "roles/aiplatform.user", ""),  # with tensorboard = true
-    ("trainer", "roles/storage.objectUser", "runs"),
-    ("trainer", "roles/storage.objectUser", "mirror"),
-    ("builder", "roles/logging.logWriter", ""),
-    ("builder", "roles/storage.objectViewer", "build"),
-}
 FIXED_ROLES = {
-    "google_artifact_registry_repository_iam_member.builder": "roles/artifactregistry.writer",
-    "google_artifact_registry_repository_iam_member.submitter": "roles/artifactregistry.writer",
-    "google_artifact_registry_repository_iam_member.pipeline": "roles/artifactregistry.reader",
     "google_secret_manager_secret_iam_member.reader": "roles/secretmanager.secretAccessor",
     "google_service_account_iam_member.github": "roles/iam.workloadIdentityUser",
     "google_service_account_iam_member.submitters": "roles/iam.serviceAccountTokenCreator",
+    "google_service_account_iam_member.tokens": "roles/iam.serviceAccountTokenCreator",
     "google_kms_crypto_key_iam_member.service_agents": "roles/cloudkms.cryptoKeyEncrypterDecrypter",
     "google_project_iam_member.vertex_network": "roles/compute.networkAdmin",  # Google's agent, not an account of ours
 }
@@ -121,10 +100,52 @@ def test_every_variable_is_used_described_and_validated(module: Module, tmp_path
     assert len(list(Module(tmp_path).problems())) == 3
 
 
-def test_every_role_is_on_the_list_and_has_a_reason(module: Module) -> None:
-    grants = module.grants.values()
-    assert {(grant.account, grant.role, grant.on) for grant in grants} == GRANTS
-    assert [grant for grant in grants if len(grant.why.split()) < 5] == []
+def test_the_grants_are_those_of_the_table() -> None:
+    assert (ROOT / GRANTS_FILE).read_text() == grants_json(), "run python -m tests.support.generated_files"
+
+
+def _grants() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(grants_json())
+    return content
+
+
+def test_every_grant_has_a_reason_and_names_accounts_and_buckets_that_are_there(module: Module) -> None:
+    content = _grants()
+    for section in ("project", "buckets", "act_as", "repositories", "tokens"):
+        for name, grant in content[section].items():
+            assert len(grant["why"].split()) >= 2, name
+            assert {grant["account"], grant.get("as", "tester"), grant.get("of", "tester")} <= content[
+                "accounts"
+            ].keys()
+    buckets = {grant["bucket"] for grant in content["buckets"].values()}
+    assert buckets == module.keys_of("buckets") - {"location", "soft_delete_days", "delete_after_days"}
+    assert {grant["repository"] for grant in content["repositories"].values()} == module.keys_of("repositories")
+    conditions = {grant.get("when", "") for section in content.values() for grant in section.values() if "why" in grant}
+    assert conditions - {""} == set(re.findall(r"(\w+) = var", module.locals["granted"]))
+
+
+def test_jobs_start_nothing_and_pull_requests_may_do_nothing() -> None:
+    roles = {account: set[str]() for account in _grants()["accounts"]}
+    for grant in _grants()["project"].values():
+        if not grant["when"]:
+            roles[grant["account"]].add(grant["role"])
+    assert roles["trainer"] == roles["tester"] == roles["builder"] == {"roles/logging.logWriter"}
+    named = {
+        grant["account"] for section in ("buckets", "act_as", "repositories") for grant in _grants()[section].values()
+    }
+    assert "tester" not in named and not any("tester" in readers for readers in _grants()["secrets"].values())
+
+
+def test_only_steps_and_jobs_can_delete_what_runs_wrote() -> None:
+    writers = {
+        (grant["account"], grant["bucket"])
+        for grant in _grants()["buckets"].values()
+        if grant["role"] == "roles/storage.objectUser"
+    }
+    assert writers == {(account, bucket) for account in ("pipeline", "trainer") for bucket in ("runs", "mirror")}
+
+
+def test_roles_that_a_resource_names_itself_say_why(module: Module) -> None:
     assert module.fixed_roles == FIXED_ROLES
     for address in FIXED_ROLES:
         head = 'resource "{}" "{}"'.format(*address.split("."))
@@ -196,7 +217,7 @@ def test_the_guide_names_only_what_is_there(module: Module) -> None:
     printed = re.findall(r"output (?:-raw )?(\w+)", guide) + re.findall(r"[Tt]he output `(\w+)`", guide)
     assert set(printed) == module.outputs.keys()
     accounts = set(re.findall(r"^\| account `vlmpipe-(\w+)`", guide, re.MULTILINE))
-    assert accounts == module.keys_of("accounts")
+    assert accounts == _grants()["accounts"].keys()
     buckets = set(re.findall(r"^\| bucket `…-(\w+)`", guide, re.MULTILINE))
     assert buckets == module.keys_of("buckets") - {"mirror", "location", "soft_delete_days", "delete_after_days"}
     assert f"version {Module(ROOT / 'terraform/envs/dev').provider_version}" in guide

@@ -1,4 +1,4 @@
-"""Files that are generated from data and from the API client: reference pages and the fields of a CustomJob.
+"""Files that are generated from data and from the API client: reference pages, the fields of a CustomJob and grants.
 
     python -m tests.support.generated_files
 
@@ -15,7 +15,11 @@ import yaml
 from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from tests.support.access_pages import PAGE as ACCESS_PAGE
+from tests.support.access_pages import access_page, guides
 from tests.support.paths import ROOT
+from vlmpipe.access.grants import FILE as GRANTS_FILE
+from vlmpipe.access.grants import grants_json
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.nccl import NET_VARIABLE, Misfit, Network, Source, load_misfits, load_networks
 from vlmpipe.job_spec.rules import RULES
@@ -219,5 +223,6 @@ def fields_json() -> str:
 
 if __name__ == "__main__":
     pages = ((NCCL_PAGE, nccl_page()), (RULES_PAGE, job_spec_rules_page()), (KEYS_PAGE, keys_page()))
-    for file, text in (*pages, (FIELDS_FILE, fields_json())):
+    made = {ACCESS_PAGE: access_page(), ROOT / GRANTS_FILE: grants_json(), **guides()}
+    for file, text in (*pages, (FIELDS_FILE, fields_json()), *made.items()):
         file.write_text(text, encoding="utf-8")

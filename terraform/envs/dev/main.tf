@@ -72,6 +72,10 @@ output "submitter" {
   value = module.vlmpipe.submitter
 }
 
+output "tester" {
+  value = module.vlmpipe.tester
+}
+
 output "secrets" {
   value = module.vlmpipe.secrets
 }

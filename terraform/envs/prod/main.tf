@@ -29,10 +29,11 @@ module "vlmpipe" {
   location   = var.location
   submitters = var.submitters
 
-  labels            = { env = "prod" }
-  github_repository = var.github_repository
-  mirror_location   = var.mirror_location
-  alert_emails      = var.alert_emails
+  labels               = { env = "prod" }
+  github_repository_id = var.github_repository_id
+  github_owner_id      = var.github_owner_id
+  mirror_location      = var.mirror_location
+  alert_emails         = var.alert_emails
 }
 
 variable "project" {
@@ -52,8 +53,14 @@ variable "submitters" {
   default     = []
 }
 
-variable "github_repository" {
-  description = "OWNER/NAME of the repository whose GitHub Actions may start runs; empty for none."
+variable "github_repository_id" {
+  description = "Number of the repository whose GitHub Actions may start runs; empty for none."
+  type        = string
+  default     = ""
+}
+
+variable "github_owner_id" {
+  description = "Number of the repository's owner."
   type        = string
   default     = ""
 }
@@ -87,6 +94,10 @@ output "mirror_uri" {
 
 output "submitter" {
   value = module.vlmpipe.submitter
+}
+
+output "tester" {
+  value = module.vlmpipe.tester
 }
 
 output "secrets" {

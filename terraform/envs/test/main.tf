@@ -30,7 +30,8 @@ module "vlmpipe" {
   submitters = var.submitters
 
   labels                      = { env = "test" }
-  github_repository           = var.github_repository
+  github_repository_id        = var.github_repository_id
+  github_owner_id             = var.github_owner_id
   delete_buckets_with_content = true
 }
 
@@ -51,8 +52,14 @@ variable "submitters" {
   default     = []
 }
 
-variable "github_repository" {
-  description = "OWNER/NAME of the repository whose GitHub Actions may start runs; empty for none."
+variable "github_repository_id" {
+  description = "Number of the repository whose GitHub Actions may start runs; empty for none."
+  type        = string
+  default     = ""
+}
+
+variable "github_owner_id" {
+  description = "Number of the repository's owner."
   type        = string
   default     = ""
 }
@@ -76,6 +83,10 @@ output "mirror_uri" {
 
 output "submitter" {
   value = module.vlmpipe.submitter
+}
+
+output "tester" {
+  value = module.vlmpipe.tester
 }
 
 output "secrets" {

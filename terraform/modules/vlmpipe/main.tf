@@ -15,7 +15,7 @@ locals {
     length(var.secrets) > 0 ? ["secretmanager.googleapis.com"] : [],
     var.private_network != "" ? ["compute.googleapis.com"] : [],
     var.private_network == "peering" ? ["servicenetworking.googleapis.com"] : [],
-    var.github_repository != "" ? ["sts.googleapis.com"] : [],
+    var.github_repository_id != "" ? ["sts.googleapis.com"] : [],
     var.encryption_key != "" ? ["cloudkms.googleapis.com"] : [],
     length(var.alert_emails) > 0 ? ["monitoring.googleapis.com"] : [],
   ))

@@ -58,9 +58,14 @@ output "submitter" {
   value       = google_service_account.all["submitter"].email
 }
 
+output "tester" {
+  description = "The account of Cloud Build's trigger for pull requests, whose code gets its rights: it may write logs and no more."
+  value       = google_service_account.all["tester"].email
+}
+
 output "workload_identity_provider" {
-  description = "What google-github-actions/auth is given as its provider; empty without github_repository."
-  value       = var.github_repository != "" ? google_iam_workload_identity_pool_provider.github[0].name : ""
+  description = "What google-github-actions/auth is given as its provider; empty without github_repository_id."
+  value       = var.github_repository_id != "" ? google_iam_workload_identity_pool_provider.github[0].name : ""
 }
 
 output "secrets" {

@@ -70,8 +70,8 @@ variable "delete_buckets_with_content" {
 }
 
 variable "secrets" {
-  description = "Empty slots in Secret Manager by name, each with the account that reads it: pipeline (a webhook) or trainer (a run file's secrets)."
-  type        = map(string)
+  description = "Empty slots in Secret Manager by name, each with the run file's fields that name it, such as { hub = [\"model.hub_token_secret\"], chat = [\"notify.webhook\"] }: the accounts that read those fields get access. A field of the map secrets is called secrets."
+  type        = map(set(string))
   default     = {}
 
   validation {
@@ -80,9 +80,15 @@ variable "secrets" {
   }
 
   validation {
-    condition     = alltrue([for account in values(var.secrets) : contains(["pipeline", "trainer"], account)])
-    error_message = "Give pipeline or trainer for each name. Never put a secret's value here: it would be kept in the state."
+    condition     = alltrue([for fields in values(var.secrets) : length(fields) > 0 && length(setsubtract(fields, keys(local.grants.secrets))) == 0])
+    error_message = "Give for each name the fields of the run file that name it: ${join(", ", keys(local.grants.secrets))}. Never put a secret's value here: it would be kept in the state."
   }
+}
+
+variable "doctor" {
+  description = "Whether the submitter may take tokens of the pipeline's and the jobs' accounts, by which vlmpipe doctor asks what each may do. It may run code as both anyway."
+  type        = bool
+  default     = true
 }
 
 variable "alert_emails" {
@@ -177,13 +183,35 @@ variable "tensorboard" {
   default     = false
 }
 
-variable "github_repository" {
-  description = "Repository OWNER/NAME whose GitHub Actions may act as the submitter account, without a key; empty for none."
+variable "github_repository_id" {
+  description = "Numeric id of the repository whose GitHub Actions may act as the submitter account, without a key: gh api repos/OWNER/NAME --jq .id. Empty for none. A name can change hands, a number cannot."
   type        = string
   default     = ""
 
   validation {
-    condition     = var.github_repository == "" || can(regex("^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", var.github_repository))
-    error_message = "Give OWNER/NAME, not an address."
+    condition     = can(regex("^[0-9]*$", var.github_repository_id))
+    error_message = "Give the number that gh api repos/OWNER/NAME --jq .id prints, not the name."
+  }
+}
+
+variable "github_owner_id" {
+  description = "Numeric id of the account or organization that owns the repository: gh api repos/OWNER/NAME --jq .owner.id."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^[0-9]*$", var.github_owner_id)) && (var.github_owner_id != "") == (var.github_repository_id != "")
+    error_message = "Give the number that gh api repos/OWNER/NAME --jq .owner.id prints, together with github_repository_id."
+  }
+}
+
+variable "github_environment" {
+  description = "Environment of the repository whose jobs may act as the submitter account; its protection rules say who reviews them. Jobs without it, such as those of pull requests, get no token."
+  type        = string
+  default     = "production"
+
+  validation {
+    condition     = can(regex("^[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}$", var.github_environment))
+    error_message = "Give the name of an environment: letters, digits, spaces, dots, dashes and underscores."
   }
 }

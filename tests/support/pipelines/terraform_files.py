@@ -1,4 +1,4 @@
-"""What our Terraform files say, read from their text: grants, variables, outputs. Whether they hold, Terraform says.
+"""What our Terraform files say, read from their text: roles, variables, outputs. Whether they hold, Terraform says.
 
 See `tests.support.pipelines.terraform_provider`.
 """
@@ -9,20 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hcl2
 
 KEY = re.compile(r"(?:^|(?<=[{,]))\s*([\w-]+) = ")
-
-
-class Grant(NamedTuple):
-    """A role of one of our accounts. `on` is a bucket or an account; empty for the whole project."""
-
-    account: str
-    role: str
-    on: str
-    why: str
 
 
 class Module:
@@ -69,18 +60,6 @@ class Module:
     def keys_of(self, local: str) -> set[str]:
         """Keys of all objects in a local value, nested ones too."""
         return set(KEY.findall(self.locals[local]))
-
-    @cached_property
-    def grants(self) -> dict[str, Grant]:
-        """The roles of our accounts, by name, from the locals that end in _grants."""
-        entry = re.compile(r"([\w-]+) = \{(account = [^{}]*)\}")
-        found = {}
-        for name, value in self.locals.items():
-            for key, body in entry.findall(value) if name.endswith("_grants") else ():
-                fields = dict(re.findall(r'(\w+) = "([^"]*)"', body))
-                on = fields.get("bucket") or fields.get("as") or ""
-                found[key] = Grant(fields["account"], fields["role"], on, fields.get("why", ""))
-        return found
 
     @cached_property
     def fixed_roles(self) -> dict[str, str]:

@@ -63,6 +63,14 @@ run "as_it_comes" {
     error_message = "env.sh has another form than make can read."
   }
   assert {
+    condition     = [for name, grant in google_project_iam_member.all : grant.role if strcontains(name, "trainer") || strcontains(name, "tester")] == ["roles/logging.logWriter", "roles/logging.logWriter"]
+    error_message = "Jobs or pull requests may do more in the project than write logs."
+  }
+  assert {
+    condition     = toset([for name in keys(google_storage_bucket_iam_member.all) : name if strcontains(name, "data")]) == toset(["pipeline-data-read", "trainer-data-read", "submitter-data-look", "submitter-data-read"])
+    error_message = "Somebody who reads the data bucket cannot, or somebody can write there."
+  }
+  assert {
     condition     = length(google_monitoring_alert_policy.logs) == 0 && length(data.google_project.this) == 0 && length(google_compute_network.jobs) == 0 && length(google_vertex_ai_tensorboard.runs) == 0 && length(google_iam_workload_identity_pool.ci) == 0 && output.mirror_uri == ""
     error_message = "Something optional is made unasked."
   }
@@ -71,17 +79,21 @@ run "as_it_comes" {
 run "with_a_mirror_secrets_and_people" {
   variables {
     mirror_location = "europe-west1"
-    secrets         = { chat = "pipeline", hf-token = "trainer" }
-    submitters      = ["user:ann@example.com"]
+    secrets = {
+      chat    = ["notify.webhook"]
+      hub     = ["model.hub_token_secret", "register.hub.token_secret"]
+      tracker = ["secrets"]
+    }
+    submitters = ["user:ann@example.com"]
   }
 
   assert {
-    condition     = google_storage_bucket.all["mirror"].location == "europe-west1" && length([for name in keys(google_storage_bucket_iam_member.all) : name if strcontains(name, "mirror")]) == 3
+    condition     = google_storage_bucket.all["mirror"].location == "europe-west1" && [for name in keys(google_storage_bucket_iam_member.all) : name if strcontains(name, "mirror")] == ["pipeline-mirror-write", "submitter-mirror-look", "trainer-mirror-write"]
     error_message = "No mirror, or nobody may write to it."
   }
   assert {
-    condition     = google_secret_manager_secret_iam_member.reader["chat"].member == google_service_account.all["pipeline"].member
-    error_message = "The pipeline cannot read the webhook."
+    condition     = keys(google_secret_manager_secret_iam_member.reader) == ["chat-pipeline", "hub-pipeline", "hub-trainer", "tracker-trainer"]
+    error_message = "An account that needs a secret cannot read it, or another one can."
   }
   assert {
     condition     = contains(keys(google_project_service.all), "secretmanager.googleapis.com")
@@ -90,6 +102,17 @@ run "with_a_mirror_secrets_and_people" {
   assert {
     condition     = google_service_account_iam_member.submitters["user:ann@example.com"].role == "roles/iam.serviceAccountTokenCreator"
     error_message = "Ann cannot act as the submitter."
+  }
+}
+
+run "without_tokens_for_the_doctor" {
+  variables {
+    doctor = false
+  }
+
+  assert {
+    condition     = length(google_service_account_iam_member.tokens) == 0 && length(google_service_account_iam_member.act_as) == 3
+    error_message = "The submitter may take tokens of other accounts."
   }
 }
 
@@ -140,7 +163,7 @@ run "with_a_key_a_private_network_and_tensorboard" {
     error_message = "The run file does not name the TensorBoard instance, or it is without the key."
   }
   assert {
-    condition     = google_project_iam_member.all["trainer-tensorboard"].role == "roles/aiplatform.user"
+    condition     = contains(keys(google_project_iam_member.all), "trainer-aiplatform-user")
     error_message = "Jobs cannot upload to TensorBoard."
   }
 }
@@ -198,8 +221,9 @@ run "peered_with_a_shared_vpc" {
 
 run "with_labels_and_github" {
   variables {
-    labels            = { env = "test", team = "vision" }
-    github_repository = "my-team/my-repository"
+    labels               = { env = "test", team = "vision" }
+    github_repository_id = "123456"
+    github_owner_id      = "654321"
   }
 
   assert {
@@ -207,11 +231,11 @@ run "with_labels_and_github" {
     error_message = "Something is without labels."
   }
   assert {
-    condition     = google_iam_workload_identity_pool_provider.github[0].attribute_condition == "assertion.repository == \"my-team/my-repository\""
-    error_message = "Other repositories may act as the submitter."
+    condition     = google_iam_workload_identity_pool_provider.github[0].attribute_condition == "assertion.repository_id == \"123456\" && assertion.repository_owner_id == \"654321\" && assertion.environment == \"production\""
+    error_message = "Other repositories, or jobs that nobody reviewed, may act as the submitter."
   }
   assert {
-    condition     = endswith(google_service_account_iam_member.github[0].member, "/workloadIdentityPools/vlmpipe-ci/attribute.repository/my-team/my-repository") && output.workload_identity_provider != ""
+    condition     = endswith(google_service_account_iam_member.github[0].member, "/workloadIdentityPools/vlmpipe-ci/attribute.repository_id/123456") && output.workload_identity_provider != ""
     error_message = "The repository may not act as the submitter."
   }
 }
@@ -225,16 +249,17 @@ run "wrong_values_are_refused" {
     name                  = "a-name-that-is-much-too-long"
     submitters            = ["ann@example.com"]
     data_soft_delete_days = 3
-    secrets               = { hf-token = "hf_no_account_but_a_value" }
+    secrets               = { hf-token = ["hf_no_field_but_a_value"] }
     private_network_range = "10.8.0.0/29"
     alert_emails          = ["oncall"]
     labels                = { Team = "Vision" }
-    github_repository     = "https://github.com/my-team/my-repository"
+    github_repository_id  = "my-team/my-repository"
+    github_environment    = "*"
   }
 
   expect_failures = [
     var.project, var.location, var.name, var.submitters, var.data_soft_delete_days, var.secrets, var.private_network_range, var.alert_emails,
-    var.labels, var.github_repository,
+    var.labels, var.github_repository_id, var.github_environment,
   ]
 }
 
@@ -283,4 +308,14 @@ run "a_key_with_a_mirror_and_a_shared_vpc_without_a_way_into_it_are_refused" {
   }
 
   expect_failures = [var.encryption_key, var.shared_vpc]
+}
+
+run "a_repository_without_its_owner_is_refused" {
+  command = plan
+
+  variables {
+    github_repository_id = "123456"
+  }
+
+  expect_failures = [var.github_owner_id]
 }

@@ -1,0 +1,119 @@
+"""What the accounts of one run need: the table's rows for what its run file names."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlmpipe.access.table import USES, Account, Kind, UseName, field_pattern, load_table
+from vlmpipe.config.sections.sweep import variants_of
+from vlmpipe.trainer.secret_manager import SECRET_NAME
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+BUCKET, TABLE, REGISTRY = "gs://", "bq://", "vertex://"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What one field of a run file names: a bucket by its name, a secret without its version, an image, an account."""
+
+    field: str
+    row: str
+    kind: Kind
+    resource: str
+
+
+@dataclass(frozen=True)
+class Need:
+    """All that one account does with one resource in a run."""
+
+    account: Account
+    kind: Kind
+    resource: str
+    uses: tuple[UseName, ...]
+    fields: tuple[str, ...]
+    steps: tuple[str, ...]
+
+    @property
+    def permissions(self) -> tuple[str, ...]:
+        """The permissions that the account needs on the resource."""
+        of_kind = load_table().uses[self.kind]
+        return tuple(dict.fromkeys(one for use in self.uses for one in of_kind[use].permissions))
+
+    def roles(self, missing: set[str]) -> tuple[str, ...]:
+        """The least roles that give the `missing` permissions."""
+        table = load_table()
+        of_kind = table.uses[self.kind]
+        wanted = {use for use in self.uses if missing & set(of_kind[use].permissions)}
+        return tuple(of_kind[use].role for use in table.least_roles(self.kind, wanted))
+
+
+def named(config: RunConfig) -> list[Named]:
+    """What the run file, its stages and its sweep's variants name, each once, in the order of the table."""
+    found = dict[Named, None]()
+    for run in _runs(config):
+        content = dict(_texts(run.to_dict()))
+        for row in load_table().fields:
+            for name in row.names:
+                pattern = field_pattern(name)
+                for field in filter(pattern.fullmatch, content):
+                    kind, resource = _resource(row.kinds, content[field])
+                    if kind:
+                        found[Named(field, name, kind, resource)] = None
+    return list(found)
+
+
+def needs(config: RunConfig) -> list[Need]:
+    """What each account of the run needs, one for each account and resource."""
+    resources = defaultdict[str, list[Named]](list)
+    for one in named(config):
+        resources[one.row].append(one)
+    found = defaultdict[tuple[Account, Kind, str], tuple[set[UseName], dict[str, None], dict[str, None]]](
+        lambda: (set(), {}, {})
+    )
+    for access in load_table().accesses():
+        for one in resources[access.field]:
+            if one.kind == access.kind:
+                uses, fields, steps = found[access.account, one.kind, one.resource]
+                uses.add(access.use)
+                fields[one.field], steps[access.step] = None, None
+    return [
+        Need(account, kind, resource, tuple(use for use in USES if use in uses), tuple(fields), tuple(steps))
+        for (account, kind, resource), (uses, fields, steps) in found.items()
+    ]
+
+
+def _runs(config: RunConfig) -> Iterator[RunConfig]:
+    yield from config.stage_runs().values()
+    for variant in variants_of(config.sweep) if config.sweep else ():
+        yield from config.variant(variant).stage_runs().values()
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text that is not empty, by its path."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, str) and value:
+        yield path, value
+
+
+def _resource(kinds: tuple[Kind, ...], value: str) -> tuple[Kind | None, str]:
+    """The kind and the name of what a value names; no kind for a local path, an id of the hub or an S3 address."""
+    if "bucket" in kinds and value.startswith(BUCKET):
+        return "bucket", value.removeprefix(BUCKET).partition("/")[0]
+    if "table" in kinds and value.startswith(TABLE):
+        return "table", value.removeprefix(TABLE)
+    if "secret" in kinds and (match := re.fullmatch(SECRET_NAME, value)):
+        return "secret", match[1]
+    if "vertex" in kinds and (value.startswith((REGISTRY, "projects/"))):
+        return "vertex", value
+    for kind in ("image", "account", "key", "network"):
+        if kind in kinds:
+            return kind, value
+    return None, ""
