@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.wheel import FOLDERS
 
 
 @pytest.mark.parametrize(
@@ -24,3 +26,16 @@ def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> Non
     program = f"import sys, json, {module}; print(json.dumps(sorted(sys.modules)))"
     answer = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert heavy & set(json.loads(answer.stdout)) == set()
+
+
+def test_our_packages_are_imported_by_their_own_name_only() -> None:
+    """`import trainer` from the top of a clone would load a second copy of each module."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = set()
+    for path in listed.splitlines():
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            found |= {f"{path}: {name}" for name in names if name.split(".")[0] in FOLDERS}
+    assert found == set()
