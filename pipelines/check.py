@@ -180,6 +180,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("parameters", "ok", "none are trained: train.epochs is 0")
         return
     from vlmpipe.planner.plan import plan_run
+    from vlmpipe.planner.time.time_limit import time_limit_note
 
     on_vertex = not list(_missing_for_vertex(config))
     try:
@@ -200,6 +201,8 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
     state: Literal["failed", "warning"] = "failed" if on_vertex else "warning"
     for text in plan.estimate_errors:
         yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)
+    if on_vertex and plan.time and (text := time_limit_note(config, plan.time.train_hours)):
+        yield Finding("plan", "warning", text)
 
 
 def _weights(name: str, part: WeightsConfig) -> Finding:

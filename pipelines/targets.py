@@ -13,7 +13,7 @@ from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job
 from vlmpipe.components.jobs.run_local_job import run_local_job
 from vlmpipe.components.jobs.run_vertex_job import run_vertex_job
 from vlmpipe.config.target_requirements import require_kubeflow, require_vertex, unused_on_kubeflow
-from vlmpipe.job_spec.build import own_step_fields
+from vlmpipe.job_spec.build import needs_own_step
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -102,9 +102,7 @@ class Vertex(Target):
         require_vertex(config)
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
-        cluster = config.cluster
-        falls_back = job == "train" and bool(cluster.capacity_fallback)
-        if falls_back or own_step_fields(cluster.disable_retries, config.gcp.enable_dashboard_access):
+        if needs_own_step(config, job):
             return component_of(run_vertex_job, config.gcp.pipeline_image)
         from google_cloud_pipeline_components.v1.custom_job import CustomTrainingJobOp
 

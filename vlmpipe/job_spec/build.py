@@ -180,6 +180,19 @@ def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> dict[str, An
     return trials_spec(config, run_uri, "vlmpipe.trainer.trials.sweep", arguments)
 
 
+def needs_own_step(config: RunConfig, job: Job) -> bool:
+    """Whether a job on Vertex AI needs our own step in place of CustomTrainingJobOp.
+
+    Google's launcher has no fallback and no input for some fields, and does not know that a job can end as EXPIRED:
+    with flex_start it would ask for ever for a job whose wait for machines is over (job_remote_runner.py of
+    google-cloud-pipeline-components 2.22).
+    """
+    cluster = config.cluster
+    falls_back = job == "train" and bool(cluster.capacity_fallback)
+    own_fields = own_step_fields(cluster.disable_retries, config.gcp.enable_dashboard_access)
+    return falls_back or bool(own_fields) or job_settings(config, job)["strategy"] == FLEX_START
+
+
 def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> dict[str, Any]:
     """Fields of a CustomJobSpec that CustomTrainingJobOp has no input for; empty where it can run the job."""
     fields: dict[str, Any] = {"scheduling": {"disable_retries": True}} if disable_retries else {}

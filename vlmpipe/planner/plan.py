@@ -29,6 +29,7 @@ from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.time.other_jobs import evaluation_gpu
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
+from vlmpipe.planner.time.time_limit import time_limit_note
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
@@ -266,6 +267,8 @@ def _estimated(
             f"Only the relevance module learns, {shape.trainable_parameters:,} parameters: sharding and a Reduction "
             "Server gain nothing, and further GPUs only share the forward passes."
         )
+    if limit := time_limit_note(config, time.train_hours):
+        notes.append(limit)
     if not trainer and (advice := length_advice(load.fills, config)):
         notes.append(advice)
     for what in (machine, gpu):

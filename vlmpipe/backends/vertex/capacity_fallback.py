@@ -28,7 +28,8 @@ from vlmpipe.backends.vertex.client import Place, job_client, translate_errors
 from vlmpipe.backends.vertex.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL
 from vlmpipe.backends.vertex.retries import send_patiently
-from vlmpipe.config.sections.cluster import RESERVATION, CapacityOption, duration_s
+from vlmpipe.backends.vertex.run_labels import run_labels
+from vlmpipe.config.sections.cluster import MAX_WATCHED_S, RESERVATION, CapacityOption, duration_s
 from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
 
 CANCEL_S = 900.0  # longest wait for a cancelled job to end; a later start outranks one that still runs
+AFTER_S = 3600  # from the end of watching to the job's own timeout
 WAITING = ("QUEUED", "PENDING", "PAUSED", "UNSPECIFIED")
 OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
 RESOURCE_EXHAUSTED = 8  # google.rpc.Code
@@ -57,8 +59,8 @@ def run_with_fallback(settings: Mapping[str, Any], job_spec: Mapping[str, Any]) 
         job_spec: the CustomJobSpec without strategy and max_wait_duration, snake_case. Fields that the step has no
             input for come from the run file in its folder.
 
-    Raises UserError: UNAVAILABLE when no option found machines, PREEMPTED when cluster.max_spend_usd was reached or the
-    job was cancelled, UNEXPECTED when training failed for another reason.
+    Raises UserError: UNAVAILABLE when no option found machines, PREEMPTED when cluster.max_spend_usd or the time of
+    this step was reached or the job was cancelled, UNEXPECTED when training failed for another reason.
     """
     fallback = CapacityFallback(settings, job_spec)
     with translate_errors(fallback.place, what=WHAT):
@@ -78,6 +80,7 @@ class CapacityFallback:
     ) -> None:
         self.place = Place(settings["project"], settings["location"])
         self._settings, self._now, self._sleep = settings, now, sleep
+        self._until_s = now() + MAX_WATCHED_S
         self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
         run_file = read_record(self._store, "run.json")
         cluster = run_file["cluster"]
@@ -172,6 +175,8 @@ class CapacityFallback:
                 asked_s = asked_s or now_s
                 if now_s - asked_s > CANCEL_S:
                     break
+            elif now_s >= self._until_s:
+                self._cancel(attempt, "time")
             elif state not in WAITING:
                 waiting_since_s = None
                 spent_usd = sum(one.usd or 0.0 for one in self.attempts)
@@ -196,7 +201,7 @@ class CapacityFallback:
             attempt.outcome = "no capacity"
         elif state == "EXPIRED" or (state == "FAILED" and no_capacity):
             attempt.outcome, attempt.why = "no capacity", said or "its wait expired"
-        elif attempt.cancelled_for == "spend" or state == "CANCELLED":
+        elif attempt.cancelled_for in ("spend", "time") or state == "CANCELLED":
             attempt.outcome = "stopped"
         else:
             attempt.outcome, attempt.why = "failed", said
@@ -206,6 +211,8 @@ class CapacityFallback:
             why = "somebody cancelled its job"
             if attempt.cancelled_for == "spend":
                 why = f"cluster.max_spend_usd, ${self._max_spend_usd:,.2f}, is reached"
+            elif attempt.cancelled_for == "time":
+                why = f"the pipeline's step that watches it must end after {MAX_WATCHED_S / 3600:.0f} h"
             raise UserError(
                 f"{self._what} was stopped: {why}",
                 fix="continue the run with --run-id, from its newest checkpoint"
@@ -231,6 +238,9 @@ class CapacityFallback:
 
     def _request(self, attempt: Attempt, option: CapacityOption) -> api.CustomJob:
         scheduling = {**self._spec["scheduling"], "strategy": option.scheduling_strategy.upper()}
+        # Where this step is killed, nobody cancels the job: it ends by its own timeout, and not long after this step.
+        left_s = max(0, int(self._until_s - self._now())) + AFTER_S
+        scheduling["timeout"] = f"{min(duration_s(scheduling.get('timeout', '604800s')), left_s)}s"
         if option.scheduling_strategy == "flex_start":
             scheduling["max_wait_duration"] = option.wait
         key = self._settings["encryption_spec_key_name"]
@@ -243,7 +253,7 @@ class CapacityFallback:
             spec.pop("tensorboard", None)  # it is one of the run's own region
         return api.CustomJob(
             display_name=f"{self._settings['display_name']}{suffix}",
-            labels={**self._settings["labels"], SUBMISSION_LABEL: attempt.token},
+            labels={**run_labels(), **self._settings["labels"], SUBMISSION_LABEL: attempt.token},
             job_spec=parse_job_spec(spec),
             encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
         )

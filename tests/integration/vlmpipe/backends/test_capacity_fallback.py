@@ -22,8 +22,10 @@ from tests.support.pipelines.graphs import all_tasks, shape, steps
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.capacity_fallback import CapacityFallback
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, translate_errors
+from vlmpipe.backends.vertex.run_labels import RUN_LABELS_VARIABLE, run_labels
 from vlmpipe.components.jobs.run_vertex_job import run_vertex_job
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.sections.cluster import MAX_WATCHED_S
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.build import Job, check_jobs, job_settings, worker_pools
 from vlmpipe.pipelines.compile import compile_pipeline
@@ -254,6 +256,77 @@ def test_a_job_without_fallback_waits_as_long_as_vertex_lets_it(server: FakeVert
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
+def test_flex_start_without_fallback_ends_when_its_wait_expires(server: FakeVertex, run: Path) -> None:
+    """Google's launcher knows FAILED, CANCELLED and PAUSED: it would ask for this job for ever."""
+    flex_start = ["cluster.scheduling_strategy=flex_start", "cluster.max_wait_duration=7200s"]
+    wanted = config("cluster.capacity_fallback=[]", *flex_start)
+    (run / "run.json").write_text(json.dumps(wanted.to_dict()))
+    server.custom_jobs.scripts = [[*WAITS, Step("EXPIRED")]]
+    with pytest.raises(UserError, match="flex_start: its wait expired") as caught:
+        climb(server, run, wanted)
+    (sent,) = server.custom_jobs.jobs.values()
+    assert caught.value.code == ExitCode.UNAVAILABLE
+    assert sent.job_spec.scheduling.max_wait_duration.total_seconds() == 7200
+
+
+def test_the_launcher_that_flex_start_avoids_still_lacks_the_state() -> None:
+    """Once Google's launcher knows it, flex_start needs no step of ours."""
+    from google.cloud.aiplatform_v1.types import JobState
+    from google_cloud_pipeline_components.container.v1.gcp_launcher import job_remote_runner as launcher
+
+    known = {state.name for state in (*launcher._JOB_COMPLETE_STATES, *launcher._JOB_ERROR_STATES)}
+    ends = {"JOB_STATE_EXPIRED", "JOB_STATE_PARTIALLY_SUCCEEDED"}
+    assert ends < {state.name for state in JobState} and not ends & known
+
+
+def test_jobs_carry_the_labels_by_which_costs_are_assigned_to_the_run(
+    server: FakeVertex, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    billing = {"vertex-ai-pipelines-run-billing-id": "123", "vlmpipe-step": "theirs", "bad key": "x", "a": "Big"}
+    monkeypatch.setenv(RUN_LABELS_VARIABLE, json.dumps(billing))
+    server.custom_jobs.scripts = [[STOCKOUT], RUNS]
+    climb(server, run)
+    labels = [dict(job.labels) for job in server.custom_jobs.jobs.values()]
+    assert [one["vertex-ai-pipelines-run-billing-id"] for one in labels] == ["123", "123"]
+    assert labels[0]["vlmpipe-step"] == "train" and not {"bad key", "a"} & labels[0].keys()
+    assert "left out: 'a', 'bad key'" in capsys.readouterr().out
+    for broken in ("{", '["a"]'):
+        monkeypatch.setenv(RUN_LABELS_VARIABLE, broken)
+        assert run_labels() == {}
+        assert "is no JSON object" in capsys.readouterr().out
+
+
+def test_the_labels_are_those_of_googles_own_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    from google_cloud_pipeline_components.container.v1.gcp_launcher.utils import gcp_labels_util
+
+    assert gcp_labels_util.SYSTEM_LABEL_ENV_VAR == RUN_LABELS_VARIABLE
+    monkeypatch.setenv(RUN_LABELS_VARIABLE, '{"a-b_c": "1", "d": ""}')
+    assert run_labels() == gcp_labels_util.attach_system_labels()
+
+
+def test_a_step_ends_before_vertex_ends_it_and_its_job_not_long_after(server: FakeVertex, run: Path) -> None:
+    server.custom_jobs.scripts = [[Step("RUNNING")]]
+    ended = server.custom_jobs.now + MAX_WATCHED_S
+
+    def an_hour_passes(_: float) -> None:
+        server.custom_jobs.now += 3600
+
+    server.custom_jobs.sleep = an_hour_passes  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="the pipeline's step that watches it must end after 166 h") as caught:
+        climb(server, run, config("cluster.timeout=604800s"))
+    (job,) = server.custom_jobs.jobs.values()
+    timeout_s = job.job_spec.scheduling.timeout.total_seconds()
+    assert caught.value.code == ExitCode.PREEMPTED and tried(run) == [("spot", "stopped")]
+    assert MAX_WATCHED_S < timeout_s < 7 * 24 * 3600 and ended <= server.custom_jobs.now < ended + 2 * 3600
+
+
+def test_a_shorter_timeout_of_the_run_file_stays(server: FakeVertex, run: Path) -> None:
+    server.custom_jobs.scripts = [RUNS]
+    climb(server, run, config("cluster.timeout=7200s"))
+    (job,) = server.custom_jobs.jobs.values()
+    assert job.job_spec.scheduling.timeout.total_seconds() == 7200
+
+
 def test_a_quota_that_is_used_up_and_a_preemption_for_good_lead_on_too(server: FakeVertex, run: Path) -> None:
     server.custom_jobs.stockouts = 1
     server.faults.append(Fault("status", code=429, message="Quota exceeded for quota metric requests per minute"))
@@ -414,7 +487,10 @@ def test_the_graph_is_the_same_on_both_targets_and_the_step_is_ours(tmp_path: Pa
     assert run_vertex_job.__name__ == "run_vertex_job"
 
 
-@pytest.mark.parametrize("field", ["cluster.disable_retries=true", "gcp.enable_dashboard_access=true"])
+@pytest.mark.parametrize(
+    "field",
+    ["cluster.disable_retries=true", "gcp.enable_dashboard_access=true", "cluster.scheduling_strategy=flex_start"],
+)
 def test_jobs_with_such_fields_are_steps_of_ours(tmp_path: Path, field: str) -> None:
     wanted = config("cluster.capacity_fallback=[]", field)
     spec = yaml.safe_load(compile_pipeline(wanted, "vertex", tmp_path / "p.yaml").path.read_text())
