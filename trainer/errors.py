@@ -38,6 +38,7 @@ class ExitCode(IntEnum):
     PREEMPTED = 75  # stopped on request, resumable
     REJECTED = 76  # the gate rejected the model, and --fail-on-reject was given; or a law does not hold
     NO_PERMISSION = 77
+    MACHINE = 78  # the machine lacks what the job's spec buys, such as its GPUs
     INTERRUPTED = 130  # Ctrl-C at the command line
 
 
@@ -45,6 +46,7 @@ CAUSES = frozenset(
     {
         ExitCode.CONFIG, ExitCode.DATA, ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.CHECKPOINT_CORRUPT,
         ExitCode.NO_PERMISSION, ExitCode.NO_PROGRESS, ExitCode.STALLED, ExitCode.SUPERSEDED, ExitCode.BAD_RESULT,
+        ExitCode.MACHINE,
     }
 )  # fmt: skip
 """Codes with a cause that a person can fix. They take precedence over codes that only report an end."""

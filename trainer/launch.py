@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import logging
 import os
 import signal
@@ -24,7 +23,10 @@ from pathlib import Path
 from vlmpipe.trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, read_cluster
 from vlmpipe.trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from vlmpipe.trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
-from vlmpipe.trainer.preflight import announce, check_node
+from vlmpipe.trainer.preflight.devices import require_gpu_each, visible_gpus
+from vlmpipe.trainer.preflight.machine import require_machine
+from vlmpipe.trainer.preflight.node import announce, check_node
+from vlmpipe.trainer.preflight.reducers import require_reducers
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record
@@ -47,18 +49,24 @@ def main(arguments: list[str] | None = None) -> int:
     cluster = read_cluster(os.environ) or one_node()
     reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
     print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)
+    run_uri = _run_uri(options.module_arguments)
+    machine = require_machine(os.environ, run_uri=run_uri, node=cluster.node_rank)
     if run_json := _config_uri(options.module_arguments):
         folder, _, name = run_json.rpartition("/")
         use_secrets(read_record(open_storage(folder), name).get("secrets") or {})
-    announce(check_node(_run_uri(options.module_arguments), cluster.node_rank))
+    announce(check_node(run_uri, cluster.node_rank, machine))
+    processes = processes_on_node(options.nproc_per_node)
+    require_gpu_each(os.environ, processes * cluster.nodes_here)
     meet(cluster, timeout_s=rendezvous_timeout_s())
+    if machine and machine.bought.reducers:
+        fails = machine.bought.check == "fail"
+        require_reducers(cluster.reducers, timeout_s=rendezvous_timeout_s(), fails=fails)
     for variable in NODE_LEVEL_VARIABLES:
         os.environ.pop(variable, None)
     os.environ.setdefault(SHUTDOWN_VARIABLE, str(SHUTDOWN_S))  # who sent the signal has a limit, and knows it
     if not any(os.environ.get(variable) for variable in ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS
     with _exit_folder() as exit_folder:
-        processes = processes_on_node(options.nproc_per_node)
         if processes > 1:  # torchrun gives each one thread, too few for an optimizer step on the CPU (train.offload)
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
             os.environ.setdefault(THREADS_VARIABLE, str(max(1, cores // processes)))
@@ -113,7 +121,7 @@ def _config_uri(module_arguments: list[str]) -> str:
 def processes_on_node(text: str) -> int:
     """Of --nproc-per-node."""
     if text == "auto":
-        return max(1, len(glob.glob("/dev/nvidia[0-9]*")))
+        return max(1, visible_gpus(os.environ))
     if not text.isdigit() or int(text) < 1:
         raise ConfigError(f"--nproc-per-node is {text!r}", expected="auto or a whole number of at least 1")
     return int(text)

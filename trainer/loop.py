@@ -16,7 +16,7 @@ from vlmpipe.trainer.monitoring.profiler import StepProfiler, phase
 from vlmpipe.trainer.monitoring.step_metrics import AsyncStepMetrics, MetricsQueue
 from vlmpipe.trainer.monitoring.training_monitor import TrainingMonitor
 from vlmpipe.trainer.optimizer.build import rate_factor
-from vlmpipe.trainer.preflight import require_room
+from vlmpipe.trainer.preflight.room import require_room
 from vlmpipe.trainer.setup import build_training
 from vlmpipe.trainer.storage import open_storage
 

@@ -136,6 +136,7 @@ def run(
             be built from the model section.
         RunFailedError: The run failed or was stopped.
     """
+    from vlmpipe.backends.local.gpus import missing_gpus
     from vlmpipe.pipelines.local_process import execute, pipeline_command
     from vlmpipe.planner.sweep import require_runnable
     from vlmpipe.runs.live_view import view_for
@@ -150,7 +151,7 @@ def run(
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
     require_runnable(config)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh, say=say)
-    for line in this.introduction():
+    for line in filter(None, (*this.introduction(), missing_gpus(config))):
         say(line)
     view = view or view_for(plain=True, say=say)
     execute(this, view, pipeline_command(this, retries=retries, faults=inject_faults))

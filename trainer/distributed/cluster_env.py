@@ -17,6 +17,7 @@ from typing import Any
 from vlmpipe.trainer.errors import ConfigError
 
 REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # a node's preflight report, from the launcher to its ranks
+PREFLIGHT_FILE = "preflight.json"  # reports of all nodes, in the run's folder
 TRAINING_POOLS = ("workerpool0", "workerpool1")  # pool 2 holds reducers, pool 3 evaluators: neither trains
 ROLES = ("chief", "worker", "ps", "evaluator")  # by worker pool
 TF_ROLES = {"chief": 0, "master": 0, "worker": 1}
@@ -39,6 +40,12 @@ class Cluster:
     @property
     def num_nodes(self) -> int:
         return len(self.hosts)
+
+    @property
+    def nodes_here(self) -> int:
+        """Nodes with this one's host: more than one where this machine stands in for a cluster."""
+        names = [host.rpartition(":")[0] for host in self.hosts]
+        return names.count(names[self.node_rank])
 
     @property
     def num_reducers(self) -> int:

@@ -19,14 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
+from vlmpipe.trainer.distributed.cluster_env import PREFLIGHT_FILE, REPORT_VARIABLE
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import write_record
 
 FILE = "communication.json"
-PREFLIGHT_FILE = "preflight.json"
 MIB = 1 << 20
 # From latency-bound to bandwidth-bound sizes.
 GPU_SIZES_BYTES = (MIB, 16 * MIB, 128 * MIB, 512 * MIB)

@@ -18,6 +18,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.lmms_eval import IMAGE_PYTHON, LmmsEvalConfig
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, run_main
 from vlmpipe.trainer.evaluation.lmms_eval_results import read_results
+from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import step_progress
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.serving.local_server import serving
@@ -119,7 +120,9 @@ def _no_python(python: str, why: str) -> ConfigError:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="vlmpipe.trainer.evaluation.lmms_eval", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
-    job = JobConfig.load(parser.parse_args().config)
+    config = parser.parse_args().config
+    require_machine(os.environ, run_uri=config.rpartition("/")[0])
+    job = JobConfig.load(config)
     use_secrets(job.secrets)
     benchmark(job)
     return ExitCode.OK

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from vlmpipe.trainer.external.launch import setting_values
 from vlmpipe.trainer.external.process import Node, environment
 from vlmpipe.trainer.external.result import bad_result
 from vlmpipe.trainer.launch import one_node
+from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
@@ -82,7 +84,9 @@ def evaluate(job: JobConfig) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="vlmpipe.trainer.external.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
-    job = JobConfig.load(parser.parse_args().config)
+    config = parser.parse_args().config
+    require_machine(os.environ, run_uri=config.rpartition("/")[0])
+    job = JobConfig.load(config)
     use_secrets(job.secrets)
     evaluate(job)
     return ExitCode.OK

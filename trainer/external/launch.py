@@ -31,7 +31,8 @@ from vlmpipe.trainer.external.result import model_type_of, require_result
 from vlmpipe.trainer.external.states import NodeParts, SavedStates, fetch_state
 from vlmpipe.trainer.external.versions import versions_in
 from vlmpipe.trainer.launch import one_node, processes_on_node
-from vlmpipe.trainer.preflight import announce, check_node
+from vlmpipe.trainer.preflight.machine import require_machine
+from vlmpipe.trainer.preflight.node import announce, check_node
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
@@ -45,12 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     parser.add_argument("--nproc-per-node", default="auto", help="processes on this node; auto is one per GPU, or one")
     options = parser.parse_args(arguments)
+    machine = require_machine(os.environ, run_uri=options.config.rpartition("/")[0])
     job = JobConfig.load(options.config)
     use_secrets(job.secrets)
     assert job.train.trainer
     node = this_node(job.train.trainer, processes_on_node(options.nproc_per_node))
     print(f"launcher: {node.name}, train.trainer {job.train.trainer.name}", flush=True)
-    announce(check_node(job.run.run_uri, node.cluster.node_rank))
+    announce(check_node(job.run.run_uri, node.cluster.node_rank, machine))
     if is_done(job):
         if node.is_chief:
             TrainerReport.reuse(job)

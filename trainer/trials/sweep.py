@@ -20,6 +20,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.cluster_env import read_cluster
 from vlmpipe.trainer.distributed.process import run_worker
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nproc-per-node", default="auto", help="see vlmpipe.trainer.launch")
     options = parser.parse_args(arguments)
     folder, _, name = options.config.rpartition("/")
+    require_machine(os.environ, run_uri=folder, step=f"{JOB_STEP}-{options.job}")
     sweep = read_record(open_storage(folder), name)
     if not 0 <= options.job < len(sweep["jobs"]):
         raise ConfigError(f"--job is {options.job}", expected=f"0 to {len(sweep['jobs']) - 1}")

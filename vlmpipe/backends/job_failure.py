@@ -16,6 +16,7 @@ MEANINGS: dict[int, str] = {
     ExitCode.CANNOT_WRITE: "cannot write its output",
     ExitCode.CHECKPOINT_CORRUPT: "checkpoint corrupt",
     ExitCode.NO_PERMISSION: "no permission",
+    ExitCode.MACHINE: "the machine lacks what the job's spec buys",
     ExitCode.PREEMPTED: "preempted, resumable",
     128 + signal.SIGKILL: "killed, often for lack of memory",
     128 + signal.SIGTERM: "terminated",

@@ -28,6 +28,7 @@ class Gpu:
     """One GPU. Peaks are dense (without sparsity), of the tensor cores where the GPU has them."""
 
     accelerator_type: str
+    device: str  # word in the name that the driver gives it, such as H100
     memory_gib: float  # the total that the driver reports
     compute_capability: float
     bf16_tflops: float | None  # None: no bf16 units

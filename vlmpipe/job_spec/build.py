@@ -13,6 +13,7 @@ from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.preflight import bought
 from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[dict[str, An
         pools.append({**node, "replica_count": cluster.replica_count - 1})
     if config.train.trainer and job == "train":
         roles = config.train.trainer.roles  # worker pools 2 and 3; RunConfig has checked that none before is empty
-        own = {"machine_spec": {"machine_type": roles.ps_machine_type}} if roles.ps_machine_type else {}
-        pools += [{**node, **own, "replica_count": roles.ps}] if roles.ps else []
+        server = _node(config, job, run_uri, own_machine=roles.ps_machine_type)
+        pools += [{**server, "replica_count": roles.ps}] if roles.ps else []
         pools += [{**node, "replica_count": roles.evaluator}] if roles.evaluator else []
     reducers = cluster.reduction_server
     if reducers:
@@ -252,14 +253,17 @@ def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:
     raise ConfigError("\n".join([f"{len(where)} errors in the job specs", *lines]))
 
 
-def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
+def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -> dict[str, Any]:
+    """A pool without its number of replicas. own_machine: its machine type, without GPUs; empty takes the job's."""
     cluster = config.cluster.of_job(job)
-    machine_spec: dict[str, Any] = {"machine_type": cluster.machine_type}
-    if cluster.accelerator_count:
+    machine_spec: dict[str, Any] = {"machine_type": own_machine or cluster.machine_type}
+    if cluster.accelerator_count and not own_machine:
         machine_spec |= {"accelerator_type": cluster.accelerator_type, "accelerator_count": cluster.accelerator_count}
-    if affinity := _affinity(cluster, job):
+    if not own_machine and (affinity := _affinity(cluster, job)):
         machine_spec["reservation_affinity"] = affinity
     env = dict(cluster.env)
+    if cluster.accelerator_count and not own_machine:
+        env[bought.VARIABLE] = _bought_machine(cluster, job).model_dump_json(exclude_defaults=True)
     if job == "train" and config.train.wandb.project:
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
     if (trainer := config.train.trainer) and job == "train":  # to stop the program, and then to save what it left
@@ -281,6 +285,30 @@ def _node(config: RunConfig, job: Job, run_uri: str) -> dict[str, Any]:
         **{name: [_set_fields(mount) for mount in found] for name, found in mounts.items() if found},
         "disk_spec": {"boot_disk_type": cluster.boot_disk_type, "boot_disk_size_gb": cluster.boot_disk_size_gb},
     }
+
+
+def _bought_machine(cluster: ClusterConfig, job: Job) -> bought.BoughtMachine:
+    """What the launcher compares with its node; memory and kind of a GPU that the catalogue does not know are not."""
+    gpu = load_catalog().gpus.get(cluster.accelerator_type)
+    known = (
+        {
+            "device": gpu.device,
+            "gpu_memory_gib": round(gpu.memory_gib, 2),
+            "compute_capability": gpu.compute_capability,
+        }
+        if gpu
+        else {}
+    )
+    return bought.BoughtMachine(
+        step=step_of(job),
+        machine_type=cluster.machine_type,
+        accelerator_type=cluster.accelerator_type,
+        accelerator_count=cluster.accelerator_count,
+        boot_disk_size_gb=cluster.boot_disk_size_gb,
+        reducers=reducer_count(cluster),
+        check=cluster.machine_check,
+        **known,
+    )
 
 
 def _affinity(cluster: ClusterConfig, job: Job) -> dict[str, Any]:

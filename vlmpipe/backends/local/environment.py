@@ -27,6 +27,7 @@ from vlmpipe.job_spec.worker_pools import (
     WORKER_POOL,
 )
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.preflight.bought import VARIABLE as BOUGHT_VARIABLE
 from vlmpipe.trainer.storage.base import join_uri
 
 HOST = "localhost"
@@ -36,7 +37,7 @@ TF_ROLES = ("chief", "worker", "ps", "evaluator")  # by pool
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "AIP_", "CLOUD_ML_", "_KFP_", "VLMPIPE_LOCAL_RETRIES", "VLMPIPE_FAULTS")
 _FOREIGN = {
     "CLUSTER_SPEC", "TF_CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
-    "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", BOUGHT_VARIABLE,
 }  # fmt: skip
 
 
@@ -90,6 +91,7 @@ def replica_environment(
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
     own = {variable.name: variable.value for variable in task_of(replica.spec).env}
+    own.pop(BOUGHT_VARIABLE, None)  # this machine stands in for the one that the spec buys
     inherited.setdefault("OMP_NUM_THREADS", str(_threads(job)))
     return {
         **inherited,

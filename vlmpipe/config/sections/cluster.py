@@ -253,6 +253,11 @@ class ClusterConfig(Section):
         description="Pool of reducers for the training job; null for none. ddp then sums gradients in buckets of 64 "
         "MiB, which Google recommends, instead of torch's 25.",
     )
+    machine_check: Literal["fail", "warn"] = Field(
+        "fail",
+        description="What a job on Vertex AI or Kubeflow does whose machine lacks what was bought, such as GPUs that "
+        "compute: end in seconds with exit code 78, or warn and start.",
+    )
     local_port: int = Field(
         0, ge=0, le=65535, description="Port at which local replicas meet; 0 takes a free one. Local runs only."
     )

@@ -10,6 +10,7 @@ import pytest
 from tests.support.command_line import Vlmpipe
 from tests.support.data.prepared import llava_folder, record, write_json
 from vlmpipe.pipelines import local_process
+from vlmpipe.trainer.preflight import devices
 
 DIGITS = "configs/digits.yaml"
 
@@ -40,6 +41,28 @@ def test_run_ends_with_results_and_what_to_type_next(vlmpipe: Vlmpipe, tmp_path:
         f"vlmpipe status {folder} this summary again",
     ):
         assert line in said
+
+
+@pytest.mark.usefixtures("fake_pipeline")
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (0, ["This machine has no GPU, so jobs run on its CPU; cluster names 2 x NVIDIA_L4 (g2-standard-24), which a"]),
+        (1, ["This machine has 1 GPU; cluster names 2 x NVIDIA_L4 (g2-standard-24), which a"]),
+        (2, []),
+    ],
+)
+def test_a_local_run_says_once_which_gpus_are_not_here(
+    vlmpipe: Vlmpipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, said: list[str]
+) -> None:
+    monkeypatch.setattr(devices.glob, "glob", lambda _: [f"/dev/nvidia{number}" for number in range(files)])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    names = {"machine_type": "g2-standard-24", "accelerator_type": "NVIDIA_L4", "accelerator_count": "2"}
+    machine = [f"cluster.{name}={value}" for name, value in names.items()]
+    answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "--plain", *machine)
+    assert answer.code == 0
+    assert [line.partition(" run on Vertex")[0] for line in answer.out.splitlines() if "L4" in line] == said
+    assert "GPU" not in vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "--plain").out
 
 
 @pytest.mark.usefixtures("fake_pipeline")

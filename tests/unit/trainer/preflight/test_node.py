@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from tests.fakes.gcs.server import FakeGcs, Fault
-from vlmpipe.trainer import preflight
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.preflight import GIB, announce, check_node, require_room
+from vlmpipe.trainer.preflight import devices
+from vlmpipe.trainer.preflight import node as preflight
+from vlmpipe.trainer.preflight.node import GIB, announce, check_node
+from vlmpipe.trainer.preflight.room import require_room
 from vlmpipe.trainer.setup import TrainingSetup
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -37,8 +39,9 @@ class Usage(NamedTuple):
 @pytest.fixture(autouse=True)
 def own_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without GPUs and without builds, whatever this one has."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    monkeypatch.setattr(preflight.glob, "glob", lambda _pattern: [])
+    monkeypatch.setattr(devices.glob, "glob", lambda _pattern: [])
 
 
 @pytest.fixture
@@ -155,7 +158,7 @@ def test_a_bucket_without_permission_fails_with_its_code(gcs_run: FakeGcs) -> No
 def test_small_shared_memory_on_a_gpu_machine_is_a_warning(
     total: int, warned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight.glob, "glob", lambda _pattern: ["/dev/nvidia0"])
+    monkeypatch.setattr(devices.glob, "glob", lambda _pattern: ["/dev/nvidia0"])
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _folder: Usage(total, 0, total))
     report = check_node("", node=0)
     assert report.shared_memory_bytes == total

@@ -1,13 +1,12 @@
 """Fast checks of a node for failures that otherwise appear minutes later or without a clear cause.
 
 The launcher runs `check_node` and `announce`; `vlmpipe.trainer.distributed.collectives.check_ranks` writes the reports
-of all nodes to `<run>/preflight.json`. Ranks check with `require_room` that a checkpoint fits.
+of all nodes to `<run>/preflight.json`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import secrets
@@ -16,20 +15,16 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from vlmpipe.trainer.checkpoint.staging import sweep_staging
 from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
 from vlmpipe.trainer.errors import ExitCode, UserError, print_warning
-from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.preflight.devices import visible_gpus
+from vlmpipe.trainer.preflight.machine import MachineReport
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
-
-if TYPE_CHECKING:
-    from vlmpipe.trainer.config.train import TrainConfig
-    from vlmpipe.trainer.distributed.process import ProcessContext
-    from vlmpipe.trainer.setup import TrainingSetup
 
 GIB = 1 << 30
 # Containers often get 64 MiB, and a CustomJob has no field for it. NCCL and data workers need more:
@@ -52,6 +47,9 @@ class NodeReport:
     output_s: float | None = None  # to write, read and delete a small object
     clock_ahead_s: float | None = None
     swept: int = 0  # deleted folders of killed processes
+    machine: dict[str, Any] | None = (
+        None  # vlmpipe.trainer.preflight.machine; None where nothing is bought for the node
+    )
     warnings: list[str] = field(default_factory=list)
 
     def line(self) -> str:
@@ -68,14 +66,17 @@ class NodeReport:
         return f"preflight: {', '.join(found)}"
 
 
-def check_node(run_uri: str, node: int) -> NodeReport:
+def check_node(run_uri: str, node: int, machine: MachineReport | None = None) -> NodeReport:
     """Check this machine and its access to the run's folder ("" checks the machine only).
 
     Raises UserError: 73 without room, 77 without permission, 69 when the store does not answer or answers wrongly.
     """
     swept = sweep_staging()  # before measuring free space
     report = NodeReport(node, shutil.disk_usage(tempfile.gettempdir()).free, swept=swept)
-    if glob.glob("/dev/nvidia[0-9]*"):
+    if machine:
+        report.machine = machine.as_dict()
+        report.warnings += [finding.line() for finding in machine.missing]
+    if visible_gpus(os.environ):
         _check_shared_memory(report)
     _check_extension_locks(report)
     if run_uri:
@@ -92,26 +93,6 @@ def announce(report: NodeReport) -> None:
     for warning in report.warnings:
         print_warning(warning, step="preflight")
     os.environ[REPORT_VARIABLE] = json.dumps(asdict(report))
-
-
-def require_room(run_uri: str, setup: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
-    """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
-    total_bytes = checkpoint_bytes(setup.num_trainable, settings, worker.world_size)
-    store = open_storage(run_uri)
-    needs = {Path(tempfile.gettempdir()): total_bytes // worker.num_nodes}
-    if isinstance(store, LocalStorage):
-        needs[store.root] = total_bytes
-    for folder, needed_bytes in needs.items():
-        free_bytes = shutil.disk_usage(folder).free
-        if free_bytes < needed_bytes:
-            raise UserError(
-                f"no space left for a checkpoint: {folder} has {free_bytes / GIB:,.2f} GiB free",
-                expected=f"at least {needed_bytes / GIB:,.2f} GiB, for weights and optimizer state of "
-                f"{setup.num_trainable:,} trained parameters",
-                fix="free space, choose another TMPDIR or output.root_uri, or give the machines a larger boot disk "
-                "(cluster.boot_disk_size_gb)",
-                code=ExitCode.CANNOT_WRITE,
-            )
 
 
 def _check_shared_memory(report: NodeReport) -> None:

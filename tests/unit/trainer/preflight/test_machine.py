@@ -1,0 +1,202 @@
+"""A node's GPUs beside what its job's spec buys: every chain from torch's answer to the sentence, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.cuda import L4, NO_KERNEL, OLD_DRIVER, FakeCuda
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.preflight import gpus as gpus_module
+from vlmpipe.trainer.preflight import machine
+from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine, bought_machine
+from vlmpipe.trainer.preflight.gpus import FoundGpus, examine, look, main
+from vlmpipe.trainer.preflight.machine import missing, require_machine
+from vlmpipe.trainer.storage.records import read_record_file
+
+BOUGHT = BoughtMachine(
+    step="train",
+    machine_type="g2-standard-24",
+    accelerator_type="NVIDIA_L4",
+    accelerator_count=2,
+    device="L4",
+    gpu_memory_gib=22.49,
+    compute_capability=8.9,
+    boot_disk_size_gb=100,
+)
+DRIVER = "560.35.03"
+BOTH = FakeCuda(gpus=[L4, L4])
+
+
+def found(cuda: FakeCuda, driver: str = DRIVER) -> FoundGpus:
+    return examine(cuda, driver=driver)
+
+
+def sentences(cuda: FakeCuda, *, driver: str = DRIVER, disk_gb: int = 95, **bought: Any) -> list[str]:
+    wanted = BOUGHT.model_copy(update=bought)
+    return [finding.line() for finding in missing(wanted, found(cuda, driver), disk_gb * 10**9, own_disk=True)]
+
+
+def test_the_machine_that_was_bought_lacks_nothing() -> None:
+    assert sentences(BOTH) == []
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "said", "fix"),
+    [
+        (FakeCuda(cuda=""), "", "torch sees none: No CUDA GPUs are available", "this is a build for CPUs"),
+        (FakeCuda(), "", "NVIDIA's driver not found", "/usr/local/nvidia/lib64"),
+        (FakeCuda(cuda="13.0", error=OLD_DRIVER), DRIVER, "CUDA 13.0 needs driver 580 or newer", "for an older CUDA"),
+        (FakeCuda(), DRIVER, "torch sees none: No CUDA GPUs are available", "start the job on another machine"),
+        (
+            FakeCuda(gpus=[L4]),
+            DRIVER,
+            "2 x NVIDIA_L4 (g2-standard-24) is paid for, and torch sees 1",
+            "another machine",
+        ),
+        (
+            FakeCuda(gpus=[L4, L4], wrong=frozenset({1})),
+            DRIVER,
+            "GPU 1 (NVIDIA L4): a matrix product came out wrong",
+            "start the job again",
+        ),
+        (FakeCuda(gpus=[L4, L4], broken={0: "CUDA error: uncorrectable ECC error"}), DRIVER, "ECC", "another machine"),
+    ],
+    ids=["CPU build", "no driver library", "old driver", "no GPU", "one of two", "wrong product", "broken"],
+)
+def test_what_is_missing_is_said_with_its_reason_and_its_remedy(
+    cuda: FakeCuda, driver: str, said: str, fix: str
+) -> None:
+    (sentence,) = sentences(cuda, driver=driver)
+    assert said in sentence and fix in sentence
+
+
+def test_a_gpu_without_code_is_named_with_what_torch_has_code_for() -> None:
+    v100 = ("Tesla V100-SXM2-16GB", 16384 << 20, (7, 0))
+    said = sentences(FakeCuda(gpus=[v100, v100], broken={0: NO_KERNEL, 1: NO_KERNEL}), device="V100", gpu_memory_gib=16)
+    assert len(said) == 1 and "no code for Tesla V100-SXM2-16GB (compute capability 7.0)" in said[0]
+    assert "sm_80, sm_86, sm_90" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        (("NVIDIA L40S", 46068 << 20, (8, 9)), ["the GPUs here are NVIDIA L40S"]),
+        (("Tesla T4", 15360 << 20, (7, 5)), ["the GPUs here are Tesla T4", "Tesla T4 has 15.0 GiB of memory"]),
+        (("NVIDIA L4", 11000 << 20, (8, 9)), ["NVIDIA L4 has 10.7 GiB of memory"]),
+    ],
+)
+def test_other_gpus_than_those_bought_are_named(gpu: tuple[str, int, tuple[int, int]], said: list[str]) -> None:
+    assert [text.partition(";")[0] for text in sentences(FakeCuda(gpus=[gpu, gpu]))] == said
+
+
+@pytest.mark.parametrize(("disk_gb", "count"), [(49, 1), (51, 0)])
+def test_a_disk_of_less_than_half_the_size_is_missing(disk_gb: int, count: int) -> None:
+    assert len(sentences(BOTH, disk_gb=disk_gb)) == count
+    there = found(BOTH)
+    assert not list(missing(BOUGHT, there, disk_gb * 10**9, own_disk=False)), "on Kubeflow the spec buys no disk"
+
+
+@pytest.mark.parametrize(
+    ("accelerator_type", "name"),
+    [
+        ("NVIDIA_TESLA_A100", "NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA_A100_80GB", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA_H100_80GB", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA_H100_MEGA_80GB", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA_H200_141GB", "NVIDIA H200"),
+        ("NVIDIA_TESLA_T4", "Tesla T4"),
+        ("NVIDIA_TESLA_V100", "Tesla V100-SXM2-16GB"),
+        ("NVIDIA_RTX_PRO_6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+    ],
+)
+def test_names_of_drivers_are_those_of_the_catalogue_and_of_no_other_kind(accelerator_type: str, name: str) -> None:
+    catalog = load_catalog().gpus
+    mine = catalog[accelerator_type]
+    assert machine._is(mine.device, name)
+    others = {gpu.device for gpu in catalog.values()} - {mine.device}
+    assert not [device for device in others if machine._is(device, name)]
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FoundGpus]]:
+    """What the node has, in place of a look at it."""
+    answers: list[FoundGpus] = [found(FakeCuda())]
+    monkeypatch.setattr(machine, "look", lambda: answers[0])
+    machine._looked_at.cache_clear()
+    yield answers
+    machine._looked_at.cache_clear()
+
+
+def test_a_node_without_its_gpus_ends_with_its_own_code_and_leaves_its_records(
+    tmp_path: Path, looked: list[FoundGpus], capfd: pytest.CaptureFixture[str]
+) -> None:
+    environment = {VARIABLE: BOUGHT.model_dump_json(), "CLUSTER_SPEC": "{}"}
+    with pytest.raises(UserError, match="torch sees none") as caught:
+        require_machine(environment, run_uri=str(tmp_path), node=3)
+    assert caught.value.code == ExitCode.MACHINE and "cluster.machine_check=warn" in caught.value.fix
+    (node,) = read_record_file(tmp_path / "preflight.json")["nodes"]
+    assert node["node"] == 3 and node["machine"]["missing"][0]["found"] in caught.value.found
+    assert read_record_file(tmp_path / "steps/train.json")["state"] == "failed"
+    assert "machine: 2 x NVIDIA_L4 (g2-standard-24) is paid for; 0 GPUs are here (none)" in capfd.readouterr().out
+
+
+def test_a_run_that_only_wants_a_warning_starts(tmp_path: Path, looked: list[FoundGpus]) -> None:
+    environment = {VARIABLE: BOUGHT.model_copy(update={"check": "warn"}).model_dump_json()}
+    report = require_machine(environment, run_uri=str(tmp_path))
+    assert report and len(report.missing) == 1 and not (tmp_path / "steps").exists()
+
+
+def test_nothing_is_looked_at_where_nothing_is_bought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "look", lambda: pytest.fail("looked"))
+    assert require_machine({}, run_uri=str(tmp_path)) is None
+
+
+def test_reducers_whose_plugin_nccl_ignores_are_missing_too(tmp_path: Path, looked: list[FoundGpus]) -> None:
+    looked[0] = found(BOTH)
+    bought = BOUGHT.model_copy(update={"reducers": 4, "boot_disk_size_gb": 0})
+    with pytest.raises(UserError) as caught:  # no CUDA build of torch here, so no NCCL
+        require_machine({VARIABLE: bought.model_dump_json()}, run_uri=str(tmp_path))
+    assert caught.value.code == ExitCode.MACHINE and "nccl" in caught.value.found.lower()
+
+
+def test_a_text_of_another_version_is_refused() -> None:
+    with pytest.raises(ConfigError, match=VARIABLE):
+        bought_machine({VARIABLE: BOUGHT.model_dump_json().replace('"version":1', '"version":2')})
+
+
+def test_what_the_process_prints_is_what_its_parent_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--rates"], FakeCuda(gpus=[L4]))
+    read = FoundGpus.parse(capsys.readouterr().out)
+    (gpu,) = read.gpus
+    assert gpu.tflops and gpu.tflops > 0
+    assert replace(read, gpus=(), driver="") == replace(found(FakeCuda(gpus=[L4]), ""), gpus=())
+    assert asdict(replace(gpu, tflops=None)) == asdict(found(FakeCuda(gpus=[L4])).gpus[0])
+
+
+@pytest.mark.parametrize(
+    ("program", "timeout_s", "said"),
+    [("import time; time.sleep(60)", 0.2, "did not answer within 0.2 s"), ("exit('boom')", 60, "code 1: boom")],
+)
+def test_a_look_that_hangs_or_dies_ends_the_job(program: str, timeout_s: float, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        look(command=[sys.executable, "-c", program], timeout_s=timeout_s)
+    assert caught.value.code == ExitCode.MACHINE
+
+
+def test_the_driver_is_read_from_the_kernel_where_its_library_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\nGCC version: 12.2.0"
+    )
+    monkeypatch.setattr(gpus_module, "DRIVER_FILE", tmp_path / "version")
+    assert gpus_module.driver_version() == ""
+    (tmp_path / "version").write_text(said)
+    assert gpus_module.driver_version() == "550.90.07"

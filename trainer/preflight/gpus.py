@@ -1,0 +1,262 @@
+"""Looks at a machine's GPUs in a process of its own: prints, as JSON, what torch sees and whether each GPU computes.
+
+    python -m vlmpipe.trainer.preflight.gpus
+
+A process of its own, because a CUDA context takes GPU memory until its process ends, and a GPU that hangs can be
+given up (`look`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from vlmpipe.trainer.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+COMMAND = (sys.executable, "-m", "vlmpipe.trainer.preflight.gpus")
+LOOK_TIMEOUT_S = 120.0  # torch's CUDA libraries are read from a cold disk, and drivers start GPUs one after another
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+# A product of small whole numbers is exact in every precision that a GPU may choose for fp32 (TF32 has 11 bits).
+CHECK_SIZE = 1024
+ROW_VALUES, COLUMN_VALUES = 7, 5
+RATE_SIZE, RATE_PRODUCTS = 8192, 32  # a product of 2 * 8192^3 FLOPs takes a millisecond on an H100
+
+
+@dataclass(frozen=True)
+class FoundGpu:
+    """One GPU as torch describes it. `fault` says why it does not compute; empty for one that does."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    fault: str = ""
+    tflops: float | None = None  # of bf16 products (fp16 below compute capability 8.0); measured on request only
+
+
+@dataclass(frozen=True)
+class FoundGpus:
+    """A machine's GPUs.
+
+    Attributes:
+        torch: its version.
+        cuda: version of CUDA that the installed torch is built for; empty for a CPU build.
+        nccl: version of NCCL in the installed torch, as 2.29.7; empty without.
+        arch_list: architectures that torch has code for, such as sm_90 and compute_120.
+        driver: version of NVIDIA's driver; empty where none is found.
+        reason: torch's own words for seeing no GPU.
+    """
+
+    torch: str
+    cuda: str
+    nccl: str
+    arch_list: tuple[str, ...]
+    driver: str
+    reason: str
+    gpus: tuple[FoundGpu, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> FoundGpus:
+        """From the JSON of `main`."""
+        content = json.loads(text)
+        gpus = tuple(FoundGpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in content.pop("gpus"))
+        return cls(**{**content, "arch_list": tuple(content["arch_list"])}, gpus=gpus)
+
+
+class Cuda(Protocol):
+    """What is asked of torch.cuda."""
+
+    def versions(self) -> tuple[str, str, str]:
+        """Of torch, of its CUDA and of its NCCL; empty where it has none."""
+        ...
+
+    def arch_list(self) -> Sequence[str]: ...
+
+    def count(self) -> int: ...
+
+    def start(self) -> None:
+        """Raise torch's own error where CUDA cannot be used."""
+        ...
+
+    def properties(self, index: int) -> tuple[str, int, tuple[int, int]]:
+        """Name, memory in bytes and compute capability."""
+        ...
+
+    def device(self, index: int) -> torch.device: ...
+
+    def product(self, index: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Of two matrices on the CPU, computed by the GPU, on the CPU."""
+        ...
+
+    def synchronize(self, index: int) -> None: ...
+
+
+class TorchCuda:
+    """torch.cuda of this process."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+
+    def versions(self) -> tuple[str, str, str]:
+        torch = self._torch
+        nccl = torch.cuda.nccl.version() if torch.version.cuda else ()
+        return torch.__version__, torch.version.cuda or "", ".".join(map(str, nccl))
+
+    def arch_list(self) -> Sequence[str]:
+        return self._torch.cuda.get_arch_list()
+
+    def count(self) -> int:
+        return self._torch.cuda.device_count() if self._torch.cuda.is_available() else 0
+
+    def start(self) -> None:
+        self._torch.cuda.init()
+
+    def properties(self, index: int) -> tuple[str, int, tuple[int, int]]:
+        found = self._torch.cuda.get_device_properties(index)
+        return found.name, found.total_memory, (found.major, found.minor)
+
+    def device(self, index: int) -> torch.device:
+        return self._torch.device("cuda", index)
+
+    def product(self, index: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        device = self.device(index)
+        return (left.to(device) @ right.to(device)).cpu()
+
+    def synchronize(self, index: int) -> None:
+        self._torch.cuda.synchronize(index)
+
+
+def examine(cuda: Cuda, *, rates: bool = False, driver: str = "") -> FoundGpus:
+    """What torch sees, with a product on each GPU. rates: measure how fast it multiplies large matrices, too."""
+    version, of_cuda, nccl = cuda.versions()
+    with warnings.catch_warnings(record=True) as said:  # torch warns, and does not raise, where the driver is too old
+        warnings.simplefilter("always")
+        count = cuda.count()
+    reason = "" if count else _why_none(cuda, [str(warning.message) for warning in said])
+    gpus = tuple(_examined(cuda, index, rates=rates) for index in range(count))
+    return FoundGpus(version, of_cuda, nccl, tuple(cuda.arch_list()), driver, reason, gpus)
+
+
+def _why_none(cuda: Cuda, warned: list[str]) -> str:
+    try:
+        cuda.start()
+    except (RuntimeError, AssertionError) as error:  # a CPU build of torch asserts
+        return _first_line(str(error))
+    return _first_line(" ".join(warned)) or "torch.cuda.device_count() is 0"
+
+
+def _examined(cuda: Cuda, index: int, *, rates: bool) -> FoundGpu:
+    name, memory_bytes, capability = cuda.properties(index)
+    try:
+        fault = "" if _multiplies(cuda, index) else "a matrix product came out wrong"
+        tflops = _tflops(cuda, index, capability) if rates and not fault else None
+    except RuntimeError as error:  # such as "no kernel image is available for execution on the device"
+        return FoundGpu(name, memory_bytes, capability, _first_line(str(error)))
+    return FoundGpu(name, memory_bytes, capability, fault, tflops)
+
+
+def _multiplies(cuda: Cuda, index: int) -> bool:
+    """Whether a product on the GPU is that of this machine's CPU."""
+    import torch
+
+    numbers = torch.arange(CHECK_SIZE * CHECK_SIZE)
+    left = (numbers % ROW_VALUES).reshape(CHECK_SIZE, CHECK_SIZE).float()
+    right = (numbers % COLUMN_VALUES).reshape(CHECK_SIZE, CHECK_SIZE).float()
+    return torch.equal(cuda.product(index, left, right), left @ right)
+
+
+def _tflops(cuda: Cuda, index: int, capability: tuple[int, int]) -> float:
+    """10^12 floating-point operations a second of large products in the type that training computes in."""
+    import torch
+
+    dtype = torch.bfloat16 if capability >= (8, 0) else torch.float16
+    size = RATE_SIZE if cuda.device(index).type == "cuda" else CHECK_SIZE
+    matrix = torch.ones((size, size), dtype=dtype, device=cuda.device(index))
+    out = torch.empty_like(matrix)
+    torch.mm(matrix, matrix, out=out)  # the first one loads kernels
+    cuda.synchronize(index)
+    products = RATE_PRODUCTS if size == RATE_SIZE else 1
+    began_s = time.perf_counter()
+    for _ in range(products):
+        torch.mm(matrix, matrix, out=out)
+    cuda.synchronize(index)
+    return 2 * size**3 * products / (time.perf_counter() - began_s) / 1e12
+
+
+def driver_version() -> str:
+    """Version of NVIDIA's driver, from its library or from the kernel; empty where neither is here."""
+    try:
+        import pynvml
+    except ImportError:
+        return _of_kernel()
+    try:
+        pynvml.nvmlInit()
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return _of_kernel()
+    return version
+
+
+def _of_kernel() -> str:
+    try:
+        found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", DRIVER_FILE.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def look(*, rates: bool = False, command: Sequence[str] = COMMAND, timeout_s: float = LOOK_TIMEOUT_S) -> FoundGpus:
+    """What `main` finds in a process of its own.
+
+    Raises UserError (78) where it does not answer in time, or dies: a driver or a GPU that hangs does that.
+    """
+    words = [*command, "--rates"] if rates else list(command)
+    try:
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"the GPUs did not answer within {timeout_s:g} s",
+            expected="a matrix product on each",
+            fix="start the job again, on another machine: a GPU or its driver hangs here",
+            code=ExitCode.MACHINE,
+        ) from error
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["nothing printed"])[-1]
+        raise UserError(
+            f"looking at the GPUs ended with code {ended.returncode}: {last[:300]}",
+            expected="a matrix product on each GPU",
+            fix="the lines above are its own; if they name the driver or a GPU, start the job on another machine",
+            code=ExitCode.MACHINE,
+        )
+    return FoundGpus.parse(ended.stdout.strip().splitlines()[-1])
+
+
+def main(arguments: Sequence[str], cuda: Cuda | None = None) -> int:
+    """Print what is found, as the last line of stdout."""
+    found = examine(cuda or TorchCuda(), rates="--rates" in arguments, driver=driver_version())
+    print(json.dumps(asdict(found)), flush=True)
+    return 0
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0][:300]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # a broken driver may crash a process at its exit, after all is known
