@@ -29,8 +29,9 @@ from benchmarks.checkpoint.deepspeed_ranks import RANKS, Job, weights
 from benchmarks.checkpoint.stacked_layers import RECORD
 from benchmarks.support.report import require_fair
 from benchmarks.support.suite import Bench
-from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, fetch_folder, upload_node_files
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 

@@ -14,16 +14,9 @@ from benchmarks.checkpoint.stacked_layers import RECORD, Trained
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
-from vlmpipe.trainer.checkpoint.commit import (
-    CommitRecord,
-    Listing,
-    checkpoint_name,
-    commit,
-    fetch_folder,
-    inspect,
-    upload_node_files,
-)
+from vlmpipe.trainer.checkpoint.commit import CommitRecord, Listing, checkpoint_name, commit, inspect, upload_node_files
 from vlmpipe.trainer.checkpoint.resume import resume as resume_from
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.strategies.torch_base import STATE_OPTIONS
 
 TENSORS_OF_A_LAYER = 4  # its weights, Adam's two moments and its count of steps; each a file of its own here

@@ -21,8 +21,9 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
-from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, fetch_folder, upload_node_files, verify
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.storage.base import CHUNK_BYTES, Storage
 from vlmpipe.trainer.storage.gcs import GcsStorage
 from vlmpipe.trainer.storage.local import LocalStorage

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -35,6 +36,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
+from vlmpipe.trainer.storage.regular_files import open_regular
 
 
 def another_step(_: bytes) -> bytes:
@@ -123,7 +125,7 @@ def test_another_format_version(store: Storage, scratch: Path) -> None:
     body = {**dataclasses.asdict(record(1, 2)), "format_version": 99, "of_the_future": 1}
     put(store, newest, "COMMIT", sealed(body))
     before = [(info.name, info.version) for info in store.list(FOLDER) if info.name != FILE]
-    with pytest.raises(ConfigError, match="format version 99, this program reads 3"):
+    with pytest.raises(ConfigError, match="format version 99, this program reads 4"):
         run_once(store, scratch)
     assert [(info.name, info.version) for info in store.list(FOLDER) if info.name != FILE] == before
 
@@ -184,7 +186,8 @@ def test_strangers(store: Storage, scratch: Path) -> None:
 def test_a_file_outside_of_the_checkpoint(file: str, store: Storage, scratch: Path) -> None:
     _, newest = two_committed(store, scratch)
     other = checkpoint_name(1, 9, "b")
-    put(store, other, "node-0.json", json.dumps({file: {"bytes": 1, "crc32c": 1}}).encode())
+    sums = {"bytes": 1, "crc32c": 1, "block_bytes": 1024, "blocks_crc32c": base64.b64encode(bytes(4)).decode()}
+    put(store, other, "node-0.json", json.dumps({file: sums}).encode())
     protocol.commit(store, other, record(1, 9, num_nodes=1))
     assert newest_good(store)[1] == [f"{other}: node-0.json names the file {file!r}"]
     after_a_fault(store, scratch, allowed={newest}, damaged=frozenset({other}))
@@ -194,13 +197,13 @@ def test_a_file_outside_of_the_checkpoint(file: str, store: Storage, scratch: Pa
 def test_unreadable_sectors(local: LocalStorage, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, newest = two_committed(local, scratch)
 
-    def read(path: Path, **options: bool) -> FileSums:
+    def read(path: Path) -> IO[bytes]:
         if newest in str(path) and path.name == "shard-0":
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return sums_of_file(path, **options)
+        return open_regular(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "sums_of_file", read)
+        patch.setattr("vlmpipe.trainer.storage.local.open_regular", read)
         found, passed_over = newest_good(local)
     assert found is not None and found.name == old and "Input/output error" in passed_over[0]
     assert loaded(local, scratch).name == newest

@@ -22,8 +22,9 @@ from tests.support.crash.world import (
 )
 from tests.support.trainer.checkpoints import newest_good, record
 from vlmpipe.trainer.checkpoint.attempts import FILE, begin_at, claim_attempt, note_end, read_attempts
-from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed, fetch_folder
+from vlmpipe.trainer.checkpoint.commit import FOLDER, checkpoint_name, commit, committed
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import write_record
@@ -189,8 +190,8 @@ def test_clearing_during_a_restore(ending: str, store: Storage, scratch: Path) -
         delete_old(store, Retention(1), newest=newest[-1])
 
     _, chosen = two_committed(store, scratch)
-    method = "fetch" if ending == "shard-0" else "read"
-    racing: Any = Meanwhile(store, method, f"{chosen}/{'deep/' if method == 'fetch' else ''}{ending}", move_on)
+    method = "read_range" if ending == "shard-0" else "read"
+    racing: Any = Meanwhile(store, method, f"{chosen}/{'deep/' if method == 'read_range' else ''}{ending}", move_on)
     found, passed_over = newest_good(racing)
     assert racing.happened
     assert found is not None and found.name == newest[-1] and passed_over == []

@@ -11,17 +11,11 @@ from tests.support.crash.cases import FULL, case
 from tests.support.crash.world import KEY, SHARD, flip, forged, loaded, on_another_machine, save, tamper, two_committed
 from tests.support.trainer.checkpoints import newest_good
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
-from vlmpipe.trainer.checkpoint.commit import (
-    FOLDER,
-    Listing,
-    checkpoint_name,
-    committed,
-    upload_node_files,
-    verify,
-)
+from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing, checkpoint_name, committed, upload_node_files
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies
+from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.base import CorruptObjectError, ObjectInfo, Storage
 from vlmpipe.trainer.storage.local import LocalStorage

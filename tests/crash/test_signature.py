@@ -25,17 +25,10 @@ from tests.support.crash.world import (
 )
 from tests.support.trainer.checkpoints import newest_good, record
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
-from vlmpipe.trainer.checkpoint.commit import (
-    FOLDER,
-    Listing,
-    checkpoint_name,
-    commit,
-    committed,
-    fetch_folder,
-    verify,
-)
+from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing, checkpoint_name, commit, committed
 from vlmpipe.trainer.checkpoint.manifest import DamagedError, sums_of_file
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import Storage, crc32c_of
 

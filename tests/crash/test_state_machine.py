@@ -24,9 +24,10 @@ from tests.support.trainer.checkpoints import newest_good, record
 from vlmpipe.trainer.checkpoint import commit as protocol
 from vlmpipe.trainer.checkpoint import retention as clearing
 from vlmpipe.trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, read_attempts
-from vlmpipe.trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_name, reject, verify
+from vlmpipe.trainer.checkpoint.commit import FOLDER, DamagedError, Listing, checkpoint_name, reject
 from vlmpipe.trainer.checkpoint.fault_points import POINTS
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage

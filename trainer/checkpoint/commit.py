@@ -34,11 +34,11 @@ from vlmpipe.trainer.checkpoint.manifest import (
     signature,
     sums_of_file,
 )
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
 from vlmpipe.trainer.storage.transfer import in_parallel
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 FOLDER = "checkpoints"
 LATEST = f"{FOLDER}/LATEST"
 REJECTED = "REJECTED.json"
@@ -211,7 +211,7 @@ def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") ->
     Returns the checkpoint and its files. Raises DamagedError with the first fault.
     """
     checkpoint = Checkpoint(name, read_record(store, name, key=key))
-    files = _files_of(store, checkpoint)
+    files = files_of(store, checkpoint)
     for file, sums in files.items():
         size_bytes = listing.sizes_bytes.get(f"{name}/{file}")
         if size_bytes is None:
@@ -219,14 +219,6 @@ def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") ->
         if size_bytes != sums.bytes:
             raise DamagedError(f"{name}: {file} has {size_bytes} bytes, its manifest says {sums.bytes}")
     return checkpoint, files
-
-
-def verify(store: Storage, name: str, *, key: bytes = b"") -> Checkpoint:
-    """Check COMMIT, manifests, and every file's size and checksums. Raises DamagedError with the first fault."""
-    checkpoint, files = inspect(store, name, Listing.read(store), key=key)
-    for file, sums in files.items():
-        verified(store, name, file, sums)
-    return checkpoint
 
 
 def was_uncommitted(store: Storage, name: str) -> bool:
@@ -244,16 +236,6 @@ def none_verifies(passed_over: Sequence[str]) -> UserError:
     )
 
 
-def fetch_folder(store: Storage, checkpoint: Checkpoint, scratch: Path) -> Path:
-    """A local folder, below `scratch`, of all the checkpoint's files, verified. Raises DamagedError for a wrong one."""
-    folder = scratch / checkpoint.name
-    for file, sums in _files_of(store, checkpoint).items():
-        target = folder / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(verified(store, checkpoint.name, file, sums))
-    return folder
-
-
 def vouched_manifest(store: Storage, checkpoint: Checkpoint, manifest: str) -> bytes:
     """Content of a manifest that COMMIT lists. Raises DamagedError when it has changed."""
     record, data = checkpoint.record, _read(store, checkpoint.name, manifest)
@@ -263,7 +245,8 @@ def vouched_manifest(store: Storage, checkpoint: Checkpoint, manifest: str) -> b
     return data
 
 
-def _files_of(store: Storage, checkpoint: Checkpoint) -> Files:
+def files_of(store: Storage, checkpoint: Checkpoint) -> Files:
+    """All files of a checkpoint, from its manifests. Raises DamagedError when a manifest has changed."""
     files: Files = {}
     for manifest in checkpoint.record.manifests:
         data = vouched_manifest(store, checkpoint, manifest)
@@ -302,24 +285,10 @@ def _read(store: Storage, name: str, file: str) -> bytes:
     try:
         return store.read(f"{FOLDER}/{name}/{file}")
     except UserError as error:
-        raise _damage(store, name, file, error) from error
+        raise damage_of(store, name, file, error) from error
 
 
-def verified(store: Storage, name: str, file: str, sums: FileSums) -> Path:
-    """A local copy of a checkpoint's file. Raises DamagedError when its checksums differ."""
-    try:
-        path = store.fetch(f"{FOLDER}/{name}/{file}").resolve()
-        with os_errors(f"reading {path}"):
-            found = sums_of_file(path, with_sha256=bool(sums.sha256))
-    except UserError as error:
-        raise _damage(store, name, file, error) from error
-    if found != sums:
-        differs = "SHA-256" if found.crc32c == sums.crc32c else "CRC32C"
-        raise DamagedError(f"{name}: {file} differs from its {differs}")
-    return path
-
-
-def _damage(store: Storage, name: str, file: str, error: UserError) -> Exception:
+def damage_of(store: Storage, name: str, file: str, error: UserError) -> Exception:
     """A DamagedError when the file itself is at fault; else, as for an unreachable store, the error."""
     if isinstance(error, CorruptObjectError) or getattr(error.__cause__, "errno", None) == errno.EIO:
         return DamagedError(f"{name}: {file}: {error.found}")

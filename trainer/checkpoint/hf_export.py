@@ -1,4 +1,7 @@
-"""Exports a checkpoint to a Hugging Face folder for `from_pretrained`, one tensor at a time."""
+"""Exports a checkpoint to a Hugging Face folder for `from_pretrained`, one tensor at a time.
+
+`vlmpipe.trainer.sizing.export_size` says what that reads and holds.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, fetch_folder
+from vlmpipe.trainer.checkpoint.commit import Checkpoint
 from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
 from vlmpipe.trainer.checkpoint.staging import export_folder
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
 from vlmpipe.trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
@@ -39,12 +43,13 @@ def export_checkpoint(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Write `<run>/export/` from a verified checkpoint in `source`, unless that export exists undamaged.
+    """Write `<run>/export/` from a checkpoint in `source`, unless that export exists undamaged.
 
     A whole model, or an adapter in PEFT's format (`model.lora.export`). Exports the average of the weights if
-    `train.ema_decay` is set and the checkpoint has one. Memory holds one tensor and the frozen tower, or the adapter;
-    the local disk one file. Returns the export's description, which is written last and makes the export exist. Raises
-    ConfigError when the checkpoint belongs to another model, before touching an earlier export.
+    `train.ema_decay` is set and the checkpoint has one. Memory holds one tensor, before that the frozen tower, or the
+    adapter; the local disk one file. Returns the export's description, which is written last and makes the export
+    exist. Raises ConfigError when the checkpoint belongs to another model, before touching an earlier export, and
+    DamagedError when a weight is not what was saved, which may leave no export.
     """
     store = open_storage(job.run.run_uri)
     with contextlib.suppress(DataError):  # there is none, or a damaged one
@@ -63,11 +68,11 @@ def export_checkpoint(
     if job.model.quantizes_base:
         initial = QuantizedWeights(initial, quantized_names(adapted))
     with export_folder() as scratch:
-        folder = fetch_folder(source, checkpoint, scratch)
+        files = CheckpointFiles.of(source, checkpoint)
         checkpoint_format = checkpoint.record.checkpoint_format
         # There is none if ema_decay was set after the run's last step.
-        averaged = bool(job.train.ema_decay) and holds_average(folder, checkpoint_format)
-        trained = open_weights(folder, checkpoint_format, averaged=averaged)
+        averaged = bool(job.train.ema_decay) and holds_average(files, checkpoint_format)
+        trained = open_weights(files, checkpoint_format, averaged=averaged)
         weights = Merged(blueprint, trained, initial, adapters)
 
         def write_adapter_to(target: Path) -> str:

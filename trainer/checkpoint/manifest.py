@@ -1,26 +1,33 @@
 """A node's manifest of its uploaded files: sizes and checksums, signed if the run has a key.
 
-CRC32C detects accidents cheaply, but can be forged. With a key, files also have a SHA-256, and manifests and COMMIT are
-signed by HMAC-SHA256 over their content and name.
+A file has one checksum of the whole, by which the store accepts it, and one of each of its blocks, by which a reader
+verifies the ranges that it reads. CRC32C detects accidents cheaply, but can be forged. With a key, blocks have a
+SHA-256 instead, and manifests and COMMIT are signed by HMAC-SHA256 over their content and name.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import hmac
 import json
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.storage.base import CHUNK_BYTES, clean_name
+from vlmpipe.trainer.storage.base import CHUNK_BYTES, clean_name, crc32c_of
 from vlmpipe.trainer.storage.regular_files import read_regular
 
 LARGEST_KEY_BYTES = 1 << 20
+LEAST_BLOCK_BYTES = 1 << 10
+MAX_BLOCKS = 1 << 15  # of a file: 128 KiB of CRC32C. A range of 1/1000 of a file reads at most 6 % beside it.
+DIGEST_BYTES = {False: 4, True: 32}  # CRC32C, SHA-256
 
 
 class DamagedError(Exception):
@@ -29,11 +36,29 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class FileSums:
-    """Size and checksums of a file. `sha256` is hexadecimal, "" without a key."""
+    """Size and checksums of a file. `blocks` holds the digest of each block, the last of which may be shorter."""
 
     bytes: int
     crc32c: int
-    sha256: str = ""
+    block_bytes: int
+    blocks: bytes
+    is_sha256: bool = False  # digests of blocks; else CRC32C
+
+    @property
+    def digest_name(self) -> str:
+        return "SHA-256" if self.is_sha256 else "CRC32C"
+
+    def around(self, start: int, end: int) -> tuple[int, int]:
+        """The range of whole blocks that contains `start` to `end`."""
+        first, size = start - start % self.block_bytes, self.block_bytes
+        return first, min(self.bytes, -(-end // size) * size)
+
+    def holds(self, start: int, data: memoryview) -> bool:
+        """Whether `data` is what the file has from `start`, the beginning of a block, to the end of another."""
+        size = DIGEST_BYTES[self.is_sha256]
+        first = start // self.block_bytes * size
+        expected = self.blocks[first : first + -(-len(data) // self.block_bytes) * size]
+        return _digests(data, self.block_bytes, with_sha256=self.is_sha256) == expected
 
 
 Files = dict[str, FileSums]  # by the file's name in its checkpoint
@@ -44,16 +69,28 @@ def manifest_of(node: int) -> str:
     return f"node-{node}.json"
 
 
+def block_bytes_of(size_bytes: int) -> int:
+    """Size of a file's blocks. Of a small file they are small, so that ranges waste little; a manifest stays small."""
+    return max(1, -(-size_bytes // (MAX_BLOCKS * LEAST_BLOCK_BYTES))) * LEAST_BLOCK_BYTES
+
+
 def sums_of_file(path: Path, *, with_sha256: bool = False) -> FileSums:
-    """Size and checksums of a file, read once, in chunks."""
-    size_bytes, crc32c, sha256 = 0, 0, hashlib.sha256()
+    """Size and checksums of a file, read once, in chunks of whole blocks."""
+    crc32c, size_bytes, blocks = 0, 0, bytearray()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
+        block_bytes = block_bytes_of(os.fstat(file.fileno()).st_size)
+        while chunk := file.read(max(1, CHUNK_BYTES // block_bytes) * block_bytes):
             size_bytes += len(chunk)
             crc32c = google_crc32c.extend(crc32c, chunk)
-            if with_sha256:
-                sha256.update(chunk)
-    return FileSums(size_bytes, int(crc32c), sha256.hexdigest() if with_sha256 else "")
+            blocks += _digests(memoryview(chunk), block_bytes, with_sha256=with_sha256)
+    return FileSums(size_bytes, int(crc32c), block_bytes, bytes(blocks), with_sha256)
+
+
+def _digests(data: memoryview, block_bytes: int, *, with_sha256: bool) -> bytes:
+    blocks = (bytes(data[start : start + block_bytes]) for start in range(0, len(data), block_bytes))
+    if with_sha256:
+        return b"".join(hashlib.sha256(block).digest() for block in blocks)
+    return b"".join(crc32c_of(block).to_bytes(DIGEST_BYTES[False], "big") for block in blocks)
 
 
 def sha256_of(data: bytes) -> str:
@@ -67,7 +104,15 @@ def signature(key: bytes, place: str, text: bytes) -> bytes:
 
 def manifest_bytes(files: Files, place: str, *, key: bytes = b"") -> bytes:
     """A manifest's content: JSON and, with a key, a second line with its signature."""
-    entries = {name: {k: v for k, v in asdict(sums).items() if v != ""} for name, sums in files.items()}
+    entries = {
+        name: {
+            "bytes": sums.bytes,
+            "crc32c": sums.crc32c,
+            "block_bytes": sums.block_bytes,
+            "blocks_sha256" if sums.is_sha256 else "blocks_crc32c": base64.b64encode(sums.blocks).decode(),
+        }
+        for name, sums in files.items()
+    }
     text = json.dumps(entries).encode()
     return b"\n".join([text, *([signature(key, place, text)] if key else [])])
 
@@ -84,14 +129,26 @@ def require_signed(data: bytes, place: str, key: bytes) -> None:
 
 
 def read_manifest(data: bytes, manifest: str) -> Files:
-    """The files of a manifest, called `manifest` in errors. Raises DamagedError for a name outside the checkpoint."""
-    files = {name: FileSums(**entry) for name, entry in json.loads(data.split(b"\n")[0]).items()}
-    for name in files:
+    """The files of a manifest, called `manifest` in errors.
+
+    Raises DamagedError for a name outside the checkpoint, and where not every block has a digest.
+    """
+    files = {name: _sums(entry) for name, entry in json.loads(data.split(b"\n")[0]).items()}
+    for name, sums in files.items():
+        blocks = -(-sums.bytes // sums.block_bytes)
+        if len(sums.blocks) != blocks * DIGEST_BYTES[sums.is_sha256]:
+            raise DamagedError(f"{manifest} has not one digest for each of the {blocks:,} blocks of {name!r}")
         with contextlib.suppress(ConfigError):
             if clean_name(name) == name:
                 continue
         raise DamagedError(f"{manifest} names the file {name!r}")
     return files
+
+
+def _sums(entry: dict[str, Any]) -> FileSums:
+    is_sha256 = "blocks_sha256" in entry
+    blocks = base64.b64decode(entry["blocks_sha256" if is_sha256 else "blocks_crc32c"])
+    return FileSums(entry["bytes"], entry["crc32c"], entry["block_bytes"], blocks, is_sha256)
 
 
 def signing_key(settings: CheckpointConfig) -> bytes:

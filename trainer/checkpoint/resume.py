@@ -20,7 +20,6 @@ from vlmpipe.trainer.checkpoint.commit import (
     CommitRecord,
     Listing,
     candidates,
-    fetch_folder,
     inspect,
     list_stores,
     none_verifies,
@@ -29,6 +28,7 @@ from vlmpipe.trainer.checkpoint.commit import (
 )
 from vlmpipe.trainer.checkpoint.kernel_cache import load_kernels
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.distributed.agreement import agree, on_first, raise_together, together
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError, UserError

@@ -1,24 +1,25 @@
-"""Reads trained weights of each checkpoint format one tensor at a time, without a process group.
+"""Reads trained weights of each checkpoint format one tensor at a time, by the ranges of its files that hold them.
 
-Reads pickles: the commit protocol must have verified the files.
+Needs no process group and no disk. Pickles are read after the commit protocol has verified their bytes.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Set
+import io
+import pickle
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.strategies.deepspeed.engine import EMA_FILE, MODULE_FILE, PARTITION_FILE, SHAPES_FILE
-from vlmpipe.trainer.strategies.torch_base import EMA
+from vlmpipe.trainer.strategies.torch_base import EMA, METADATA_FILE
 
 MODULE_PREFIX = "model."  # the training module holds the Hugging Face model under this name
 
@@ -31,50 +32,50 @@ class WeightReader:
     read: Callable[[str], Tensor]
 
 
-class _OneMetadata(dcp.FileSystemReader):
-    """Caches the metadata, which every `dcp.load` reads in full."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._metadata = super().read_metadata()
-
-    def read_metadata(self, *_: object, **__: object) -> Metadata:
-        return self._metadata
-
-
-def _dcp_weights(folder: Path, *, averaged: bool) -> WeightReader:
+def _dcp_weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
     """Torch's distributed checkpoint format, of DDP, FSDP and the model-parallel strategies."""
-    reader, prefix = _OneMetadata(folder), f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"
+    metadata, prefix = pickle.loads(files.read(METADATA_FILE)), f"{EMA if averaged else 'model'}.{MODULE_PREFIX}"
     entries = {
         key.removeprefix(prefix): entry
-        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        for key, entry in metadata.state_dict_metadata.items()
         if key.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
 
     def read(name: str) -> Tensor:
-        tensor = torch.empty(entries[name].size, dtype=entries[name].properties.dtype)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # by no_dist
-            dcp.load({prefix + name: tensor}, storage_reader=reader, no_dist=True)
+        entry = entries[name]
+        places = [metadata.storage_data[MetadataIndex(prefix + name, chunk.offsets)] for chunk in entry.chunks]
+        wanted = [(place.relative_path, place.offset, place.offset + place.length) for place in places]
+        tensor = torch.empty(0)
+        for chunk, item in zip(entry.chunks, files.read_all(wanted), strict=True):
+            part: Tensor = torch.load(_Stream(item), map_location="cpu", weights_only=True)
+            if part.shape == entry.size:
+                return part
+            if not tensor.numel():
+                tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+            tensor[_place_of(chunk)] = part
         return tensor
 
     return WeightReader(entries.keys(), read)
 
 
-def _deepspeed_weights(folder: Path, *, averaged: bool) -> WeightReader:
-    if (folder / SHAPES_FILE).exists():
-        return _zero3_weights(folder, averaged=averaged)
-    return _zero2_weights(folder, averaged=averaged)
+def _place_of(chunk: ChunkStorageMetadata) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
 
 
-def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
+def _deepspeed_weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
+    if SHAPES_FILE in files.sizes_bytes:
+        return _zero3_weights(files, averaged=averaged)
+    return _zero2_weights(files, averaged=averaged)
+
+
+def _zero3_weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
     """ZeRO-3: each parameter is cut into equal slices, the last one padded; a rank's file concatenates its slices.
 
     Source: deepspeed/utils/zero_to_fp32.py.
     """
-    saved = _mapped(folder / SHAPES_FILE)
+    saved = _outline(files, SHAPES_FILE)
     ranks = int(saved["dp_world_size"])
-    flat = _averages(folder, ranks) if averaged else _masters(folder, ranks, "fp32_flat_groups")  # by rank and group
+    flat = _averages(files, ranks) if averaged else _masters(files, ranks, "fp32_flat_groups")
 
     def slice_of(shape: torch.Size) -> int:
         return -(-shape.numel() // ranks)
@@ -83,32 +84,70 @@ def _zero3_weights(folder: Path, *, averaged: bool) -> WeightReader:
 
     def read(name: str) -> Tensor:
         group, offset, shape = places[name]
-        slices = [groups[group].detach().narrow(0, offset, slice_of(shape)) for groups in flat]
-        return torch.cat(slices)[: shape.numel()].view(shape)
+        slices = [groups[group].slice(offset, offset + slice_of(shape)) for groups in flat]
+        return _joined(files, slices)[: shape.numel()].view(shape)
 
     return WeightReader(places.keys(), read)
 
 
-def _zero2_weights(folder: Path, *, averaged: bool) -> WeightReader:
+def _zero2_weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
     """ZeRO-1 and 2: a group's concatenated parameters, partitioned over ranks. Source as above.
 
     Of the optimizer's weights, or their averages: the module's own, which precision bf16 rounds, are not read.
     """
-    saved = _mapped(folder / MODULE_FILE)
+    saved = _outline(files, MODULE_FILE)
     ranks = int(saved["dp_world_size"])
     masters = "single_partition_of_fp32_groups"
-    flat = _averages(folder, ranks) if averaged else _masters(folder, ranks, masters)  # by rank and group
+    flat = _averages(files, ranks) if averaged else _masters(files, ranks, masters)
     places = _places(saved, lambda shape: shape.numel())
 
     def read(name: str) -> Tensor:
         group, start, shape = places[name]
-        end, found = start + shape.numel(), []
-        for partition in (groups[group].detach() for groups in flat):
-            found.append(partition[max(0, start) : max(0, end)])
-            start, end = start - len(partition), end - len(partition)
-        return torch.cat(found).view(shape)
+        end, slices = start + shape.numel(), []
+        for partition in (groups[group] for groups in flat):
+            if start < partition.numel and end > 0:
+                slices.append(partition.slice(max(0, start), min(end, partition.numel)))
+            start, end = start - partition.numel, end - partition.numel
+        return _joined(files, slices).view(shape)
 
     return WeightReader(places.keys(), read)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A contiguous tensor in a file: its first byte, and how many numbers of which type it has."""
+
+    file: str
+    offset: int
+    numel: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, file: str, outlined: Tensor) -> _Stored:
+        if not outlined.is_contiguous():
+            raise ConfigError(
+                f"a flat tensor in {file} is not contiguous", fix="export it with the version that wrote it"
+            )
+        begin = int(outlined.untyped_storage()._checkpoint_offset)  # type: ignore[attr-defined]  # set by torch.load
+        offset = begin + int(outlined.storage_offset()) * outlined.dtype.itemsize
+        return cls(file, offset, outlined.numel(), outlined.dtype)
+
+    def slice(self, start: int, end: int) -> _Stored:
+        return _Stored(self.file, self.offset + start * self.dtype.itemsize, end - start, self.dtype)
+
+
+def _joined(files: CheckpointFiles, slices: Sequence[_Stored]) -> Tensor:
+    """One flat tensor of these slices."""
+    dtype = slices[0].dtype
+    joined = torch.empty(sum(one.numel for one in slices), dtype=dtype)
+    wanted = [(one.file, one.offset, one.offset + one.numel * dtype.itemsize) for one in slices]
+    at = 0
+    for one, data in zip(slices, files.read_all(wanted), strict=True):
+        if one.numel:
+            writable = bytearray(data) if data.readonly else data  # else torch warns
+            joined[at : at + one.numel] = torch.frombuffer(writable, dtype=dtype)
+        at += one.numel
+    return joined
 
 
 def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict[str, tuple[int, int, torch.Size]]:
@@ -124,17 +163,21 @@ def _places(saved: Mapping[str, Any], size: Callable[[torch.Size], int]) -> dict
     return places
 
 
-def _averages(folder: Path, ranks: int) -> list[list[Tensor]]:
-    files = [folder / EMA_FILE.format(rank=rank) for rank in range(ranks)]
-    return [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
+def _averages(files: CheckpointFiles, ranks: int) -> list[list[_Stored]]:
+    return [_stored(file, _outline(files, file)) for file in (EMA_FILE.format(rank=rank) for rank in range(ranks))]
 
 
-def _masters(folder: Path, ranks: int, name: str) -> list[list[Tensor]]:
+def _masters(files: CheckpointFiles, ranks: int, name: str) -> list[list[_Stored]]:
     """The optimizer's fp32 weights by rank and group. Files that DeepSpeed's bf16 engine wrote have a prefix."""
-    files = [folder / PARTITION_FILE.format(rank=rank) for rank in range(ranks)]
-    if not files[0].exists():
-        files = [file.with_name(f"bf16_{file.name}") for file in files]
-    return [_mapped(file)["optimizer_state_dict"][name] for file in files]
+    partitions = [PARTITION_FILE.format(rank=rank) for rank in range(ranks)]
+    if partitions[0] not in files.sizes_bytes:
+        folder, _, _ = partitions[0].rpartition("/")
+        partitions = [f"{folder}/bf16_{file.rpartition('/')[2]}" for file in partitions]
+    return [_stored(file, _outline(files, file)["optimizer_state_dict"][name]) for file in partitions]
+
+
+def _stored(file: str, groups: Sequence[Tensor]) -> list[_Stored]:
+    return [_Stored.of(file, group.detach()) for group in groups]
 
 
 class _Ignored:
@@ -153,28 +196,80 @@ DEEPSPEED_OBJECTS = (
 )
 
 
-def _mapped(file: Path) -> dict[str, Any]:
-    """A file of DeepSpeed, with memory-mapped tensors and without its own objects."""
-    with torch.serialization.safe_globals([(_Ignored, name) for name in DEEPSPEED_OBJECTS]):
-        return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+def _outline(files: CheckpointFiles, file: str) -> Any:
+    """A file of torch.save without the numbers of its tensors, which know their place in it, and without DeepSpeed's
+    own objects. Reads the directory of the file and the pickle."""
+    with torch.serialization.safe_globals([(_Ignored, name) for name in DEEPSPEED_OBJECTS]), FakeTensorMode():
+        return torch.load(_FileStream(files, file), map_location="cpu", weights_only=True)
+
+
+class _Stream(io.RawIOBase):
+    """A file of bytes in memory, which are not copied."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._data)
+
+    def taken(self, start: int, end: int) -> memoryview:
+        return self._data[start:end]
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size_bytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.taken(self._at, min(self._at + len(buffer), self.size_bytes))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+class _FileStream(_Stream):
+    """A checkpoint's file of which little is read."""
+
+    def __init__(self, files: CheckpointFiles, file: str) -> None:
+        super().__init__(memoryview(b""))
+        self._files, self._file = files, file
+
+    @property
+    def size_bytes(self) -> int:
+        return self._files.sizes_bytes[self._file]
+
+    def taken(self, start: int, end: int) -> memoryview:
+        return self._files.read(self._file, start, max(start, end))
 
 
 READERS: dict[str, Callable[..., WeightReader]] = {"dcp": _dcp_weights, "deepspeed": _deepspeed_weights}
 
 
-def holds_average(folder: Path, checkpoint_format: str) -> bool:
-    """Whether a fetched checkpoint has an average of the weights."""
+def holds_average(files: CheckpointFiles, checkpoint_format: str) -> bool:
+    """Whether a checkpoint has an average of the weights."""
     if checkpoint_format == "deepspeed":
-        return (folder / EMA_FILE.format(rank=0)).exists()
-    return bool(open_weights(folder, checkpoint_format, averaged=True).names)
+        return EMA_FILE.format(rank=0) in files.sizes_bytes
+    return bool(open_weights(files, checkpoint_format, averaged=True).names)
 
 
-def open_weights(folder: Path, checkpoint_format: str, *, averaged: bool = False) -> WeightReader:
-    """The reader of a fetched checkpoint's weights, or of their average. Raises ConfigError for an unknown format."""
+def open_weights(files: CheckpointFiles, checkpoint_format: str, *, averaged: bool = False) -> WeightReader:
+    """The reader of a checkpoint's weights, or of their average. Raises ConfigError for an unknown format.
+
+    Both raise DamagedError for bytes that are not those that were saved.
+    """
     if checkpoint_format not in READERS:
         raise ConfigError(
             f"the checkpoint's format is {checkpoint_format!r}",
             expected=f"one of {', '.join(READERS)}",
             fix="export it with the version of vlmpipe that trained it",
         )
-    return READERS[checkpoint_format](folder, averaged=averaged)
+    return READERS[checkpoint_format](files, averaged=averaged)

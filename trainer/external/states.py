@@ -18,17 +18,11 @@ from pathlib import Path
 
 from vlmpipe.trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, require_beginning
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
-from vlmpipe.trainer.checkpoint.commit import (
-    Checkpoint,
-    CommitRecord,
-    checkpoint_name,
-    commit,
-    fetch_folder,
-    upload_node_files,
-)
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.external_trainer import HF_RESULTS
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -171,10 +165,8 @@ def require_all_parts(store: Storage, checkpoint: Checkpoint) -> None:
 
 def fetch_state(job: JobConfig, checkpoint: Checkpoint, folder: Path) -> Path:
     """A copy of the checkpoint's verified files that the program may change, in a folder named as it had named it."""
-    verified = fetch_folder(states_of(job.run.run_uri), checkpoint, folder / "verified")
-    copy = folder / f"checkpoint-{checkpoint.record.step}"
-    shutil.copytree(verified, copy)  # follows the links to the store's own files
-    return copy
+    verified = fetch_folder(states_of(job.run.run_uri), checkpoint, folder / "verified", links=False)
+    return verified.rename(folder / f"checkpoint-{checkpoint.record.step}")
 
 
 def newest_result(job: JobConfig) -> tuple[Storage, Checkpoint | None, list[str]]:

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.trainer.checkpoint.commit import fetch_folder
 from vlmpipe.trainer.checkpoint.staging import export_folder
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.external.base_model import base_model

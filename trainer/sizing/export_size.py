@@ -8,6 +8,7 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 MAX_SHARD_BYTES = 2 << 30  # of an exported file; a larger tensor gets a file of its own
+IN_FLIGHT_BYTES = 128 << 20  # of ranges that arrive in parallel (vlmpipe.trainer.checkpoint.verified_files)
 FP32_BYTES = 4  # of a number in the optimizer's weights, in their average, and in an export
 PUBLISHED_BYTES = 2  # of a frozen weight in the files that it is read from, which mostly hold bf16
 PROGRAM_BYTES = 3 << 29  # torch, transformers and a storage client in one process

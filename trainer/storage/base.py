@@ -78,6 +78,13 @@ class Storage(Protocol):
         """Raises FileTooLargeError (exit 65) for more than `max_bytes`, before they are in memory."""
         ...
 
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Bytes `start` to `end` of an object, or as many of them as it has; nothing is read beside them.
+
+        Not verified, because a store keeps the checksum of whole objects only: the caller must have one of these bytes.
+        """
+        ...
+
     def write(self, name: str, data: bytes) -> None:
         """Write or overwrite."""
         ...

@@ -17,6 +17,7 @@ from vlmpipe.trainer.storage.base import (
     TEMPORARY_PREFIX,
     CorruptObjectError,
     ObjectInfo,
+    Storage,
     cache_folder,
     clean_name,
     crc32c_of,
@@ -91,6 +92,12 @@ class BucketStorage:
     def download(self, name: str, path: Path) -> None:
         with os_errors(f"writing {path}"), path.open("wb") as sink:
             self._download(name, sink)
+
+    def _pass_on(self, name: str, target: Storage, new_name: str, crc32c: int | None) -> None:
+        """Copy an object through this machine's disk, and leave nothing there."""
+        with tempfile.TemporaryDirectory(prefix="vlmpipe-copy-") as folder:
+            self.download(name, Path(folder, "object"))
+            target.upload(Path(folder, "object"), new_name, crc32c=crc32c)
 
     def stat(self, name: str) -> ObjectInfo | None:
         raise NotImplementedError

@@ -82,6 +82,12 @@ class LocalStorage:
             with open_regular(path) as file:
                 return file.read()
 
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        path = self._inside(name, follow=True)
+        with os_errors(f"reading {path}"), open_regular(path) as file:
+            file.seek(start)
+            return file.read(end - start)
+
     def write(self, name: str, data: bytes) -> None:
         with self._durable(name, io.BytesIO(data)) as temporary:
             os.replace(temporary, self.path(name))

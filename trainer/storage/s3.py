@@ -45,6 +45,7 @@ ATTEMPTS = 8  # of one request, with waits that double up to 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0  # while another conditional write of the same object is under way
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 MISSING = ("NoSuchKey", "404")
+ENDED = ("InvalidRange", "416")
 CHANGED = ("BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch")
 CONDITION_FAILED = ("PreconditionFailed", "412")
 BUSY = "ConditionalRequestConflict"  # another conditional write of the same object is under way
@@ -55,6 +56,10 @@ CORRUPT = -1  # a CRC32C that no bytes have
 
 class _MissingError(Exception):
     """There is no such object."""
+
+
+class _EndedError(Exception):
+    """The object ends before the range that was asked for."""
 
 
 class _ConditionError(Exception):
@@ -81,6 +86,25 @@ class S3Storage(BucketStorage):
             return None
         return ObjectInfo(name, int(found["ContentLength"]), str(found["ETag"]), _checksum(found))
 
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        if end <= start:  # a Range header cannot ask for nothing
+            return b""
+        breaks = 0
+        try:
+            with _readable_errors("reading", self.uri(name)):
+                while True:
+                    answer = self._client.get_object(**self._at(name), Range=f"bytes={start}-{end - 1}")
+                    try:
+                        return bytes(answer["Body"].read())
+                    except UNANSWERED:
+                        breaks += 1
+                        if breaks == TRANSFER_ATTEMPTS:
+                            raise
+        except _MissingError as error:
+            raise no_such_object(self.uri(name)) from error
+        except _EndedError:
+            return b""
+
     def create(self, name: str, data: bytes) -> None:
         if not self._put_if(name, data, {"IfNoneMatch": "*"}):
             raise AlreadyExistsError(self.uri(name))
@@ -99,7 +123,7 @@ class S3Storage(BucketStorage):
 
     def copy_to(self, name: str, target: Storage, *, crc32c: int) -> None:
         if not isinstance(target, S3Storage):
-            target.upload(self.fetch(name), name, crc32c=crc32c)
+            self._pass_on(name, target, name, crc32c)
             return
         self._copy(name, target, name)
         copied = target.stat(name)
@@ -112,7 +136,7 @@ class S3Storage(BucketStorage):
         if info is None:
             raise no_such_object(self.uri(name))
         if info.size_bytes > LARGEST_COPY_BYTES:
-            target.upload(self.fetch(name), new_name, crc32c=info.crc32c)
+            self._pass_on(name, target, new_name, info.crc32c)
             return
         try:
             with _readable_errors("copying", self.uri(name)):
@@ -321,6 +345,8 @@ def _of_answer(error: boto.ClientError, doing: str, uri: str) -> Exception:
     message = error.response["Error"].get("Message", "")
     if code in MISSING:
         return _MissingError()
+    if code in ENDED:
+        return _EndedError()
     if code in CONDITION_FAILED or code == BUSY:
         return _ConditionError(code == BUSY)
     if code in CHANGED:

@@ -32,6 +32,7 @@ from vlmpipe.trainer.strategies.strided_checkpoint import with_strided_shards
 
 # Checkpoints leave out frozen parameters, which are rebuilt from their source and compared by digest.
 STATE_OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
+METADATA_FILE = ".metadata"  # of DCP: what is where, a pickle
 EMA = "ema"  # entry of a state, beside "model" and "optimizer"
 
 

@@ -17,11 +17,11 @@ from vlmpipe.trainer.checkpoint.commit import (
     checkpoint_name,
     commit,
     committed,
-    fetch_folder,
     upload_node_files,
-    verify,
 )
+from vlmpipe.trainer.checkpoint.manifest import block_bytes_of
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.storage.base import Storage, crc32c_of
 
 KEY = b"right"  # that signs
@@ -177,8 +177,10 @@ def summing_to(crc32c: int, data: bytes) -> bytes:
 
 
 def forged(data: bytes) -> bytes:
-    """Other bytes of the same size and CRC32C."""
-    return summing_to(crc32c_of(data), contents(9)[SHARD])
+    """Other bytes of the same size and CRC32C, of the whole and of each block."""
+    other, size = contents(9)[SHARD], block_bytes_of(len(data))
+    starts = range(0, len(data), size)
+    return b"".join(summing_to(crc32c_of(data[at : at + size]), other[at : at + size]) for at in starts)
 
 
 def on_another_machine(tmp_path: Path) -> None:

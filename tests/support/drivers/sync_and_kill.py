@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from vlmpipe.trainer.checkpoint.commit import committed, verify
+from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
 from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage.local import LocalStorage
 

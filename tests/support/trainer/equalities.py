@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import torch
 
 from tests.support.trainer.checkpoints import newest_good
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, fetch_folder, read_record
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_record
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
 from vlmpipe.trainer.checkpoint.weight_reader import open_weights
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
@@ -42,7 +40,6 @@ def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -
     checkpoint, passed_over = newest_good(store)
     assert checkpoint is not None and not passed_over
     checkpoint = Checkpoint(name, read_record(store, name)) if name else checkpoint
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = fetch_folder(store, checkpoint, Path(scratch))
-        weights = open_weights(folder, checkpoint.record.checkpoint_format, averaged=averaged)
-        return {name: weights.read(name).clone() for name in weights.names}
+    files = CheckpointFiles.of(store, checkpoint)
+    weights = open_weights(files, checkpoint.record.checkpoint_format, averaged=averaged)
+    return {name: weights.read(name) for name in weights.names}

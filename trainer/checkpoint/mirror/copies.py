@@ -6,7 +6,8 @@ A copy has the original's name, files, manifests and COMMIT byte for byte, so CO
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from vlmpipe.trainer.checkpoint.attempts import FILE as ATTEMPTS
 from vlmpipe.trainer.checkpoint.attempts import read_attempts
@@ -20,17 +21,18 @@ from vlmpipe.trainer.checkpoint.commit import (
     inspect,
     list_stores,
     none_verifies,
-    verified,
-    verify,
     vouched_manifest,
     was_uncommitted,
 )
-from vlmpipe.trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest, sums_of_file
+from vlmpipe.trainer.checkpoint.manifest import DamagedError, Files, FileSums, read_manifest
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, verify
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import CorruptObjectError, ObjectInfo, Storage, join_uri
 from vlmpipe.trainer.storage.file_sums import crc32c_in
 from vlmpipe.trainer.storage.transfer import THREADS, in_parallel
+
+Result = TypeVar("Result")
 
 
 def mirror_of(job: JobConfig) -> Storage | None:
@@ -64,13 +66,10 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
         is_committed = False
 
     def send(name: str) -> None:
-        sums = files[name]
-        if sums.sha256:
-            with _corrupt_if_damaged(source):
-                path = verified(source, checkpoint.name, name, sums)
-            target.upload(path, f"{folder}/{name}", crc32c=sums.crc32c)
-        else:
-            source.copy_to(f"{folder}/{name}", target, crc32c=sums.crc32c)
+        source.copy_to(f"{folder}/{name}", target, crc32c=files[name].crc32c)
+        if files[name].is_sha256 and not _is_whole(target, checkpoint.name, name, files[name]):
+            target.delete(f"{folder}/{name}")
+            raise CorruptObjectError(f"{source.root_uri}: {checkpoint.name}: {name} differs from its SHA-256")
 
     for _ in in_parallel(send, missing, threads=threads):
         pass
@@ -86,27 +85,46 @@ def mirror_checkpoint(source: Storage, target: Storage, checkpoint: Checkpoint, 
 
 
 def newest_good_of(stores: Sequence[Storage], *, key: bytes = b"") -> tuple[Storage, Checkpoint | None, list[str]]:
-    """The newest checkpoint of all stores that verifies, its store (the first that has it), and why newer ones do not.
+    """The newest checkpoint of all stores of which every byte verifies, its store, and why newer ones do not.
 
-    The first store must be readable; the others only if there is no good checkpoint elsewhere. Returns (first store,
-    None, []) without any checkpoint. Raises UserError (74) when none verifies: a silent fresh start would discard the
-    run.
+    Returns (first store, None, []) without any checkpoint. Raises as `newest_usable_of`.
+    """
+    passed_over: list[str] = []
+
+    def whole(store: Storage, name: str, _: Listing) -> tuple[Storage, Checkpoint]:
+        return store, verify(store, name, key=key)
+
+    found = newest_usable_of(stores, whole, passed_over)
+    return (*found, passed_over) if found else (stores[0], None, [])
+
+
+def newest_usable_of(
+    stores: Sequence[Storage], use: Callable[[Storage, str, Listing], Result], passed_over: list[str]
+) -> Result | None:
+    """The result of `use` for the newest checkpoint of all stores that it does not find damaged; None without any.
+
+    The store is the first that has it. The first store must be readable; the others only if there is no good checkpoint
+    elsewhere. Raises UserError (74) when all are damaged: a silent fresh start would discard the run.
+
+    Args:
+        use: raises DamagedError.
+        passed_over: receives why newer checkpoints are not used, before `use` is called.
     """
     listings, unreadable = list_stores(stores)
-    passed_over = [f"{stores[number].root_uri} cannot be read: {why.found}" for number, why in unreadable.items()]
+    passed_over[:] = [f"{stores[number].root_uri} cannot be read: {why.found}" for number, why in unreadable.items()]
     for number, name in candidates(listings):
         store = stores[number]
         try:
-            return store, verify(store, name, key=key), passed_over
+            return use(store, name, listings[number])
         except DamagedError as error:
             if was_uncommitted(store, name):
-                return newest_good_of(stores, key=key)
+                return newest_usable_of(stores, use, passed_over)
             passed_over.append(f"in {store.root_uri}: {error}")
     for why in unreadable.values():
         raise why  # that store may hold the only good checkpoint: do not start afresh
     if passed_over:
         raise none_verifies(passed_over)
-    return stores[0], None, []
+    return None
 
 
 @contextlib.contextmanager
@@ -120,9 +138,19 @@ def _corrupt_if_damaged(source: Storage) -> Iterator[None]:
 def _has_file(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
     if info is None or info.size_bytes != sums.bytes:
         return False
-    if not sums.sha256 and (kept := crc32c_in(target, info)) is not None:
+    if not sums.is_sha256 and (kept := crc32c_in(target, info)) is not None:
         return kept == sums.crc32c
-    return sums_of_file(target.fetch(info.name), with_sha256=bool(sums.sha256)) == sums
+    of_checkpoint, _, file = info.name.removeprefix(f"{FOLDER}/").partition("/")
+    return _is_whole(target, of_checkpoint, file, sums)
+
+
+def _is_whole(store: Storage, checkpoint: str, file: str, sums: FileSums) -> bool:
+    files = CheckpointFiles(store, checkpoint, {file: sums})
+    try:
+        files.verify(files.whole())
+    except DamagedError:
+        return False
+    return True
 
 
 def _read(target: Storage, folder: str, name: str) -> bytes:

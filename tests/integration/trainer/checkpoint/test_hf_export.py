@@ -36,17 +36,11 @@ from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.registry.model_card import model_card
-from vlmpipe.trainer.checkpoint.commit import (
-    Checkpoint,
-    CommitRecord,
-    checkpoint_name,
-    commit,
-    fetch_folder,
-    upload_node_files,
-)
+from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.hf_export import Merged, export_checkpoint
 from vlmpipe.trainer.checkpoint.safetensors_writer import saved_names, write_weights
 from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
 from vlmpipe.trainer.checkpoint.weight_reader import open_weights
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
@@ -214,8 +208,8 @@ def test_missing_or_misshapen_weights_are_named(runs: dict[str, JobConfig], tmp_
     job = runs["ddp"]
     family, checkpoint = family_of(job.model), newest(job)
     tokenizer = load_tokenizer(open_storage(job.pointers().prepared_uri))
-    folder = fetch_folder(open_storage(job.run.run_uri), checkpoint, tmp_path)
-    trained = open_weights(folder, checkpoint.record.checkpoint_format)
+    files = CheckpointFiles.of(open_storage(job.run.run_uri), checkpoint)
+    trained = open_weights(files, checkpoint.record.checkpoint_format)
     initial = family.initial_weights(job.model, tokenizer)
     more_is_trained = family.blueprint(job.model.model_copy(update={"freeze": ()}), tokenizer)
     with pytest.raises(ConfigError, match=r"lacks \d+ trained weights, for example model.vision_tower"):
@@ -231,7 +225,7 @@ def test_missing_or_misshapen_weights_are_named(runs: dict[str, JobConfig], tmp_
 
 def test_an_unknown_checkpoint_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="format is 'zero3'"):
-        open_weights(tmp_path, "zero3")
+        open_weights(CheckpointFiles(open_storage(str(tmp_path)), "name", {}), "zero3")
 
 
 def save_language(folder: Path, *, tied: bool, **save: Any) -> dict[str, Any]:

@@ -19,16 +19,10 @@ from tests.support.short_form import only_whole
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, train_runs
 from vlmpipe.components.sync_checkpoint import sync_checkpoint
-from vlmpipe.trainer.checkpoint.commit import (
-    checkpoint_name,
-    commit,
-    committed,
-    fetch_folder,
-    upload_node_files,
-    verify,
-)
+from vlmpipe.trainer.checkpoint.commit import checkpoint_name, commit, committed, upload_node_files
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
 from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage import open_storage

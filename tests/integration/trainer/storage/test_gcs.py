@@ -154,6 +154,15 @@ def test_a_truncated_download_is_completed(gcs: GcsStorage, gcs_server: FakeGcs)
     assert gcs_server.faults[0].times == 0
 
 
+def test_a_range_reads_nothing_beside_it_and_survives_a_break(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
+    data = bytes(range(256)) * 40
+    gcs.write("a", data)
+    gcs_server.faults += [Fault("truncate", path="/download/"), Fault("status", path="/download/", code=503)]
+    assert gcs.read_range("a", 100, 2100) == data[100:2100]
+    assert gcs_server.ranges == ["bytes=100-2099", "bytes=1100-2099"]
+    assert [fault.times for fault in gcs_server.faults] == [0, 0]
+
+
 def test_the_rest_of_a_broken_download_is_checked_too(gcs: GcsStorage, gcs_server: FakeGcs) -> None:
     """The client library compares the checksum only of downloads that come in one piece."""
     gcs.write("a", bytes(range(256)) * 40)

@@ -351,3 +351,16 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path, monkey
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(UserError, match="listing"):
         store.list("checkpoints")
+
+
+@pytest.mark.parametrize("place", [(0, 3), (2, 9), (7, 10), (4, 4), (9, 40), (10, 12), (50, 60)])
+def test_a_range_is_what_the_object_has_there(store: Storage, place: tuple[int, int]) -> None:
+    store.write("shard", b"0123456789")
+    assert store.read_range("shard", *place) == b"0123456789"[slice(*place)]
+
+
+def test_a_range_of_a_missing_or_an_empty_object(store: Storage) -> None:
+    store.write("empty", b"")
+    assert store.read_range("empty", 0, 5) == b""
+    with pytest.raises(UserError, match=r"missing|no such"):
+        store.read_range("absent", 0, 5)

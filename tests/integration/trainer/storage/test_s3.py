@@ -44,6 +44,7 @@ def test_every_request_survives_a_transient_fault(fault: Fault, store: S3Storage
     assert there
     requests: list[Callable[[], object]] = [
         lambda: store.read("there"),
+        lambda: store.read_range("there", 1, 4),
         lambda: store.list(),
         lambda: store.create("COMMIT", b"mine"),
         lambda: store.replace("there", b"after", there.version),
@@ -77,6 +78,13 @@ def test_a_broken_download_continues_from_its_offset(store: S3Storage, proxy: Fa
     store.download("shard", tmp_path / "shard")
     assert (tmp_path / "shard").read_bytes() == data
     assert proxy.ranges == ["", f"bytes={len(data) // 2}-", f"bytes={len(data) * 3 // 4}-"]
+
+
+def test_a_broken_range_is_read_again(store: S3Storage, proxy: FaultyProxy) -> None:
+    store.write("shard", bytes(range(256)) * 40)
+    proxy.faults.append(Fault("truncate", method="GET", times=2))
+    assert store.read_range("shard", 100, 2000) == (bytes(range(256)) * 40)[100:2000]
+    assert proxy.ranges == ["bytes=100-1999"] * 3
 
 
 def test_a_corrupted_download_is_read_again_and_then_refused(store: S3Storage, proxy: FaultyProxy) -> None:

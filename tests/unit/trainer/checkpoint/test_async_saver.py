@@ -17,10 +17,11 @@ import torch.distributed as dist
 from tests.support.trainer.checkpoints import newest_good, record
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
-from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed, fetch_folder
+from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed
 from vlmpipe.trainer.checkpoint.manager import Checkpoints
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.checkpoint.staging import sweep_staging
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext

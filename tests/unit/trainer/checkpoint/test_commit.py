@@ -18,15 +18,14 @@ from vlmpipe.trainer.checkpoint.commit import (
     checkpoint_name,
     commit,
     committed,
-    fetch_folder,
     inspect,
     read_record,
     reject,
     upload_node_files,
-    verify,
 )
 from vlmpipe.trainer.checkpoint.manifest import FileSums
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import crc32c_of
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -231,11 +230,19 @@ def test_latest_is_only_informational(store: LocalStorage, tmp_path: Path) -> No
 
 def test_inspection_reads_no_shard(store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = save(store, tmp_path, 1)
-    monkeypatch.setattr(store, "fetch", lambda _: pytest.fail("a shard was read"))
+    for method in ("fetch", "read_range"):
+        monkeypatch.setattr(store, method, lambda *_: pytest.fail("a shard was read"))
     checkpoint, files = inspect(store, name, Listing.read(store))
     assert checkpoint.record.step == 1
-    expected = {f"deep/shard-{node}": crc32c_of(bytes([1, node]) * 1000) for node in range(2)}
-    assert files == {name: FileSums(2000, crc32c) for name, crc32c in expected.items()}
+    assert files == {
+        f"deep/shard-{node}": FileSums(
+            2000,
+            crc32c_of(data := bytes([1, node]) * 1000),
+            1024,
+            b"".join(crc32c_of(block).to_bytes(4, "big") for block in (data[:1024], data[1024:])),
+        )
+        for node in range(2)
+    }
 
 
 @pytest.mark.parametrize("how", ["cut", "remove"])
@@ -260,17 +267,19 @@ def test_other_format_version_is_refused_rather_than_skipped(store: LocalStorage
     """Passed over, it would be cleared away by the next save of the older program."""
     save(store, tmp_path, 1)
     newest = save(store, tmp_path, 2)
-    text = json.dumps({**dataclasses.asdict(record()), "format_version": 4}).encode()
+    text = json.dumps({**dataclasses.asdict(record()), "format_version": 3}).encode()
     store.write(f"checkpoints/{newest}/COMMIT", text + f"\n{crc32c_of(text):08x}".encode())
     for read in (lambda: newest_good(store), lambda: read_record(store, newest)):
-        with pytest.raises(ConfigError, match="format version 4, this program reads 3"):
+        with pytest.raises(ConfigError, match="format version 3, this program reads 4"):
             read()
 
 
 def test_an_upload_is_refused_when_a_file_changes_after_its_checksum(
     store: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmpipe.trainer.checkpoint.commit.sums_of_file", lambda path, **_: FileSums(2000, 12345))
+    monkeypatch.setattr(
+        "vlmpipe.trainer.checkpoint.commit.sums_of_file", lambda path, **_: FileSums(2000, 12345, 1024, bytes(8))
+    )
     with pytest.raises(UserError, match="changed before they reached"):
         save(store, tmp_path, 1)
     assert committed(store) == []

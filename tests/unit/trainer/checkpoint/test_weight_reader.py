@@ -9,6 +9,9 @@ import torch
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from vlmpipe.trainer.checkpoint import weight_reader
+from vlmpipe.trainer.checkpoint.manifest import sums_of_file
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
+from vlmpipe.trainer.storage.local import LocalStorage
 
 
 class _MemberOfPython3110:
@@ -19,8 +22,12 @@ class _MemberOfPython3110:
 
 
 def test_a_member_of_an_enum_is_passed_over_in_either_way_of_pickling_it(tmp_path: Path) -> None:
-    file = tmp_path / "partition.pt"
-    torch.save({"old": _MemberOfPython3110(), "new": ZeroStageEnum.weights, "weights": torch.arange(3)}, file)
-    read = weight_reader._mapped(file)
-    assert read["weights"].tolist() == [0, 1, 2]
+    store = LocalStorage(tmp_path)
+    file = store.path("checkpoints/name/partition.pt")
+    file.parent.mkdir(parents=True)
+    torch.save({"old": _MemberOfPython3110(), "new": ZeroStageEnum.weights, "weights": torch.arange(9)[6:]}, file)
+    files = CheckpointFiles(store, "name", {file.name: sums_of_file(file)})
+    read = weight_reader._outline(files, file.name)
+    place = weight_reader._Stored.of(file.name, read["weights"])
+    assert weight_reader._joined(files, [place]).tolist() == [6, 7, 8]
     assert {type(read[key]) for key in ("old", "new")} == {weight_reader._Ignored}  # getattr was not called

@@ -11,9 +11,10 @@ import pytest
 
 from tests.support.crash.world import save
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
-from vlmpipe.trainer.checkpoint.commit import FOLDER, committed, verify
+from vlmpipe.trainer.checkpoint.commit import FOLDER, committed
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
 from vlmpipe.trainer.checkpoint.retention import Retention
+from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 

@@ -19,9 +19,9 @@ from vlmpipe.trainer.checkpoint.commit import (
     committed,
     reject,
     upload_node_files,
-    verify,
 )
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, newest_good_of
+from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.base import CorruptObjectError
 from vlmpipe.trainer.storage.local import LocalStorage
