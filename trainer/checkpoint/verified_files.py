@@ -1,7 +1,7 @@
 """Verified bytes of a checkpoint's files: whole or by range, in memory or in a folder.
 
-Ranges are read as whole blocks, whose digests are in the manifests (`vlmpipe.trainer.checkpoint.manifest`). So only what is
-read is verified, and nothing is returned or written that was not.
+Ranges are read as whole blocks, whose digests are in the manifests (`vlmpipe.trainer.checkpoint.manifest`). So only
+what is read is verified, and nothing is returned or written that was not.
 """
 
 from __future__ import annotations
