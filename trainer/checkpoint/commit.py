@@ -216,8 +216,8 @@ def inspect(store: Storage, name: str, listing: Listing, *, key: bytes = b"") ->
         size_bytes = listing.sizes_bytes.get(f"{name}/{file}")
         if size_bytes is None:
             raise DamagedError(f"{name}: {file} is missing")
-        if size_bytes != sums.bytes:
-            raise DamagedError(f"{name}: {file} has {size_bytes} bytes, its manifest says {sums.bytes}")
+        if size_bytes != sums.size_bytes:
+            raise DamagedError(f"{name}: {file} has {size_bytes} bytes, its manifest says {sums.size_bytes}")
     return checkpoint, files
 
 

@@ -38,7 +38,7 @@ class DamagedError(Exception):
 class FileSums:
     """Size and checksums of a file. `blocks` holds the digest of each block, the last of which may be shorter."""
 
-    bytes: int
+    size_bytes: int
     crc32c: int
     block_bytes: int
     blocks: bytes
@@ -51,7 +51,7 @@ class FileSums:
     def around(self, start: int, end: int) -> tuple[int, int]:
         """The range of whole blocks that contains `start` to `end`."""
         first, size = start - start % self.block_bytes, self.block_bytes
-        return first, min(self.bytes, -(-end // size) * size)
+        return first, min(self.size_bytes, -(-end // size) * size)
 
     def holds(self, start: int, data: memoryview) -> bool:
         """Whether `data` is what the file has from `start`, the beginning of a block, to the end of another."""
@@ -106,7 +106,7 @@ def manifest_bytes(files: Files, place: str, *, key: bytes = b"") -> bytes:
     """A manifest's content: JSON and, with a key, a second line with its signature."""
     entries = {
         name: {
-            "bytes": sums.bytes,
+            "bytes": sums.size_bytes,
             "crc32c": sums.crc32c,
             "block_bytes": sums.block_bytes,
             "blocks_sha256" if sums.is_sha256 else "blocks_crc32c": base64.b64encode(sums.blocks).decode(),
@@ -135,7 +135,7 @@ def read_manifest(data: bytes, manifest: str) -> Files:
     """
     files = {name: _sums(entry) for name, entry in json.loads(data.split(b"\n")[0]).items()}
     for name, sums in files.items():
-        blocks = -(-sums.bytes // sums.block_bytes)
+        blocks = -(-sums.size_bytes // sums.block_bytes)
         if len(sums.blocks) != blocks * DIGEST_BYTES[sums.is_sha256]:
             raise DamagedError(f"{manifest} has not one digest for each of the {blocks:,} blocks of {name!r}")
         with contextlib.suppress(ConfigError):

@@ -44,16 +44,16 @@ class CheckpointFiles:
 
     @property
     def sizes_bytes(self) -> dict[str, int]:
-        return {file: sums.bytes for file, sums in self._files.items()}
+        return {file: sums.size_bytes for file, sums in self._files.items()}
 
     def whole(self, files: Iterable[str] | None = None) -> dict[str, list[Range]]:
         """Ranges of whole files; None for all."""
         chosen = self._files if files is None else files
-        return {file: [(0, self._files[file].bytes)] for file in chosen}
+        return {file: [(0, self._files[file].size_bytes)] for file in chosen}
 
     def read(self, file: str, start: int = 0, end: int | None = None) -> memoryview:
         """Bytes `start` to `end` of a file."""
-        return next(self.read_all([(file, start, self._files[file].bytes if end is None else end)]))
+        return next(self.read_all([(file, start, self._files[file].size_bytes if end is None else end)]))
 
     def read_all(self, wanted: Sequence[Piece]) -> Iterator[memoryview]:
         """Several ranges, in their order, transferred in parallel: one of them and `IN_FLIGHT_BYTES` are in memory."""
@@ -89,7 +89,7 @@ class CheckpointFiles:
                     target.symlink_to(self._local(self._store, file))
                     continue
                 with target.open("wb") as sink:
-                    sink.truncate(sums.bytes if ranges.get(file) else 0)
+                    sink.truncate(sums.size_bytes if ranges.get(file) else 0)
 
     def fill(self, folder: Path, ranges: Ranges, *, share: int = 0, shares: int = 1) -> None:
         """Write share `share` of `shares` of these ranges to their places in a folder that `lay_out` has made."""

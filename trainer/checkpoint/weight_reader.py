@@ -21,6 +21,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.strategies.deepspeed.engine import EMA_FILE, MODULE_FILE, PARTITION_FILE, SHAPES_FILE
 from vlmpipe.trainer.strategies.torch_base import EMA, METADATA_FILE
 
+OUTLINE_BUFFER_BYTES = 4096  # torch reads the directory of a file in pieces of some bytes
 MODULE_PREFIX = "model."  # the training module holds the Hugging Face model under this name
 
 
@@ -47,7 +48,7 @@ def _dcp_weights(files: CheckpointFiles, *, averaged: bool) -> WeightReader:
         wanted = [(place.relative_path, place.offset, place.offset + place.length) for place in places]
         tensor = torch.empty(0)
         for chunk, item in zip(entry.chunks, files.read_all(wanted), strict=True):
-            part: Tensor = torch.load(_Stream(item), map_location="cpu", weights_only=True)
+            part: Tensor = torch.load(io.BufferedReader(_Stream(item)), map_location="cpu", weights_only=True)
             if part.shape == entry.size:
                 return part
             if not tensor.numel():
@@ -126,9 +127,11 @@ class _Stored:
     def of(cls, file: str, outlined: Tensor) -> _Stored:
         if not outlined.is_contiguous():
             raise ConfigError(
-                f"a flat tensor in {file} is not contiguous", fix="export it with the version that wrote it"
+                f"{file} has a flat tensor that is not contiguous",
+                fix="export it with the version of vlmpipe that trained it",
             )
-        begin = int(outlined.untyped_storage()._checkpoint_offset)  # type: ignore[attr-defined]  # set by torch.load
+        begin = outlined.untyped_storage()._checkpoint_offset
+        assert begin is not None, "torch.load sets it for fake tensors"
         offset = begin + int(outlined.storage_offset()) * outlined.dtype.itemsize
         return cls(file, offset, outlined.numel(), outlined.dtype)
 
@@ -200,7 +203,9 @@ def _outline(files: CheckpointFiles, file: str) -> Any:
     """A file of torch.save without the numbers of its tensors, which know their place in it, and without DeepSpeed's
     own objects. Reads the directory of the file and the pickle."""
     with torch.serialization.safe_globals([(_Ignored, name) for name in DEEPSPEED_OBJECTS]), FakeTensorMode():
-        return torch.load(_FileStream(files, file), map_location="cpu", weights_only=True)
+        return torch.load(
+            io.BufferedReader(_FileStream(files, file), OUTLINE_BUFFER_BYTES), map_location="cpu", weights_only=True
+        )
 
 
 class _Stream(io.RawIOBase):

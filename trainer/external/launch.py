@@ -146,8 +146,8 @@ class Session:
         self._attempt = choice["attempt"]
         if not (name := choice["checkpoint"]):
             return None
-        from vlmpipe.trainer.checkpoint.commit import verify
         from vlmpipe.trainer.checkpoint.manifest import signing_key
+        from vlmpipe.trainer.checkpoint.verified_files import verify
         from vlmpipe.trainer.external.states import states_of
 
         return verify(states_of(self._job.run.run_uri), name, key=signing_key(self._job.checkpoint))

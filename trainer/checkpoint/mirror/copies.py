@@ -136,7 +136,7 @@ def _corrupt_if_damaged(source: Storage) -> Iterator[None]:
 
 
 def _has_file(target: Storage, sums: FileSums, info: ObjectInfo | None) -> bool:
-    if info is None or info.size_bytes != sums.bytes:
+    if info is None or info.size_bytes != sums.size_bytes:
         return False
     if not sums.is_sha256 and (kept := crc32c_in(target, info)) is not None:
         return kept == sums.crc32c
