@@ -9,8 +9,8 @@ from typing import Any
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.checkpoint.commit import committed
-from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
+from vlmpipe.trainer.checkpoint.verified_files import verify
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import DataPointers
 from vlmpipe.trainer.data.shards.prepared_files import Manifest
