@@ -55,6 +55,7 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
         check_jobs(run, join_uri(run.root_uri(target), "runs", run.name))
     if config.sweep:
         check_sweep_jobs(config, config.sweep, join_uri(config.root_uri(target), "runs", config.name))
+    check_exit_tasks(pipeline.pipeline_spec)
     data = check_file(yaml_of(pipeline), target)
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +85,23 @@ def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
     """The description of the pipeline `spec` in the file `path`."""
     jobs = sum("worker_pool_specs" in one.input_definitions.parameters for one in spec.components.values())
     return Compiled(path, spec.pipeline_info.name, len(spec.deployment_spec["executors"]), jobs)
+
+
+def check_exit_tasks(spec: pipeline_spec_pb2.PipelineSpec) -> None:
+    """An assert, as in `check_file`: tasks that run whatever became of others are tasks of the pipeline itself.
+
+    kfp allows an exit handler only there, but does not look into a pipeline that is used as a step. No service is known
+    to run one inside another.
+    """
+    completed = pipeline_spec_pb2.PipelineTaskSpec.TriggerPolicy.ALL_UPSTREAM_TASKS_COMPLETED
+    inside = [
+        f"{component}/{name}"
+        for component, content in spec.components.items()
+        for name, task in content.dag.tasks.items()
+        if task.trigger_policy.strategy == completed
+        or any(source.HasField("task_final_status") for source in task.inputs.parameters.values())
+    ]
+    assert not inside, f"exit tasks inside groups: {inside}"
 
 
 def check_file(data: bytes, target: TargetName) -> bytes:

@@ -16,10 +16,10 @@ and its jobs run side by side:
 What a job leaves is turned into artifacts of the console by the step after it that runs anyway (sync-checkpoint of
 training, decide of evaluation and benchmark): each step of its own is a machine that starts and pulls an image.
 
-With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data;
-all inside an exit handler, notify, and with notify.email inside a second one, mail. Caching of steps is off everywhere:
-the service's own key ignores image digests and environment, and prepared data and features are addressed by their
-content anyway.
+With several data.tasks, plan-data and that many prepare-chunks at once come before prepare-data; all inside an exit
+handler, notify, and with notify.email a second exit task beside it, mail. Caching of steps is off everywhere: the
+service's own key ignores image digests and environment, and prepared data and features are addressed by their content
+anyway.
 
 No postponed annotations here: kfp reads the types of the pipeline's parameters from the function itself.
 """
@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kfp import dsl
-from kfp.dsl import PipelineTask
+from kfp.dsl import ExitHandler, PipelineTask
 from kfp.dsl.base_component import BaseComponent
 
 from vlmpipe.components.decide import decide
@@ -85,11 +85,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
         min_exact_match: float,
         overrides: str,
     ) -> None:
-        mail = steps.mail()
-        with (
-            dsl.ExitHandler(mail, name="mailed") if mail else contextlib.nullcontext(),
-            contextlib.ExitStack() as accepted,  # a stage is inside the condition of the one before
-        ):
+        with contextlib.ExitStack() as accepted:  # a stage is inside the condition of the one before
             for stage, one in runs.items():
                 of_stage = _Steps(one, place, stage)
                 resolved = of_stage.add(
@@ -119,9 +115,6 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
             registered = steps.add(register_model, run_uri=resolved["run_uri"])
             if config.deploy:
                 steps.add(deploy_model, run_uri=resolved["run_uri"], where=target).after(registered)
-
-    # kfp knows one exit handler in a pipeline: with mail, the steps are a pipeline of their own that has another one.
-    graph = dsl.pipeline(run, name="mailed-run") if steps.mails else run
 
     def training(
         run_file: str = default_run_file,
@@ -157,8 +150,8 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
             webhook=config.notify.webhook,
             last_step=last_step(config),
         )
-        with dsl.ExitHandler(closing, name="run"):
-            graph(
+        with dsl.ExitHandler(closing, name="run") as steps_of_run:
+            run(
                 run_file=run_file,
                 run_id=run_id,
                 data_uri=data_uri,
@@ -170,6 +163,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
                 min_exact_match=min_exact_match,
                 overrides=overrides,
             )
+        steps.add_mail(steps_of_run)
 
     pipeline = dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
     shown = pipeline.pipeline_spec.root.input_definitions.parameters
@@ -249,15 +243,16 @@ class _Steps:
             reused = self.add(reuse_stage, run_uri=run_uri)
         return dsl.OneOf(evaluated, reused.output)
 
-    def mail(self) -> PipelineTask | None:
-        """The step that writes to notify.email; None without addresses, and on targets that send no mail."""
-        if not self.mails:
-            return None
-        return self._add(self._mail, "mail", {"recipients": list(self._config.notify.email)})
+    def add_mail(self, steps_of_run: ExitHandler) -> None:
+        """The step that writes to notify.email: an exit task beside notify. None without addresses, and on targets that
+        send no mail.
 
-    @property
-    def mails(self) -> bool:
-        return self._mail is not None
+        No exit handler around another: kfp refuses that, and does not see it where a pipeline lies between.
+        """
+        if self._mail is None:
+            return
+        mail = self._add(self._mail, "mail", {"recipients": list(self._config.notify.email)})
+        mail.after(steps_of_run).ignore_upstream_failure()
 
     def prepare(self, run_uri: Any) -> PipelineTask:
         """prepare-data; with several data.tasks, after as many tasks that prepare the chunks."""

@@ -133,24 +133,6 @@ def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_toge
     assert resources["resourceMemoryLimit"] == "64G"
 
 
-def test_mail_is_a_second_exit_handler_on_vertex_and_nothing_elsewhere(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, ["notify.email=[a@b.org]", "notify.webhook=https://ci.example.com/runs"])
-    vertex, local = compiled(config, "vertex", tmp_path), compiled(config, "local", tmp_path)
-    plain = compiled(load_run_file(DIGITS), "local", tmp_path)
-    assert shape(local) == shape(plain)
-    assert steps(vertex).keys() - steps(local) == {"mail"}
-    mail = steps(vertex)["mail"]
-    assert constants(mail) == {"recipients": ["a@b.org"]} and mail["cachingOptions"] == {}
-    (group,) = mail["dependentTasks"]
-    assert mail["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
-    final = mail["inputs"]["parameters"]["pipeline_task_final_status"]["taskFinalStatus"]["producerTask"]
-    assert final == group
-    inside = [path for path, _, _ in all_tasks(vertex) if path.endswith("/train")]
-    assert [path.split("/")[2:4] for path in inside] == [["mailed-run", group]]
-    for spec in (vertex, local):
-        assert constants(steps(spec)["notify"])["webhook"] == "https://ci.example.com/runs"
-
-
 def test_a_job_step_has_the_same_defaults_on_every_target(digits: RunConfig, tmp_path: Path) -> None:
     def defaults(target: TargetName) -> dict[str, Any]:
         spec = compiled(digits, target, tmp_path)
