@@ -33,6 +33,7 @@ from vlmpipe.trainer.external.versions import versions_in
 from vlmpipe.trainer.launch import one_node, processes_on_node
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.preflight.node import announce, check_node
+from vlmpipe.trainer.preflight.reducers import require_reducers
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
@@ -53,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     node = this_node(job.train.trainer, processes_on_node(options.nproc_per_node))
     print(f"launcher: {node.name}, train.trainer {job.train.trainer.name}", flush=True)
     announce(check_node(job.run.run_uri, node.cluster.node_rank, machine))
+    if machine and machine.bought.reducers:
+        fails = machine.bought.check == "fail"
+        require_reducers(node.cluster.reducers, timeout_s=rendezvous_timeout_s(), fails=fails)
     if is_done(job):
         if node.is_chief:
             TrainerReport.reuse(job)

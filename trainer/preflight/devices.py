@@ -6,9 +6,7 @@ import glob
 from collections.abc import Mapping
 
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.preflight.gpus import look
-
-DEVICE_FILES = "/dev/nvidia[0-9]*"
+from vlmpipe.trainer.preflight.gpus import DEVICE_FILES, look
 
 
 def visible_gpus(environment: Mapping[str, str]) -> int:

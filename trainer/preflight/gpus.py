@@ -8,26 +8,27 @@ given up (`look`).
 
 from __future__ import annotations
 
+import glob
+import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.preflight.nvml import devices, driver_version
 
 if TYPE_CHECKING:
     import torch
 
 COMMAND = (sys.executable, "-m", "vlmpipe.trainer.preflight.gpus")
 LOOK_TIMEOUT_S = 120.0  # torch's CUDA libraries are read from a cold disk, and drivers start GPUs one after another
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
+DEVICE_FILES = "/dev/nvidia[0-9]*"
 # A product of small whole numbers is exact in every precision that a GPU may choose for fp32 (TF32 has 11 bits).
 CHECK_SIZE = 1024
 ROW_VALUES, COLUMN_VALUES = 7, 5
@@ -50,7 +51,7 @@ class FoundGpus:
     """A machine's GPUs.
 
     Attributes:
-        torch: its version.
+        torch: its version; empty in an image without torch.
         cuda: version of CUDA that the installed torch is built for; empty for a CPU build.
         nccl: version of NCCL in the installed torch, as 2.29.7; empty without.
         arch_list: architectures that torch has code for, such as sm_90 and compute_120.
@@ -196,27 +197,16 @@ def _tflops(cuda: Cuda, index: int, capability: tuple[int, int]) -> float:
     return 2 * size**3 * products / (time.perf_counter() - began_s) / 1e12
 
 
-def driver_version() -> str:
-    """Version of NVIDIA's driver, from its library or from the kernel; empty where neither is here."""
-    try:
-        import pynvml
-    except ImportError:
-        return _of_kernel()
-    try:
-        pynvml.nvmlInit()
-        version = str(pynvml.nvmlSystemGetDriverVersion())
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return _of_kernel()
-    return version
+def without_torch() -> FoundGpus:
+    """In an image without torch, such as that of a TensorFlow program: what NVIDIA's library lists, uncomputed.
 
-
-def _of_kernel() -> str:
-    try:
-        found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", DRIVER_FILE.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ""
-    return found[1] if found else ""
+    Where that is not here either, device files are counted, and nothing else is known of the GPUs.
+    """
+    listed = devices()
+    if listed is None:
+        listed = [("", 0, (0, 0))] * len(glob.glob(DEVICE_FILES))
+    reason = "" if listed else f"neither NVIDIA's library nor {DEVICE_FILES} names one"
+    return FoundGpus("", "", "", (), driver_version(), reason, tuple(FoundGpu(*gpu) for gpu in listed))
 
 
 def look(*, rates: bool = False, command: Sequence[str] = COMMAND, timeout_s: float = LOOK_TIMEOUT_S) -> FoundGpus:
@@ -247,7 +237,10 @@ def look(*, rates: bool = False, command: Sequence[str] = COMMAND, timeout_s: fl
 
 def main(arguments: Sequence[str], cuda: Cuda | None = None) -> int:
     """Print what is found, as the last line of stdout."""
-    found = examine(cuda or TorchCuda(), rates="--rates" in arguments, driver=driver_version())
+    if cuda is None and importlib.util.find_spec("torch") is None:
+        found = without_torch()
+    else:
+        found = examine(cuda or TorchCuda(), rates="--rates" in arguments, driver=driver_version())
     print(json.dumps(asdict(found)), flush=True)
     return 0
 

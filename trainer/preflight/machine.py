@@ -63,11 +63,11 @@ class MachineReport:
 
     def line(self) -> str:
         """For people."""
-        names = " + ".join(sorted({gpu.name for gpu in self.gpus.gpus})) or "none"
+        names = " + ".join(sorted({gpu.name or "unknown" for gpu in self.gpus.gpus})) or "none"
         driver = f"driver {self.gpus.driver or 'unknown'}"
         return (
             f"machine: {self.bought.named()} is paid for; {len(self.gpus.gpus)} GPUs are here ({names}), {driver}, "
-            f"torch {self.gpus.torch} for CUDA {self.gpus.cuda or 'none'}"
+            f"{_torch(self.gpus)}"
         )
 
 
@@ -98,7 +98,7 @@ def _looked_at(bought: BoughtMachine, *, own_disk: bool) -> MachineReport:
     """Once a process: a sweep's launcher starts several trainings."""
     gpus, disk_bytes = look(), shutil.disk_usage(tempfile.gettempdir()).total
     found = [*missing(bought, gpus, disk_bytes, own_disk=own_disk)]
-    if bought.reducers and gpus.gpus:
+    if bought.reducers and gpus.cuda:  # an image without torch has an NCCL of its own
         found += _ignored_plugin()
     return MachineReport(bought, gpus, disk_bytes, tuple(found))
 
@@ -127,12 +127,16 @@ def missing(bought: BoughtMachine, gpus: FoundGpus, disk_bytes: int, *, own_disk
         )
 
 
+def _torch(gpus: FoundGpus) -> str:
+    return f"torch {gpus.torch} for CUDA {gpus.cuda or 'none'}" if gpus.torch else "no torch"
+
+
 def _too_few(bought: BoughtMachine, gpus: FoundGpus) -> Finding:
-    count = len(gpus.gpus)
-    seen = f"torch sees {count}" if count else f"torch sees none: {gpus.reason}"
-    expected = f"{bought.accelerator_count} GPUs that torch sees"
-    versions = f"torch {gpus.torch} for CUDA {gpus.cuda or 'none'}, NVIDIA's driver {gpus.driver or 'not found'}"
-    if not gpus.cuda:
+    count, who = len(gpus.gpus), "torch" if gpus.torch else "NVIDIA's library"
+    seen = f"{who} sees {count}" if count else f"{who} sees none: {gpus.reason}"
+    expected = f"{bought.accelerator_count} GPUs that {who} sees"
+    versions = f"{_torch(gpus)}, NVIDIA's driver {gpus.driver or 'not found'}"
+    if gpus.torch and not gpus.cuda:
         fix = "build the trainer image with make build: its torch has CUDA; this is a build for CPUs"
     elif not gpus.driver:
         fix = (
@@ -178,7 +182,7 @@ def _capability(gpu: FoundGpu) -> float:
 
 
 def _other_kind(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
-    others = sorted({gpu.name for gpu in gpus.gpus if not _is(bought.device, gpu.name)})
+    others = sorted({gpu.name for gpu in gpus.gpus if gpu.name and not _is(bought.device, gpu.name)})
     if not bought.device or not others:
         return None
     return Finding(
@@ -195,7 +199,7 @@ def _is(device: str, name: str) -> bool:
 
 def _too_small(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
     least_bytes = MEMORY_SHARE * bought.gpu_memory_gib * GIB
-    small = [gpu for gpu in gpus.gpus if gpu.memory_bytes < least_bytes]
+    small = [gpu for gpu in gpus.gpus if gpu.name and gpu.memory_bytes < least_bytes]
     if not small:
         return None
     return Finding(

@@ -14,7 +14,7 @@ from tests.fakes.cuda import L4, NO_KERNEL, OLD_DRIVER, FakeCuda
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.preflight import gpus as gpus_module
-from vlmpipe.trainer.preflight import machine
+from vlmpipe.trainer.preflight import machine, nvml
 from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine, bought_machine
 from vlmpipe.trainer.preflight.gpus import FoundGpus, examine, look, main
 from vlmpipe.trainer.preflight.machine import missing, require_machine
@@ -196,7 +196,42 @@ def test_the_driver_is_read_from_the_kernel_where_its_library_is_not_found(
     said = (
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\nGCC version: 12.2.0"
     )
-    monkeypatch.setattr(gpus_module, "DRIVER_FILE", tmp_path / "version")
-    assert gpus_module.driver_version() == ""
+    monkeypatch.setattr(nvml, "DRIVER_FILE", tmp_path / "version")
+    assert nvml.driver_version() == ""
     (tmp_path / "version").write_text(said)
-    assert gpus_module.driver_version() == "550.90.07"
+    assert nvml.driver_version() == "550.90.07"
+
+
+@pytest.mark.parametrize(
+    ("listed", "files", "said"),
+    [
+        ([L4, L4], 0, []),
+        (None, 2, []),
+        (None, 1, ["2 x NVIDIA_L4 (g2-standard-24) is paid for, and NVIDIA's library sees 1 (no torch"]),
+        (
+            [],
+            0,
+            ["2 x NVIDIA_L4 (g2-standard-24) is paid for, and NVIDIA's library sees none: neither NVIDIA's library"],
+        ),
+        ([("Tesla T4", 15360 << 20, (7, 5))] * 2, 2, ["the GPUs here are Tesla T4", "Tesla T4 has 15.0 GiB of memory"]),
+    ],
+)
+def test_an_image_without_torch_is_compared_by_what_the_driver_lists(
+    listed: list[tuple[str, int, tuple[int, int]]] | None, files: int, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus_module, "devices", lambda: listed)
+    monkeypatch.setattr(gpus_module, "driver_version", lambda: DRIVER)
+    monkeypatch.setattr(gpus_module.glob, "glob", lambda _pattern: [f"/dev/nvidia{number}" for number in range(files)])
+    there = gpus_module.without_torch()
+    found_there = [finding.found for finding in missing(BOUGHT, there, 95 * 10**9, own_disk=True)]
+    assert len(found_there) == len(said) and all(
+        text.startswith(start) for text, start in zip(found_there, said, strict=True)
+    )
+
+
+def test_a_process_without_torch_lists_the_gpus(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpus_module.importlib.util, "find_spec", lambda name: None)
+    main([])
+    assert FoundGpus.parse(capsys.readouterr().out).torch == ""
