@@ -55,10 +55,14 @@ class Place:
         return f"projects/{self.project}/locations/{self.location}"
 
     def console_url(self, job_id: str) -> str:
-        """The page of a run, or of a custom job by its number, in the Google Cloud console."""
-        page = "training" if job_id.isdigit() else "pipelines/runs"
-        where = f"locations/{self.location}/{page}/{job_id}?project={self.project}"
-        return f"https://console.cloud.google.com/vertex-ai/{where}"
+        """The page of a run, or of a custom or tuning job by its number, in the Google Cloud console.
+
+        As the SDK's `_dashboard_uri`: of 2026's new console, pages of jobs are under agent-platform, of pipelines not.
+        """
+        page = "agent-platform" if job_id.isdigit() else "vertex-ai"
+        of = "training" if job_id.isdigit() else "pipelines/runs"
+        where = f"{page}/locations/{self.location}/{of}/{job_id}?project={self.project}"
+        return f"https://console.cloud.google.com/{where}"
 
 
 def endpoint(location: str) -> str:
