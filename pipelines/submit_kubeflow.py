@@ -33,6 +33,7 @@ class SubmittedToKubeflow:
     parameters: dict[str, Any]
     run_uri: str
     run: KubeflowRun | None = None
+    note: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -43,6 +44,7 @@ class SubmittedToKubeflow:
             "endpoint": self.endpoint,
             "request": {"display_name": self.name, "parameters": self.parameters},
             "plan": {"state": self.spending.state, "hours": self.spending.hours, "machines": self.spending.machines},
+            "notes": [self.note] if self.note else [],
         }
 
     def lines(self) -> list[str]:
@@ -56,7 +58,8 @@ class SubmittedToKubeflow:
             table |= {"page": self.run.link, "to follow": f"vlmpipe status {self.name} --watch"}
         else:
             first = f"Nothing was sent. Without --dry-run, to {self.endpoint} with {self.parameters}"
-        return [first, *(f"  {name:<9} {value}" for name, value in table.items())]
+        note = [f"  note: {self.note}"] if self.note else []
+        return [first, *note, *(f"  {name:<9} {value}" for name, value in table.items())]
 
 
 def endpoint_of(config: RunConfig) -> str:
@@ -101,8 +104,9 @@ def submit_to_kubeflow(
 
     section = config.kubeflow
     runs = KubeflowRuns(endpoint, section.namespace)
+    note = runs.require_version(compiled.path)
     run = runs.start(compiled.path, name=name, experiment=section.experiment, parameters=parameters)
     record = RunRecord(run.link, run_uri, datetime.now().timestamp(), None, tuple(source), namespace=section.namespace)
     record.write(name)
     run = KubeflowRun(run.endpoint, run.run_id, name, section.namespace, run_uri)
-    return SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri, run)
+    return SubmittedToKubeflow(name, endpoint, compiled, spending, parameters, run_uri, run, note)

@@ -165,6 +165,7 @@ def plan_schedule(
         runs_per_month=runs,
         question="" if target == "kubeflow" else reasons_to_confirm(month, config.plan.confirm_above_usd),
         pipeline=pipeline,
+        notes=tuple(filter(None, [schedules.require_possible(wanted)])),
         starts=list(islice(coming, min(STARTS_SHOWN, settings.max_run_count or STARTS_SHOWN))),
     )
 
@@ -212,7 +213,7 @@ def apply_schedule(
     if target == "vertex":
         if not force:
             # Otherwise the first run would fail, at night.
-            plan = replace(plan, notes=tuple(require_buckets(config)))
+            plan = replace(plan, notes=(*plan.notes, *require_buckets(config)))
         limit_usd = config.plan.confirm_above_usd
         require_approval(plan.month, confirm_above_usd=limit_usd, force=False, yes=yes, ask=ask)
     if plan.live:

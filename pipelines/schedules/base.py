@@ -75,6 +75,13 @@ class Schedules(ABC, Generic[AnySchedule]):
     def __init__(self, place: str, page: str) -> None:
         self._place, self._page = place, page
 
+    def require_possible(self, wanted: AnySchedule) -> str:
+        """A note where it is not known whether the service can run the schedule's pipeline.
+
+        Raises ConfigError where it cannot.
+        """
+        return ""
+
     @abstractmethod
     def all(self) -> list[AnySchedule]:
         """Those that vlmpipe made, whatever their state."""

@@ -22,6 +22,7 @@ import yaml
 from vlmpipe.pipelines.schedules.base import Change, Schedules
 from vlmpipe.planner.cost.cron import starts_after
 from vlmpipe.runs.kubeflow.client import KubeflowApi
+from vlmpipe.runs.kubeflow.version import require_version
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -159,6 +160,10 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
     def __init__(self, endpoint: str, namespace: str, experiment: str) -> None:
         super().__init__(endpoint, "Kubeflow's page Recurring Runs")
         self._api, self._experiment = KubeflowApi(endpoint, namespace), experiment
+
+    def require_possible(self, wanted: KubeflowSchedule) -> str:
+        assert wanted.package, "a schedule that a run file describes has one"
+        return require_version(self._api, wanted.package)
 
     def all(self) -> list[KubeflowSchedule]:
         found: list[KubeflowSchedule] = []

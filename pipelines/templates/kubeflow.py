@@ -12,6 +12,7 @@ import kfp_server_api
 from vlmpipe.pipelines.compile import Compiled
 from vlmpipe.pipelines.templates.publish import CONTENT_TAG, FINGERPRINT_CHARS
 from vlmpipe.runs.kubeflow.client import KubeflowApi
+from vlmpipe.runs.kubeflow.version import require_version
 from vlmpipe.trainer.errors import os_errors
 
 PAGE_SIZE = 100
@@ -25,6 +26,7 @@ class PublishedToKubeflow:
     link: str  # to its page
     version: str  # content-<fingerprint>
     uploaded: bool  # False: it was there already
+    note: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -32,11 +34,13 @@ class PublishedToKubeflow:
             "template": self.link,
             "version": self.version,
             "uploaded": self.uploaded,
+            "notes": [self.note] if self.note else [],
         }
 
     def lines(self) -> list[str]:
         done = "published" if self.uploaded else "is there already"
-        return [f"{self.compiled.name} {done}: {self.link}", f"  version   {self.version}"]
+        note = [f"  note: {self.note}"] if self.note else []
+        return [f"{self.compiled.name} {done}: {self.link}", *note, f"  version   {self.version}"]
 
 
 def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKubeflow:
@@ -48,6 +52,7 @@ def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKube
     with os_errors(f"reading {compiled.path}"):
         fingerprint = hashlib.sha256(compiled.path.read_bytes()).hexdigest()[:FINGERPRINT_CHARS]
     version = f"{CONTENT_TAG}{fingerprint}"
+    note = require_version(api, compiled.path)
     with api.translated("publish on"):
         pipeline = _pipeline(api, compiled.name)
         found = next((one for one in _versions(api, pipeline) if one.display_name == version), None)
@@ -55,7 +60,7 @@ def publish_to_kubeflow(api: KubeflowApi, compiled: Compiled) -> PublishedToKube
         if found is None:
             found = api.client.upload_pipeline_version(str(compiled.path), version, pipeline_id=pipeline)
     page = f"{api.endpoint.rstrip('/')}/#/pipelines/details/{pipeline}/version/{found.pipeline_version_id}"
-    return PublishedToKubeflow(compiled, page, version, uploaded)
+    return PublishedToKubeflow(compiled, page, version, uploaded, note)
 
 
 def _pipeline(api: KubeflowApi, name: str) -> str:

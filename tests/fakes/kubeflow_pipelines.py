@@ -50,6 +50,7 @@ class FakePipelines(LocalServer):
     def __init__(self, *, token: str = "", multi_user: bool = False) -> None:
         super().__init__(_Handler)
         self.token, self.multi_user = token, multi_user
+        self.version = "2.17.0"
         self.experiments: dict[str, dict[str, Any]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
         self.recurring: dict[str, dict[str, Any]] = {}
@@ -99,7 +100,8 @@ class _Handler(Handler):
             raise Refused(401, "Request header error: there is no user identity header.")
         path, query = self.path_and_query()
         if (self.command, path) == ("GET", "/apis/v2beta1/healthz"):
-            return {"multi_user": fake.multi_user}
+            # Its build comes, too, which the API's own description leaves out (backend/src/apiserver/main.go).
+            return {"commit_sha": "0" * 40, "tag_name": fake.version, "multi_user": fake.multi_user}
         if path == EXPERIMENTS:
             return self._experiments(body, query)
         if match := RUNS.fullmatch(path):

@@ -27,11 +27,21 @@ STOPPING = ("CANCELING", "CANCELED")
 
 
 class _Client(Client):
-    """kfp's client with two calls of its own. Whether there are several users, kfp's own asks five times in 25 seconds
-    before it says what is wrong; and it makes no pipeline without a version."""
+    """kfp's client with three calls of its own.
+
+    Whether there are several users, kfp's own asks five times in 25 seconds before it says what is wrong. It makes no
+    pipeline without a version, and does not tell the service's version.
+    """
 
     def get_kfp_healthz(self, sleep_duration: int = 0) -> kfp_server_api.V2beta1GetHealthzResponse:
         return self._healthz_api.healthz_service_get_healthz(_request_timeout=REQUEST_TIMEOUT_S)
+
+    def healthz_text(self) -> str:
+        """The answer as it came: kfp's type for it drops the version."""
+        answer = self._healthz_api.healthz_service_get_healthz(
+            _preload_content=False, _request_timeout=REQUEST_TIMEOUT_S
+        )
+        return bytes(answer.data).decode(errors="replace")
 
     def create_pipeline(self, name: str, namespace: str = "") -> kfp_server_api.V2beta1Pipeline:
         wanted = kfp_server_api.V2beta1Pipeline(display_name=name, name=name, namespace=namespace or None)
@@ -84,7 +94,7 @@ class KubeflowApi:
             return UserError(said, expected="an account that may do so", fix=fix, code=ExitCode.NO_PERMISSION)
         if error.status in PASSING:
             return UserError(said, fix="try again", code=ExitCode.UNAVAILABLE)
-        return ConfigError(said, fix="Kubeflow Pipelines 2.14 or newer takes the compiled file")
+        return ConfigError(said, fix="compare the versions in docs/how-to/run-on-kubeflow.md with the cluster's")
 
 
 class KubeflowRuns:
@@ -99,6 +109,12 @@ class KubeflowRuns:
             found = self._api.experiment(experiment)
             answer = self._api.client.run_pipeline(found, name, str(package), params=parameters)
         return KubeflowRun(self._api.endpoint.rstrip("/"), str(answer.run_id), name, self._api.namespace)
+
+    def require_version(self, package: Path) -> str:
+        """See `vlmpipe.runs.kubeflow.version`."""
+        from vlmpipe.runs.kubeflow.version import require_version
+
+        return require_version(self._api, package)
 
     def get(self, run: KubeflowRun) -> kfp_server_api.V2beta1Run:
         """Raises UserError (exit 66) where there is no such run."""
