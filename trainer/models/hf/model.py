@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,30 +107,35 @@ class HfVLM(nn.Module):
         """
         hidden = self.hidden_states(input_ids, position_ids, images, samples)
         head = self.model.get_output_embeddings()
-        loss = loss_at_labels(self.token_loss, head, hidden, label_index, label_ids, pairs)
-        return loss if images else loss + self._nothing(input_ids.device)
+        return loss_at_labels(self.token_loss, head, hidden, label_index, label_ids, pairs)
 
     def hidden_states(
         self, input_ids: Tensor, position_ids: Tensor, images: dict[str, Any], samples: CuSeqlens | None = None
     ) -> Tensor:
-        """(sequences, tokens, hidden) behind the language model."""
+        """(sequences, tokens, hidden) after the language model.
+
+        Without images, the library's forward pass gets a blank one, of whose features no token takes any. So each rank
+        runs the same modules in the same order, and the first layer's input needs a gradient wherever features do: the
+        collectives of all ranks are the same whatever their data.
+        """
         if PROJECTED in images:
             return self._traced(input_ids, position_ids, images[PROJECTED], samples)
-        images = self._replayed(images)
         types = self._images.types(input_ids)
+        inputs = self._replayed(images or self._blank)
         positions = position_ids
         if hasattr(self.model.base_model, "get_rope_index"):
-            positions = self._rope_positions(input_ids, position_ids, types | images, samples)
+            positions = self._rope_positions(input_ids, position_ids, types | (inputs if images else {}), samples)
         self._packed = (position_ids, samples)
         try:
-            hidden: Tensor = self.model.base_model(
-                input_ids=input_ids,
-                position_ids=positions,
-                attention_mask=torch.ones_like(input_ids),
-                use_cache=False,
-                **types,
-                **images,
-            ).last_hidden_state
+            with contextlib.nullcontext() if images else _without_features(self.model.base_model):
+                hidden: Tensor = self.model.base_model(
+                    input_ids=input_ids,
+                    position_ids=positions,
+                    attention_mask=torch.ones_like(input_ids),
+                    use_cache=False,
+                    **types,
+                    **{name: value.to(input_ids.device) for name, value in inputs.items()},
+                ).last_hidden_state
         finally:
             self._packed = None
         return hidden
@@ -164,12 +170,6 @@ class HfVLM(nn.Module):
         self.tower.rows = rows.to(embedding.device, embedding.dtype)
         return rest | {"pixel_values": rows.new_ones(()).expand(shape)}  # some models take out images that are all 0
 
-    def _nothing(self, device: torch.device) -> Tensor:
-        """0, from the features of a blank image: every rank takes part in the collectives of tower and projector."""
-        inputs = self._replayed(self._blank)
-        given = {name: value.to(device) for name, value in inputs.items() if name in self.features_of}
-        return 0.0 * torch.stack([tensor.float().sum() for tensor in self.features(given)]).sum()
-
     def features(self, inputs: Tensors) -> list[Tensor]:
         """Of images, behind the projector. inputs: those named in `features_of`."""
         features = self.model.base_model.get_image_features(**inputs, return_dict=True)
@@ -194,6 +194,29 @@ class HfVLM(nn.Module):
             found, _ = self.model.base_model.get_rope_index(**given, attention_mask=own.long())
             places[1:, index[own]] = found[:, own].to(places)
         return places.view(4, *input_ids.shape)
+
+
+@contextlib.contextmanager
+def _without_features(model: Any) -> Iterator[None]:
+    """Have a model encode and project the images that it is given, and use none of the features."""
+    features_of = model.get_image_features
+
+    def get_image_features(*args: Any, **named: Any) -> Any:
+        output = features_of(*args, **named)
+        for name in PROJECTED_OUTPUTS:
+            if output.get(name) is not None:
+                output[name] = _none_of(output[name])
+        return output
+
+    model.get_image_features = get_image_features
+    try:
+        yield
+    finally:
+        del model.get_image_features
+
+
+def _none_of(features: Any) -> Any:
+    return features[:0] if isinstance(features, Tensor) else [_none_of(one) for one in features]
 
 
 def encoder_of(model: Any) -> Any:
