@@ -55,7 +55,7 @@ class SubmittedJob:
     def address(self) -> Address | None:
         if not self.resource_name:
             return None
-        return Address(self.submission.place, self.resource_name.rpartition("/")[2])
+        return Address(self.submission.place, self.resource_name.rpartition("/")[2], is_custom_job=True)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -230,7 +230,7 @@ def status_of_job(job: api.HyperparameterTuningJob, name: str, place: Place) -> 
         trials=tuple(ranked((_trial(one, wanted.metric_id) for one in job.trials), wanted.goal.name)),
         error=job.error.message,
         resource_name=job.name,
-        console_url=place.console_url(number),
+        console_url=place.console_url(number, in_pipelines=False),
     )
 
 

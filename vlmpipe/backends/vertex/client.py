@@ -54,13 +54,13 @@ class Place:
     def parent(self) -> str:
         return f"projects/{self.project}/locations/{self.location}"
 
-    def console_url(self, job_id: str) -> str:
-        """The page of a run, or of a custom or tuning job by its number, in the Google Cloud console.
+    def console_url(self, job_id: str, *, in_pipelines: bool) -> str:
+        """The page of a run of a pipeline, or else of a custom or tuning job, in the Google Cloud console.
 
         As the SDK's `_dashboard_uri`: of 2026's new console, pages of jobs are under agent-platform, of pipelines not.
         """
-        page = "agent-platform" if job_id.isdigit() else "vertex-ai"
-        of = "training" if job_id.isdigit() else "pipelines/runs"
+        page = "vertex-ai" if in_pipelines else "agent-platform"
+        of = "pipelines/runs" if in_pipelines else "training"
         where = f"{page}/locations/{self.location}/{of}/{job_id}?project={self.project}"
         return f"https://console.cloud.google.com/{where}"
 

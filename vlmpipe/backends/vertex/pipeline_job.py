@@ -50,7 +50,7 @@ class Submission:
 
     @property
     def console_url(self) -> str:
-        return self.place.console_url(self.job_id)
+        return self.place.console_url(self.job_id, in_pipelines=True)
 
     def as_dict(self) -> dict[str, Any]:
         """The request in the REST API's spelling, without the pipeline itself, which is the compiled file."""

@@ -11,10 +11,12 @@ from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.errors import ConfigError
 
 _RESOURCE = re.compile(
-    r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/(pipelineJobs/|customJobs/(?=[0-9]+$))(?P<job>[^/?]+)"
+    r"projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)/((?P<custom>customJobs/(?=[0-9]+$))|pipelineJobs/)"
+    r"(?P<job>[^/?]+)"
 )
 _CONSOLE = re.compile(
-    r"https://console\.cloud\.google\.com/.*locations/(?P<location>[^/]+)/(pipelines/runs|training)/(?P<job>[^/?]+)"
+    r"https://console\.cloud\.google\.com/.*locations/(?P<location>[^/]+)/((?P<custom>training)|pipelines/runs)/"
+    r"(?P<job>[^/?]+)"
     r".*[?&]project=(?P<project>[^&#]+)"
 )
 _JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}|[0-9]+")
@@ -26,11 +28,7 @@ class Address:
 
     place: Place
     job_id: str
-
-    @property
-    def is_custom_job(self) -> bool:
-        """The service numbers custom jobs; the name of a pipeline job begins with a letter."""
-        return self.job_id.isdigit()
+    is_custom_job: bool = False
 
     @property
     def resource_name(self) -> str:
@@ -38,7 +36,7 @@ class Address:
 
     @property
     def console_url(self) -> str:
-        return self.place.console_url(self.job_id)
+        return self.place.console_url(self.job_id, in_pipelines=not self.is_custom_job)
 
     @property
     def argument(self) -> str:
@@ -48,12 +46,16 @@ class Address:
 
 def address_of(name: str, *, project: str = "", location: str = "") -> Address | None:
     """The run on Vertex AI called `name`: a resource name, a console link, a run submitted from this folder, or a job
-    (a custom job by its number) in `project` and `location`. None where nothing shows that it is on Vertex AI."""
+    in `project` and `location`. None where nothing shows that it is on Vertex AI.
+
+    A number alone is a custom job's. A scheduled run's id comes from the service, which promises no form: a run with a
+    number for an id is found by its resource name or link.
+    """
     record = submitted_record(name) if _JOB_ID.fullmatch(name) else {}
     text = str(record.get("resource_name") or name)
     if match := _RESOURCE.fullmatch(text) or _CONSOLE.match(text):
-        where = {key: unquote(value) for key, value in match.groupdict().items()}
-        return Address(Place(where["project"], where["location"]), where["job"])
+        where = {key: unquote(value or "") for key, value in match.groupdict().items()}
+        return Address(Place(where["project"], where["location"]), where["job"], bool(where["custom"]))
     if not (project or location) or not _JOB_ID.fullmatch(name):
         return None
     if not (project and location):
@@ -62,4 +64,4 @@ def address_of(name: str, *, project: str = "", location: str = "") -> Address |
             expected="--project and --location together, or VERTEX_PROJECT_ID and VERTEX_LOCATION",
             fix="give both, or the run's full resource name",
         )
-    return Address(Place(project, location), name)
+    return Address(Place(project, location), name, name.isdigit())

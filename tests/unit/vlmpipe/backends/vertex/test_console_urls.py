@@ -30,16 +30,19 @@ def sdk_url(kind: Any, collection: str, resource_id: str) -> str:
     ("kind", "collection", "resource_id"),
     [
         (pipeline_jobs.PipelineJob, "pipelineJobs", RUN),
+        (pipeline_jobs.PipelineJob, "pipelineJobs", NUMBER),  # as a schedule may name its runs
         (jobs.CustomJob, "customJobs", NUMBER),
         (jobs.HyperparameterTuningJob, "hyperparameterTuningJobs", NUMBER),
     ],
 )
 def test_pages_are_those_of_the_sdk(kind: Any, collection: str, resource_id: str) -> None:
-    assert PLACE.console_url(resource_id) == sdk_url(kind, collection, resource_id)
+    in_pipelines = collection == "pipelineJobs"
+    assert PLACE.console_url(resource_id, in_pipelines=in_pipelines) == sdk_url(kind, collection, resource_id)
 
 
 def test_the_sdks_helper_for_custom_jobs_agrees() -> None:
-    assert PLACE.console_url(NUMBER) == console_utils.custom_job_console_uri(f"{PLACE.parent}/customJobs/{NUMBER}")
+    theirs = console_utils.custom_job_console_uri(f"{PLACE.parent}/customJobs/{NUMBER}")
+    assert PLACE.console_url(NUMBER, in_pipelines=False) == theirs
 
 
 def test_pages_of_jobs_and_runs_are_written_in_one_place() -> None:
