@@ -10,8 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from google.cloud.aiplatform_v1 import types as api
-
 from vlmpipe.backends.packages import for_vertex, upload
 from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import Place, endpoint, job_client
@@ -133,7 +131,7 @@ def submit_training(
     submission = _training_job(config, place, run_uri)
     sent = submission.send(client) if client else None
     if sent:
-        _record(sent, run_uri, spending.usd, source)
+        record_job(sent.name, run_uri, spending.usd, source)
     question = reasons_to_confirm(spending, limit_usd)
     return SubmittedJob(submission, run_uri, spending, question, endpoint(place.location), sent.name if sent else "")
 
@@ -180,7 +178,7 @@ def submit_spec(
     sent = submission.send(client) if client else None
     run_uri = spec.base_output_directory.output_uri_prefix
     if sent:
-        _record(sent, run_uri, None, ("--job-spec", str(path)))
+        record_job(sent.name, run_uri, None, ("--job-spec", str(path)))
     return SubmittedJob(
         submission,
         run_uri,
@@ -253,6 +251,6 @@ def _key(encryption_spec: Any) -> str:
     return str(names.get("kms_key_name") or names.get("kmsKeyName") or "")
 
 
-def _record(job: api.CustomJob, run_uri: str, usd: float | None, source: Sequence[str]) -> None:
-    """So that `vlmpipe status` and the others know the job by its number."""
-    RunRecord(job.name, run_uri, datetime.now().timestamp(), usd, tuple(source)).write(job.name.rpartition("/")[2])
+def record_job(name: str, run_uri: str, usd: float | None, source: Sequence[str]) -> None:
+    """So that `vlmpipe status` and the others know the job of this resource name by its number."""
+    RunRecord(name, run_uri, datetime.now().timestamp(), usd, tuple(source)).write(name.rpartition("/")[2])

@@ -11,6 +11,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from pathlib import Path
+from typing import NoReturn
 
 from vlmpipe.trainer.extras import extra_of, install_command
 from vlmpipe.trainer.redaction import hiding_secrets
@@ -205,3 +207,12 @@ def _exit_code_of(main: Callable[[], int | None]) -> int:
         first_line = (str(error).splitlines() or [""])[0]
         _print_stderr(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {first_line}\n", with_traceback=True)
         return int(ExitCode.UNEXPECTED)
+
+
+def leave(code: int) -> NoReturn:
+    """Write the exit code for the launcher and end this process at once. Callable from any thread."""
+    if folder := os.environ.get(EXIT_FOLDER_VARIABLE):
+        Path(folder, f"rank-{os.environ.get('RANK', 0)}").write_text(str(code))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from vlmpipe.trainer.distributed.cluster_env import read_cluster
-from vlmpipe.trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, run_main
+from vlmpipe.trainer.errors import ExitCode, leave, run_main
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of ranks that do the same work
 # Of ranks whose work takes differently long, such as transfers of a node's first rank, and answers. That a rank has
@@ -130,12 +128,3 @@ def run_worker(main: Callable[[], int | None]) -> None:
         dist.barrier(group=patient_group())
         dist.destroy_process_group()
     leave(code)
-
-
-def leave(code: int) -> NoReturn:
-    """Write the exit code for the launcher and end this process at once. Callable from any thread."""
-    if folder := os.environ.get(EXIT_FOLDER_VARIABLE):
-        Path(folder, f"rank-{os.environ.get('RANK', 0)}").write_text(str(code))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext, leave
-from vlmpipe.trainer.errors import ExitCode, UserError, print_error
+from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessContext
+from vlmpipe.trainer.errors import ExitCode, UserError, leave, print_error
 from vlmpipe.trainer.redaction import redact
 from vlmpipe.trainer.storage import open_storage
 

@@ -66,7 +66,7 @@ class MachineReport:
         names = " + ".join(sorted({gpu.name or "unknown" for gpu in self.gpus.gpus})) or "none"
         driver = f"driver {self.gpus.driver or 'unknown'}"
         return (
-            f"machine: {self.bought.named()} is paid for; {len(self.gpus.gpus)} GPUs are here ({names}), {driver}, "
+            f"machine: {self.bought.named()} is paid for; here {_are(len(self.gpus.gpus))} ({names}), {driver}, "
             f"{_torch(self.gpus)}"
         )
 
@@ -127,6 +127,10 @@ def missing(bought: BoughtMachine, gpus: FoundGpus, disk_bytes: int, *, own_disk
         )
 
 
+def _are(count: int) -> str:
+    return "is 1 GPU" if count == 1 else f"are {count} GPUs"
+
+
 def _torch(gpus: FoundGpus) -> str:
     return f"torch {gpus.torch} for CUDA {gpus.cuda or 'none'}" if gpus.torch else "no torch"
 
@@ -134,7 +138,8 @@ def _torch(gpus: FoundGpus) -> str:
 def _too_few(bought: BoughtMachine, gpus: FoundGpus) -> Finding:
     count, who = len(gpus.gpus), "torch" if gpus.torch else "NVIDIA's library"
     seen = f"{who} sees {count}" if count else f"{who} sees none: {gpus.reason}"
-    expected = f"{bought.accelerator_count} GPUs that {who} sees"
+    wanted = bought.accelerator_count
+    expected = f"{wanted} GPU{'s' if wanted > 1 else ''} that {who} sees"
     versions = f"{_torch(gpus)}, NVIDIA's driver {gpus.driver or 'not found'}"
     if gpus.torch and not gpus.cuda:
         fix = "build the trainer image with make build: its torch has CUDA; this is a build for CPUs"

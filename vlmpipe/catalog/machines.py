@@ -41,6 +41,7 @@ class Gpu:
     source: str
     date: str  # ISO 8601
     matmul_share: float  # of the peak, that matrix products sustain in training
+    best_product_share: float  # of the peak, that a large product alone reaches
     attention_share: float  # the same of causal attention, for the pairs of tokens that it computes
     rates_from: str  # where the two shares come from, as the end of a sentence
     has_published_runs: bool  # to which the shares were fitted

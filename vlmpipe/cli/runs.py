@@ -265,13 +265,20 @@ def watch_and_show(
     as_json: bool,
 ) -> AnyStatus:
     """Follow a run to its end and show how it ended."""
+    found = follow(run, read, on_service=on_service, plain=plain or as_json, say=to_stderr if as_json else print)
+    print_json(found.as_json()) if as_json else print_lines(["", *found.lines()])
+    return found
+
+
+def follow(
+    run: str, read: Callable[[], AnyStatus], *, on_service: bool, plain: bool, say: Callable[[str], None] = to_stderr
+) -> AnyStatus:
+    """Follow a run to its end."""
     from vlmpipe.runs.live_view import view_for
     from vlmpipe.runs.watch import LOCAL_POLL_S, SERVICE_POLL_S, watch
 
-    view = view_for(plain=plain or as_json, say=to_stderr if as_json else print)
-    found = watch(run, read, view, every_s=SERVICE_POLL_S if on_service else LOCAL_POLL_S)
-    print_json(found.as_json()) if as_json else print_lines(["", *found.lines()])
-    return found
+    view = view_for(plain=plain, say=say)
+    return watch(run, read, view, every_s=SERVICE_POLL_S if on_service else LOCAL_POLL_S)
 
 
 def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vlmpipe.pipelines.submit_job import SubmittedJob
+    from vlmpipe.pipelines.submit_probe import SubmittedProbe
 
 ELSEWHERE = "With --target vertex or kubeflow: "
 FORCE = ("--force", "Submit although memory is planned not to fit, and without checking buckets.")
@@ -41,6 +42,7 @@ class OnlyOption(StrEnum):
     """Jobs that can run without a pipeline."""
 
     train = "train"
+    probe = "probe"
 
 
 def _flag(name: str, text: str, prefix: str = "") -> Any:
@@ -130,7 +132,11 @@ def submit(
     fail_on_reject: FailOnReject = False,
     only: Annotated[
         OnlyOption | None,
-        typer.Option(help="Start this job alone, without a pipeline, on data that is prepared.", show_default=False),
+        typer.Option(
+            help="Without a pipeline: train starts the training job alone, on data that is prepared; probe tries each "
+            "machine of the run for three minutes and prints what it measured beside the plan.",
+            show_default=False,
+        ),
     ] = None,
     job_spec: Annotated[
         Path | None,
@@ -144,7 +150,7 @@ def submit(
         given = f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}"
         raise ConfigError(
             f"found {given}{', --only' if only else ''}",
-            expected="vlmpipe submit CONFIG [--only train], or vlmpipe submit --job-spec FILE",
+            expected="vlmpipe submit CONFIG [--only train|probe], or vlmpipe submit --job-spec FILE",
         )
     if target == ServiceTarget.kubeflow and (job_spec or only):
         given = "--job-spec" if job_spec else "--only"
@@ -156,6 +162,10 @@ def submit(
             options = {"--run-id": bool(run_id), "--force": force}
             _refuse_options(options, "of a run file", "leave it out: a job spec says everything itself")
             answer = _submit_spec(job_spec, project, location, yes=yes, dry_run=dry_run)
+        elif only == OnlyOption.probe:
+            probe = _submit_probe(config, overrides or [], run_id, force=force, yes=yes, dry_run=dry_run)
+            _follow_probe(probe, detach=detach, plain=plain, as_json=as_json)
+            return
         else:
             answer = _submit_training(config, overrides or [], run_id, force=force, yes=yes, dry_run=dry_run)
         _follow_job(answer, detach=detach, plain=plain, as_json=as_json)
@@ -222,6 +232,49 @@ def _submit_training(
             dry_run=dry_run,
             ask=terminal_confirm(),
         )
+
+
+def _submit_probe(
+    config: str, overrides: Sequence[str], run_id: str, *, force: bool, yes: bool, dry_run: bool
+) -> SubmittedProbe:
+    with doing(f"planning and submitting a probe of {config}"):
+        from vlmpipe.pipelines.submit_probe import submit_probe
+        from vlmpipe.planner.cost.approval import terminal_confirm
+
+        return submit_probe(
+            load(Path(config), overrides),
+            source=[config, *overrides, "--only", "probe"],
+            run_id=run_id,
+            force=force,
+            yes=yes,
+            dry_run=dry_run,
+            ask=terminal_confirm(),
+        )
+
+
+def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: bool) -> None:
+    """Print what was sent, watch the jobs to their ends unless they are detached, and print what they measured."""
+    watched = [job.address for job in probe.jobs if job.address and not detach]
+    if not as_json:
+        print_lines(probe.lines())
+    elif not watched:
+        print_json(probe.as_json())
+    if not watched:
+        return
+    from vlmpipe.pipelines.find import job_reader
+
+    ended = []
+    for address in watched:
+        ended.append(
+            run_commands.follow(address.argument, job_reader(address), on_service=True, plain=plain or as_json)
+        )
+        if not as_json:
+            print_lines(["", *ended[-1].lines()])
+    if as_json:
+        print_json({**probe.as_json(), "ended": [one.as_json() for one in ended], "results": probe.results()})
+    else:
+        print_lines(probe.result_lines())
+    raise typer.Exit(next(filter(None, (one.exit_code for one in ended)), 0))
 
 
 def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: bool) -> None:

@@ -195,7 +195,7 @@ def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, te
         if job_hours == 0:
             continue
         replicas = cluster.of_job(job).replica_count
-        rate, not_known, is_old = _usd_per_hour(config, prices, term, job)
+        rate, not_known, is_old = usd_per_hour(config, prices, term, job)
         missing.update(dict.fromkeys(not_known))
         old = old or is_old
         usd = None if rate is None or job_hours is None else rate * job_hours
@@ -216,9 +216,7 @@ def _whole(steps: list[StepCost]) -> float | None:
     return total
 
 
-def _usd_per_hour(
-    config: RunConfig, prices: Prices, term: Term, job: Job
-) -> tuple[float | None, tuple[str, ...], bool]:
+def usd_per_hour(config: RunConfig, prices: Prices, term: Term, job: Job) -> tuple[float | None, tuple[str, ...], bool]:
     """Price of a job's replicas with boot disks and, for training, reducers; missing prices; whether one is old."""
     cluster, region = config.cluster.of_job(job), config.gcp.location
     replicas = cluster.replica_count

@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import statistics
-from dataclasses import dataclass
 from typing import Any
 
 from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.sizing.calibration import PROBED, Calibration, kept_name
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, unseal_lines, write_record
 
@@ -18,19 +18,13 @@ LATEST = "latest"  # plan.calibrate_from: what the last run of this name on thes
 FEWEST = 3  # logged steps behind the first, which compiles and warms up
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """What a run measured: `pace` is by how much its steps were slower than planned without calibration."""
-
-    pace: float
-    accelerator_type: str
-    origin: str  # a sentence
-
-
 @functools.cache
 def calibration_of(run_uri: str) -> Calibration:
-    """Of the run in this folder. Raises ConfigError if it has no plan with a time, or too few measured steps."""
+    """Of the run, or the probe, in this folder. Raises ConfigError if it has no plan with a time, or too few measured
+    steps."""
     store = open_storage(run_uri)
+    if store.stat(PROBED):
+        return Calibration(**read_record(store, PROBED))
     lacking = [name for name in (PLAN, METRICS) if store.stat(name) is None]
     if lacking:
         raise _unusable(run_uri, f"{' and '.join(lacking)} are not there")
@@ -57,22 +51,18 @@ def keep_calibration(run_uri: str) -> None:
         if found:
             calibration = calibration_of(run_uri)
             name = str(read_record(open_storage(run_uri), PLAN).get("name", ""))
-            kept = _kept(name, calibration.accelerator_type)
+            kept = kept_name(name, calibration.accelerator_type)
             write_record(open_storage(root_uri), kept, dataclasses.asdict(calibration))
 
 
 @functools.cache
 def latest_calibration(root_uri: str, name: str, accelerator_type: str) -> Calibration:
-    """Of the last run of this name on these GPUs under the root; a pace of 1 before there is one."""
-    store, kept = open_storage(root_uri), _kept(name, accelerator_type)
+    """Of the last run, or before there is one the last probe, of this name on these GPUs under the root; else 1."""
+    store, kept = open_storage(root_uri), kept_name(name, accelerator_type)
     if store.stat(kept) is None:
         said = f"Not calibrated: under {root_uri} no run of {name} on {accelerator_type} was measured yet "
         return Calibration(1.0, "", f"{said}(plan.calibrate_from {LATEST}).")
     return Calibration(**read_record(store, kept))
-
-
-def _kept(name: str, accelerator_type: str) -> str:
-    return f"calibrations/{name}/{accelerator_type}.json"
 
 
 def _unusable(run_uri: str, found: str) -> ConfigError:

@@ -180,7 +180,7 @@ def _time_of_steps(case: Scenario) -> Time:
             load.origin,
         ),
         pace=calibration.pace,
-        interval=interval_of(case, measured=bool(calibration.accelerator_type or config.plan.efficiency)),
+        interval=interval_of(case, measured=calibration.measures_steps or bool(config.plan.efficiency)),
     )
 
 

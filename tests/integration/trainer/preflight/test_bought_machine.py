@@ -42,7 +42,7 @@ def test_a_job_that_pays_for_a_gpu_and_has_none_ends_in_seconds_with_its_own_cod
     assert time.monotonic() - began_s < MOST_S
     assert ended.returncode == ExitCode.MACHINE, ended.stderr
     assert "error: 1 x NVIDIA_L4 (g2-standard-4) is paid for, and torch sees none" in ended.stderr
-    assert "expected: 1 GPUs that torch sees" in ended.stderr and "to do:" in ended.stderr
+    assert "expected: 1 GPU that torch sees" in ended.stderr and "to do:" in ended.stderr
     record = read_record_file(run / "steps/train.json")
     assert record["state"] == "failed" and record["detail"]["exit_code"] == ExitCode.MACHINE
     (node,) = read_record_file(run / "preflight.json")["nodes"]

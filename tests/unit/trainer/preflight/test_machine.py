@@ -144,7 +144,7 @@ def test_a_node_without_its_gpus_ends_with_its_own_code_and_leaves_its_records(
     (node,) = read_record_file(tmp_path / "preflight.json")["nodes"]
     assert node["node"] == 3 and node["machine"]["missing"][0]["found"] in caught.value.found
     assert read_record_file(tmp_path / "steps/train.json")["state"] == "failed"
-    assert "machine: 2 x NVIDIA_L4 (g2-standard-24) is paid for; 0 GPUs are here (none)" in capfd.readouterr().out
+    assert "machine: 2 x NVIDIA_L4 (g2-standard-24) is paid for; here are 0 GPUs (none)" in capfd.readouterr().out
 
 
 def test_a_run_that_only_wants_a_warning_starts(tmp_path: Path, looked: list[FoundGpus]) -> None:

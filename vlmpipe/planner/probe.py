@@ -1,0 +1,78 @@
+"""What a run's probes are expected to measure, how long they take and what they cost."""
+
+from __future__ import annotations
+
+from vlmpipe.catalog.machines import Gpu, load_catalog
+from vlmpipe.catalog.prices import load_prices
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.probe import ProbedMachine
+from vlmpipe.planner.cost.approval import Spending, dollars
+from vlmpipe.planner.cost.estimate import Term, usd_per_hour
+from vlmpipe.planner.time.communication import LINK_SHARE
+from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
+from vlmpipe.trainer.preflight.probe_plan import LIMIT_S, ProbePlan
+
+HOURS = LIMIT_S / 3600
+BUCKET_MIB = 256  # at 0.1 GB/s some three seconds each way
+
+
+def probe_plan(machine: ProbedMachine, root_uri: str) -> ProbePlan:
+    """What the probe is told."""
+    cluster = machine.cluster
+    gpu = load_catalog().gpus.get(cluster.accelerator_type)
+    return ProbePlan(
+        step=machine.step,
+        jobs=machine.steps,
+        machine=machine.named,
+        accelerator_type=cluster.accelerator_type,
+        accelerator_count=cluster.accelerator_count,
+        product_tflops=_product_tflops(gpu),
+        gpu_memory_gib=gpu.memory_gib if gpu else None,
+        all_reduce_gbytes_per_s=gpu.link_gbytes_per_s * LINK_SHARE if gpu and cluster.processes > 1 else None,
+        write_gbytes_per_s=SAVE_BYTES_PER_S / 1e9,
+        bucket_mib=BUCKET_MIB,
+        run_names=machine.trained if gpu else (),
+        root_uri=root_uri,
+    )
+
+
+def _product_tflops(gpu: Gpu | None) -> float | None:
+    """Of the best product alone, which the share that the plan takes is a part of."""
+    peak = (gpu.bf16_tflops or gpu.fp16_tflops) if gpu else None
+    return gpu.best_product_share * peak if gpu and peak else None
+
+
+def probe_usd(machine: ProbedMachine) -> tuple[float | None, tuple[str, ...]]:
+    """US dollars of the probe's whole time, None with the prices that are missing."""
+    cluster, config = machine.cluster, machine.config
+    changes: dict[str, object] = {"cluster": cluster}
+    if cluster.machine_type != config.cluster.machine_type:  # plan.machine is that of training
+        changes["plan"] = config.plan.model_copy(update={"machine": type(config.plan.machine)()})
+    alone = config.model_copy(update=changes)
+    term: Term = cluster.scheduling_strategy
+    rate, missing, _ = usd_per_hour(alone, load_prices(config.plan.prices_file), term, "evaluate")
+    return (None if rate is None else rate * HOURS), missing
+
+
+def probe_spending(config: RunConfig, machines: list[ProbedMachine]) -> Spending:
+    """Hours and cost of all probes together, for the question before they are sent."""
+    found = [probe_usd(machine) for machine in machines]
+    usd = [each for each, _ in found if each is not None]
+    missing = dict.fromkeys(name for _, names in found for name in names)
+    return Spending(
+        name=f"the probe of {config.name}",
+        state="green",
+        errors=(),
+        usd=sum(usd) if len(usd) == len(found) else None,
+        hours=HOURS * len(machines),
+        machines=", then ".join(f"1 x {machine.named}" for machine in machines),
+        term=machines[0].cluster.scheduling_strategy,
+        unknown=f"no price of {', '.join(missing)}" if missing else "",
+    )
+
+
+def plan_line(spending: Spending) -> str:
+    """The plan of the probes, in a line."""
+    minutes = 60 * (spending.hours or 0.0)
+    cost = f"at most {dollars(spending.usd)}" if spending.usd is not None else f"cost not known ({spending.unknown})"
+    return f"plan: {spending.machines}; {minutes:.0f} minutes at most in all, {cost} on {spending.term}"
