@@ -137,6 +137,10 @@ arr-coc: $(INSTALLED)  ## a small model and a relevance module that learns which
 check: $(INSTALLED)  ## check a run file: make check config=configs/x.yaml
 	@$(BIN)/vlmpipe check $(config) $(GCP_FIELDS) $(args)
 
+.PHONY: doctor
+doctor: $(INSTALLED)  ## ask Google Cloud and the hub whether a run could start: make doctor config=configs/x.yaml
+	@$(BIN)/vlmpipe doctor $(config) $(GCP_FIELDS) $(args)
+
 .PHONY: plan
 plan: $(INSTALLED)  ## what a run would do, and whether its job specs are valid, before anything is submitted
 	@$(BIN)/vlmpipe plan $(config) $(GCP_FIELDS) $(args)

@@ -41,6 +41,7 @@ class ExitCode(IntEnum):
     REJECTED = 76  # the gate rejected the model, and --fail-on-reject was given; or a law does not hold
     NO_PERMISSION = 77
     MACHINE = 78  # the machine lacks what the job's spec buys, such as its GPUs
+    NOT_READY = 79  # vlmpipe doctor found that something is missing
     INTERRUPTED = 130  # Ctrl-C at the command line
 
 

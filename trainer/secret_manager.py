@@ -29,8 +29,8 @@ class SecretNotRead(Exception):
     """Says why a secret cannot be read, without revealing it."""
 
 
-def read_secret(name: str) -> str:
-    """The secret's text, of the newest version unless the name has one.
+def read_secret(name: str, *, timeout_s: float = TIMEOUT_S, attempts: int = ATTEMPTS) -> str:
+    """The secret's text, of the newest version unless the name has one. Each attempt takes at most `timeout_s`.
 
     Raises SecretNotRead, or requests.RequestException and GoogleAuthError without an answer.
     """
@@ -39,9 +39,9 @@ def read_secret(name: str) -> str:
         raise SecretNotRead("it is not named projects/PROJECT/secrets/NAME")
     url = f"{SECRET_MANAGER}/v1/{match[1]}{match[2] or '/versions/latest'}:access"
     session = google_session(SECRET_MANAGER)
-    for attempt in range(ATTEMPTS):
-        answer = session.get(url, timeout=TIMEOUT_S)
-        if answer.status_code not in BUSY:
+    for attempt in range(attempts):
+        answer = session.get(url, timeout=timeout_s)
+        if answer.status_code not in BUSY or attempt == attempts - 1:
             break
         time.sleep(PAUSE_S * 2**attempt)
     if answer.status_code == 403:

@@ -19,6 +19,7 @@ from vlmpipe.trainer.errors import ExitCode, UserError, missing_packages, requir
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.doctor.rows import Row
     from vlmpipe.pipelines.check import Finding
     from vlmpipe.pipelines.compile import Compiled
     from vlmpipe.pipelines.submit import Submitted
@@ -59,22 +60,25 @@ def load(path: str | Path, *overrides: str) -> RunConfig:
 
 
 @missing_packages()
-def check(config: RunConfig, *, online: bool = False) -> list[Finding]:
-    """Check model, data, batch, output and job specs, in seconds and offline.
+def check(config: RunConfig) -> list[Finding]:
+    """Check model, data, batch, output and job specs, in seconds and offline; `doctor` is the online half.
 
     A finding's `state` is "ok", "warning", "failed" or "unchecked".
-
-    Args:
-        online: Also look up models on the Hugging Face hub, gs:// addresses and the region.
     """
     from vlmpipe.pipelines.check import check_run
 
-    findings = check_run(config)
-    if online:
-        from vlmpipe.pipelines.check_online import check_online
+    return check_run(config)
 
-        findings += check_online(config)
-    return findings
+
+@missing_packages()
+def doctor(config: RunConfig) -> list[Row]:
+    """Ask Google Cloud and the hub for what the run file names: APIs, quotas, images, accounts, permissions, addresses.
+
+    A row's `state` is "ok", "missing" or "cannot see"; its `fix` has the commands that mend it. Changes nothing.
+    """
+    from vlmpipe.doctor.doctor import examine
+
+    return examine(config)
 
 
 @missing_packages()

@@ -41,6 +41,7 @@ PART_BYTES = 64 << 20  # of an upload; 10,000 of them are 625 GiB, and each is i
 LARGEST_COPY_BYTES = 5 << 30  # in one request: docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 DOWNLOAD_CHUNK_BYTES = 1 << 20
 CONNECT_S, READ_S = 10, 60
+SOON_S = 5  # of a lookup that somebody waits for
 ATTEMPTS = 8  # of one request, with waits that double up to 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0  # while another conditional write of the same object is under way
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -279,23 +280,23 @@ def holds_objects(uri: str) -> bool:
     """Whether a key begins with this one, which may be empty. Answers soon, also where nothing can be reached."""
     bucket, _, prefix = uri.removeprefix(S3Storage.scheme).partition("/")
     with _readable_errors("looking up", uri):
-        client = _default_client(attempts=1)
+        client = _default_client(attempts=1, read_s=SOON_S)
         return bool(client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("KeyCount"))
 
 
-def _default_client(attempts: int = ATTEMPTS) -> Any:
+def _default_client(attempts: int = ATTEMPTS, read_s: float = READ_S) -> Any:
     endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), "")
-    return _client_for(endpoint, os.environ.get("AWS_ACCESS_KEY_ID", ""), attempts)
+    return _client_for(endpoint, os.environ.get("AWS_ACCESS_KEY_ID", ""), attempts, read_s)
 
 
 @functools.cache
-def _client_for(endpoint: str, access_key: str, attempts: int) -> Any:
+def _client_for(endpoint: str, access_key: str, attempts: int, read_s: float) -> Any:
     """One client for each server and account: making one takes a tenth of a second."""
     session = boto3.Session()
     region = session.region_name or os.environ.get("AWS_REGION") or "us-east-1"
     settings = Config(
-        connect_timeout=CONNECT_S,
-        read_timeout=READ_S,
+        connect_timeout=min(CONNECT_S, read_s),
+        read_timeout=read_s,
         retries={"mode": "standard", "total_max_attempts": attempts},
         # Names of buckets are no host names of a server that is not Amazon's.
         s3={"addressing_style": "path" if endpoint else "auto"},

@@ -20,12 +20,16 @@ BUCKET, TABLE, REGISTRY = "gs://", "bq://", "vertex://"
 
 @dataclass(frozen=True)
 class Named:
-    """What one field of a run file names: a bucket by its name, a secret without its version, an image, an account."""
+    """What one field of a run file names: a bucket by its name, a secret without its version, an image, an account.
+
+    `row` is the field as the table has it, `value` the field's own text.
+    """
 
     field: str
     row: str
     kind: Kind
     resource: str
+    value: str
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def named(config: RunConfig) -> list[Named]:
                 for field in filter(pattern.fullmatch, content):
                     kind, resource = _resource(row.kinds, content[field])
                     if kind:
-                        found[Named(field, name, kind, resource)] = None
+                        found[Named(field, name, kind, resource, content[field])] = None
     return list(found)
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 Account = Literal["submitter", "pipeline", "trainer", "builder", "tester"]
 Kind = Literal["bucket", "table", "secret", "account", "image", "vertex", "key", "network"]
@@ -58,7 +58,16 @@ class ProjectRole(_Row):
     account: Account
     role: str
     why: str
+    permissions: tuple[str, ...] = ()
     when: str = ""
+
+
+class Service(_Row):
+    """An API that a run needs, if its run file names a resource of this kind."""
+
+    name: str
+    why: str
+    kind: Kind | None = None
 
 
 class BucketUse(_Row):
@@ -111,7 +120,8 @@ class Table(_Row):
     project: tuple[ProjectRole, ...]
     buckets: tuple[BucketUse, ...]
     repositories: tuple[RepositoryRole, ...]
-    tokens: tuple[TokenRole, ...] = Field(())
+    tokens: tuple[TokenRole, ...]
+    services: tuple[Service, ...]
 
     @model_validator(mode="after")
     def _names_only_what_is_there(self) -> Table:

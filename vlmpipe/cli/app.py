@@ -16,6 +16,7 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import answers, completion, init
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import data as data_commands
+from vlmpipe.cli import doctor as doctor_command
 from vlmpipe.cli import prove as prove_command
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
@@ -54,6 +55,7 @@ for command in (
     *answers.ALL,
     tune_command.tune,
     prove_command.prove,
+    doctor_command.doctor,
 ):
     app.command()(command)
 
@@ -102,18 +104,16 @@ def check(
         typer.Option(metavar="FILE", help="Check a CustomJob's spec (YAML or JSON) instead.", show_default=False),
     ] = None,
     region: Annotated[str, typer.Option(help="With --job-spec: region of the job.", show_default=False)] = "",
-    online: Annotated[
-        bool, typer.Option("--online", help="Also look up models on the hub, gs:// addresses and the region.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a run file or a job spec. Fields, model, data, batch, output and job specs, in seconds and offline."""
+    """Check a run file or a job spec. Fields, model, data, batch, output and job specs, in seconds and offline.
+
+    vlmpipe doctor asks for what only the network knows.
+    """
     if (config is None) == (job_spec is None):
         found = "neither a run file nor a job spec given" if config is None else "both a run file and a job spec given"
         raise ConfigError(found, expected="vlmpipe check CONFIG [a.b=c]..., or vlmpipe check --job-spec FILE")
     if job_spec is not None:
-        if online:
-            raise ConfigError("--online is given with a job spec", expected="a run file: vlmpipe check CONFIG --online")
         raise typer.Exit(_check_job_spec(job_spec, region, as_json))
     assert config is not None
     if region:
@@ -122,7 +122,7 @@ def check(
 
     settings = load(config, overrides)
     with doing(f"checking {config}: model, data, batch, output and job specs"):
-        findings = api.check(settings, online=online)
+        findings = api.check(settings)
     code = exit_code(findings)
     if as_json:
         checks = [{"subject": one.subject, "state": one.state, "text": one.text} for one in findings]

@@ -8,6 +8,7 @@ import typer
 EXAMPLES = {
     "init": ("", "llava --output my-run.yaml"),
     "check": ("configs/digits.yaml", "configs/llava-local.yaml data.source=my.json", "--job-spec job.yaml"),
+    "doctor": ("configs/digits.yaml", "my-run.yaml gcp.location=europe-west4 --json"),
     "plan": (
         "configs/llava-7b.yaml",
         "configs/llava-13b-fsdp.yaml train.micro_batch_size=2 --json",

@@ -25,7 +25,7 @@ def with_exports(data: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The run file's content with the address of an export in place of each run. Raises RunFileError for unknown runs.
 
     A run is looked for in output.root_uri, and then in gcp.pipeline_root. Whether a run in a bucket is there,
-    `check --online` and the first step of a pipeline say.
+    `vlmpipe doctor` and the first step of a pipeline say.
     """
     content = copy.deepcopy(dict(data))
     model = _section(content, "model")

@@ -6,8 +6,6 @@ this account may do there. Nothing is written, and no bucket is created.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 from google.cloud import storage
 from requests.exceptions import RequestException
 
+from vlmpipe.access.needs import named
 from vlmpipe.backends.vertex.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
 from vlmpipe.backends.vertex.retries import retrying
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -29,9 +28,10 @@ ENOUGH = ("storage.objects.list", "storage.objects.get", "storage.objects.create
 WITHOUT_CHECK = "--force skips the check of buckets"
 # Fields whose bytes are written or read repeatedly, so that their bucket must lie where the machines are. A mirror lies
 # elsewhere on purpose; weights and registered models are read once.
-NEAR = ("gcp.pipeline_root", "output.root_uri", "data.source", "data.image_folder")
-# Passed on to jobs and services: no step of ours opens these.
-NOT_OURS = ("cluster.env", "cluster.reduction_server", "gcp.labels", "register.serving", "notify")
+NEAR = (
+    "gcp.pipeline_root", "output.root_uri", "data.source", "data.image_folder", "data.sources.[].uri",
+    "data.sources.[].image_folder",
+)  # fmt: skip
 # https://docs.cloud.google.com/storage/docs/locations: regions of the predefined dual-regions, and how the names of a
 # multi-region's regions begin; EU leaves out London and Zurich.
 DUAL_REGIONS: dict[str, tuple[str, ...]] = {
@@ -56,13 +56,13 @@ class Named:
 
 
 def buckets_of(config: RunConfig) -> list[Named]:
-    """The buckets that a run on Vertex AI opens, each once, in the order of the run file."""
+    """The buckets that a run on Vertex AI opens, each once, in the order of the table of accesses."""
     found: dict[str, Named] = {}
-    for field, uri in _uris(config.to_dict()):
-        bucket = uri.removeprefix("gs://").partition("/")[0]
-        named = Named(bucket, field, field in NEAR or field.startswith("data.sources."))
-        if bucket and not field.startswith(NOT_OURS) and (bucket not in found or named.near > found[bucket].near):
-            found[bucket] = named
+    for one in named(config):
+        if one.kind == "bucket":
+            bucket = Named(one.resource, one.field, one.row in NEAR)
+            if one.resource not in found or bucket.near > found[one.resource].near:
+                found[one.resource] = bucket
     return list(found.values())
 
 
@@ -137,17 +137,6 @@ def lies_in(region: str, bucket: storage.Bucket) -> bool:
     if bucket.location_type == "zone":
         return location.startswith(region)
     return location == region
-
-
-def _uris(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _uris(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _uris(inner, f"{path}.{index}")
-    elif isinstance(value, str) and re.match(r"gs://[^/]", value):
-        yield path, value
 
 
 def _unanswered(why: str) -> UserError:

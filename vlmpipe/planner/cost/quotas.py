@@ -1,4 +1,4 @@
-"""Vertex AI training quotas that a run's jobs count against."""
+"""Vertex AI quotas that a run's jobs and its endpoint count against."""
 
 from __future__ import annotations
 
@@ -41,6 +41,18 @@ def quotas(config: RunConfig) -> dict[str, int]:
                     one[f"custom_model_training_{kind}{name}"] += count * int(pool["replica_count"])
             needed |= one  # the larger count of each
     return dict(needed)
+
+
+def serving_quotas(config: RunConfig) -> dict[str, int]:
+    """The limit that each quota of serving needs in gcp.location: the replicas of section deploy, at most."""
+    deploy = config.deploy
+    if deploy is None or not deploy.image_uri:
+        return {}
+    machine: dict[str, object] = {"machine_type": deploy.machine_type}
+    if deploy.accelerator_count:
+        machine |= {"accelerator_type": deploy.accelerator_type, "accelerator_count": deploy.accelerator_count}
+    found = _of_machine(machine)
+    return {f"custom_model_serving_{name}": count * deploy.max_replicas for name, count in found.items()}
 
 
 def _of_machine(machine: dict[str, object]) -> dict[str, int]:

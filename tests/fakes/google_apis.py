@@ -1,0 +1,305 @@
+"""Strict stand-in for the Google services that `vlmpipe doctor` asks, with accounts, roles and tokens.
+
+    with FakeGoogle("my-project") as google:
+        google.bind("project", "roles/aiplatform.user", "serviceAccount:someone@...")
+        google.run("gcloud storage buckets add-iam-policy-binding gs://bucket --member=... --role=...")
+
+A request without a valid token is 401, an unknown path 501, an unknown resource 404, what the caller may not do 403, an
+API that is not enabled 403 with SERVICE_DISABLED, and a permission that the kind of resource does not have 400. Secret
+Manager answers for an unknown secret as for one without permissions, as its reference says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import defaultdict
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
+
+# From Google's index of roles and permissions, read in November 2026: of each role what these tests meet.
+ROLES: dict[str, set[str]] = {
+    "roles/aiplatform.user": {
+        "aiplatform.pipelineJobs.create", "aiplatform.pipelineJobs.cancel", "aiplatform.schedules.create",
+        "aiplatform.customJobs.create", "aiplatform.customJobs.cancel", "aiplatform.models.upload",
+        "aiplatform.tensorboardExperiments.create",
+    },
+    "roles/logging.viewer": {"logging.logEntries.list"},
+    "roles/logging.logWriter": {"logging.logEntries.create"},
+    "roles/serviceusage.serviceUsageViewer": {
+        "serviceusage.services.get", "serviceusage.quotas.get", "monitoring.timeSeries.list",
+    },
+    "roles/storage.legacyBucketReader": {"storage.buckets.get", "storage.objects.list"},
+    "roles/storage.objectViewer": {"storage.objects.get", "storage.objects.list"},
+    "roles/storage.objectCreator": {"storage.objects.create"},
+    "roles/storage.objectUser": {
+        "storage.objects.get", "storage.objects.list", "storage.objects.create", "storage.objects.delete",
+    },
+    "roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
+    "roles/bigquery.dataViewer": {"bigquery.tables.get", "bigquery.tables.getData"},
+    "roles/iam.serviceAccountUser": {"iam.serviceAccounts.actAs"},
+    "roles/iam.serviceAccountTokenCreator": {"iam.serviceAccounts.getAccessToken"},
+    "roles/artifactregistry.reader": {"artifactregistry.repositories.downloadArtifacts"},
+    "roles/compute.viewer": {"compute.machineTypes.list"},
+}  # fmt: skip
+PREFIXES = {"b": "storage.", "secrets": "secretmanager.", "tables": "bigquery.", "serviceAccounts": "iam."}
+INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+class FakeGoogle(LocalServer):
+    """One project with everything that `vlmpipe doctor` looks at, in memory."""
+
+    def __init__(self, project: str) -> None:
+        super().__init__(_Handler)
+        self.project = project
+        self.enabled: set[str] = set()
+        self.buckets: set[str] = set()
+        self.secrets: set[str] = set()  # resource names
+        self.tables: set[str] = set()
+        self.accounts: set[str] = set()
+        self.policies: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.limits: dict[tuple[str, str], int] = {}  # by metric and region; "" is every other region
+        self.used: dict[tuple[str, str], int] = {}
+        self.images: dict[str, list[str]] = {}  # architectures by HOST/NAME@DIGEST or HOST/NAME:TAG
+        self.form: Literal["index", "manifest"] = "index"
+        self.zones: dict[str, list[str]] = {}  # by machine type
+        self.silent: set[str] = set()  # services that close the connection
+
+    def bind(self, resource: str, role: str, member: str) -> None:
+        """Grant a role. A resource is `project`, a bucket as gs://NAME, an e-mail, or a full name."""
+        if role not in ROLES:
+            raise ApiError(400, f"Role {role} is not supported for this resource.")
+        self.policies[resource][role].add(member)
+
+    def may(self, email: str, permission: str, resource: str) -> bool:
+        return any(
+            permission in ROLES[role] and f"serviceAccount:{email}" in members
+            for policy in (self.policies[resource], self.policies["project"])
+            for role, members in policy.items()
+        )
+
+    def credentials(self, email: str, private_key: str) -> dict[str, str]:
+        """Content of a service account's key file, whose tokens this server gives."""
+        return {
+            "type": "service_account", "client_email": email, "private_key": private_key, "private_key_id": "1",
+            "token_uri": f"{self.endpoint}/token/{email}", "project_id": self.project,
+        }  # fmt: skip
+
+    def run(self, commands: str) -> None:
+        """Carry out what a remedy prints. Raises AssertionError for a command that these tests do not know."""
+        for command in commands.splitlines():
+            words = shlex.split(re.sub(r'"\$\(.*\)"$', "looked-up", command))
+            options = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
+            plain = [word for word in words if not word.startswith("--")]
+            self._run(plain, options, command)
+
+    def _run(self, plain: list[str], options: dict[str, str], command: str) -> None:
+        kind, last = " ".join(plain[:-1]), plain[-1]
+        granted = {
+            "gcloud projects add-iam-policy-binding": "project",
+            "gcloud storage buckets add-iam-policy-binding": last,
+            "gcloud iam service-accounts add-iam-policy-binding": last,
+            "gcloud secrets add-iam-policy-binding": f"projects/{options.get('project')}/secrets/{last}",
+            "bq add-iam-policy-binding": last.replace(":", "."),
+            "gcloud artifacts repositories add-iam-policy-binding": last,
+        }
+        if kind in granted:
+            assert kind != "gcloud projects add-iam-policy-binding" or last == self.project
+            self.bind(granted[kind], options["role"], options["member"])
+        elif plain[:3] == ["gcloud", "services", "enable"]:
+            self.enabled |= set(plain[3:])
+        elif kind == "gcloud storage buckets create":
+            self.buckets.add(last.removeprefix("gs://"))
+        elif kind == "gcloud iam service-accounts create":
+            self.accounts.add(f"{last}@{options['project']}.iam.gserviceaccount.com")
+        elif plain == ["gcloud", "beta", "quotas", "preferences", "create"]:
+            metric = re.search(r"--filter=metric=(\S+)", command)
+            assert metric and options["service"] == "aiplatform.googleapis.com"
+            self.limits[metric[1], options["dimensions"].removeprefix("region=")] = int(options["preferred-value"])
+        else:
+            raise AssertionError(f"no such command in this fake: {command}")
+
+
+class _Handler(Handler):
+    fake: FakeGoogle
+
+    def respond(self, body: bytes) -> None:
+        url = urlsplit(self.path)
+        _, service, path = url.path.split("/", 2)
+        if service in self.fake.silent:
+            self.close_connection = True
+            self.connection.close()
+            return
+        query = parse_qs(url.query)
+        try:
+            content = self._answer(service, f"/{path}", query, json.loads(body) if self._has_json() else {})
+            self._send(200, content)
+        except ApiError as error:
+            details = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": error.reason}]
+            inner = {"code": error.code, "message": error.message, "details": details if error.reason else []}
+            self._send(error.code, {"error": inner})
+
+    def _has_json(self) -> bool:
+        return "json" in self.headers.get("Content-Type", "")
+
+    def _send(self, code: int, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send(code, {"Content-Type": "application/json", "Content-Length": str(len(data))})
+        self.wfile.write(data)
+
+    def _answer(self, service: str, path: str, query: dict[str, list[str]], body: dict[str, Any]) -> dict[str, Any]:
+        if service == "token" and self.command == "POST":
+            return {"access_token": f"token-of-{path[1:]}", "expires_in": 3600, "token_type": "Bearer"}
+        token = re.fullmatch(r"Bearer token-of-(\S+)", self.headers.get("Authorization", ""))
+        if not token:
+            raise ApiError(401, "Request had invalid authentication credentials.")
+        caller = token[1]
+        if service not in ("serviceusage", "images") and f"{service}.googleapis.com" not in self.fake.enabled:
+            message = f"{service}.googleapis.com has not been used in project {self.fake.project} before."
+            raise ApiError(403, message, reason="SERVICE_DISABLED")
+        method = getattr(self, f"_{service}", None)
+        found = method and method(caller, path, query, body)
+        if found is None:
+            raise ApiError(501, f"no such route in this fake: {self.command} {service}{path}")
+        content: dict[str, Any] = found
+        return content
+
+    def _require(self, caller: str, permission: str, resource: str = "project") -> None:
+        if not self.fake.may(caller, permission, resource):
+            raise ApiError(403, f"Permission '{permission}' denied on resource '{resource}' (or it may not exist).")
+
+    def _test(self, caller: str, resource: str, asked: list[str], prefix: str) -> dict[str, Any]:
+        """testIamPermissions: itself it needs no permission."""
+        if not asked:
+            raise ApiError(400, "permissions: must not be empty")
+        if wrong := [one for one in asked if prefix and not one.startswith(prefix)]:
+            raise ApiError(400, f"Permission {wrong[0]} is not valid for this resource.")
+        has = [one for one in asked if self.fake.may(caller, one, resource)]
+        return {"permissions": has} if has else {}
+
+    def _iamcredentials(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
+        match = re.fullmatch(r"/v1/projects/-/serviceAccounts/([^/:]+):generateAccessToken", path)
+        if not match or self.command != "POST":
+            return None
+        if match[1] not in self.fake.accounts:
+            raise ApiError(404, "Not found; Gaia id not found for email")
+        self._require(caller, "iam.serviceAccounts.getAccessToken", match[1])
+        if not body.get("scope") or not re.fullmatch(r"\d+s", body.get("lifetime", "")):
+            raise ApiError(400, "Invalid scope or lifetime.")
+        return {"accessToken": f"token-of-{match[1]}", "expireTime": "2099-01-01T00:00:00Z"}
+
+    def _iam(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
+        match = re.fullmatch(r"/v1/projects/-/serviceAccounts/([^/:]+):testIamPermissions", path)
+        if not match or self.command != "POST":
+            return None
+        if match[1] not in self.fake.accounts:
+            raise ApiError(404, "Unknown service account")
+        return self._test(caller, match[1], body.get("permissions", []), PREFIXES["serviceAccounts"])
+
+    def _cloudresourcemanager(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
+        match = re.fullmatch(r"/v1/projects/([^/:]+):testIamPermissions", path)
+        if not match or self.command != "POST":
+            return None
+        if match[1] != self.fake.project:
+            raise ApiError(403, "The caller does not have permission")
+        return self._test(caller, "project", body.get("permissions", []), "")
+
+    def _secretmanager(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
+        match = re.fullmatch(r"/v1/(projects/[^/]+/secrets/[^/:]+):testIamPermissions", path)
+        if not match or self.command != "POST":
+            return None
+        permissions = self._test(caller, match[1], body.get("permissions", []), PREFIXES["secrets"])
+        return permissions if match[1] in self.fake.secrets else {}
+
+    def _bigquery(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
+        match = re.fullmatch(r"/bigquery/v2/projects/([^/]+)/datasets/([^/]+)/tables/([^/:]+):testIamPermissions", path)
+        if not match or self.command != "POST":
+            return None
+        table = ".".join(match.groups())
+        if table not in self.fake.tables:
+            raise ApiError(404, f"Not found: Table {table}")
+        return self._test(caller, table, body.get("permissions", []), PREFIXES["tables"])
+
+    def _storage(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
+        match = re.fullmatch(r"/storage/v1/b/([^/]+)/iam/testPermissions", path)
+        if not match or self.command != "GET":
+            return None
+        if match[1] not in self.fake.buckets:
+            raise ApiError(404, "The specified bucket does not exist.")
+        return self._test(caller, f"gs://{match[1]}", query.get("permissions", []), PREFIXES["b"])
+
+    def _serviceusage(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
+        parent = f"projects/{self.fake.project}"
+        if path == f"/v1/{parent}/services:batchGet" and self.command == "GET":
+            self._require(caller, "serviceusage.services.get")
+            names = query.get("names", [])
+            if not 1 <= len(names) <= 30 or any(not name.startswith(f"{parent}/services/") for name in names):
+                raise ApiError(400, "names: 1 to 30 services of the parent")
+            services = [name.rpartition("/")[2] for name in names]
+            states = {name: "ENABLED" if name in self.fake.enabled else "DISABLED" for name in services}
+            return {"services": [{"name": f"projects/1/services/{one}", "state": states[one]} for one in services]}
+        match = re.fullmatch(rf"/v1beta1/{parent}/services/([^/]+)/consumerQuotaMetrics/([^/]+)", path)
+        if not match or self.command != "GET":
+            return None
+        self._require(caller, "serviceusage.quotas.get")
+        metric = unquote(match[2])
+        limits = {region: limit for (name, region), limit in self.fake.limits.items() if name == metric}
+        if not metric.startswith(f"{match[1]}/") or not limits:
+            raise ApiError(404, f"Quota metric {metric} not found.")
+        buckets = [
+            {"defaultLimit": "0", **({"effectiveLimit": str(limit)} if limit else {}),
+             **({"dimensions": {"region": region}} if region else {})}
+            for region, limit in limits.items()
+        ]  # fmt: skip
+        by_region = {"unit": "1/{project}/{region}", "quotaBuckets": buckets}
+        per_minute = {"unit": "1/min/{project}", "quotaBuckets": [{"effectiveLimit": "60"}]}
+        return {"metric": metric, "consumerQuotaLimits": [per_minute, by_region]}
+
+    def _monitoring(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
+        if path != f"/v3/projects/{self.fake.project}/timeSeries" or self.command != "GET":
+            return None
+        self._require(caller, "monitoring.timeSeries.list")
+        (asked,) = query["filter"]
+        match = re.fullmatch(
+            r'metric\.type="serviceruntime\.googleapis\.com/quota/allocation/usage" '
+            r'AND resource\.type="consumer_quota" '
+            r'AND metric\.labels\.quota_metric="([^"]+)" AND resource\.labels\.location="([^"]+)"',
+            asked,
+        )
+        start, end = query["interval.startTime"][0], query["interval.endTime"][0]
+        if not match or not start < end:
+            raise ApiError(400, "filter or interval cannot be read")
+        used = self.fake.used.get((match[1], match[2]))
+        return {} if used is None else {"timeSeries": [{"points": [{"value": {"int64Value": str(used)}}]}]}
+
+    def _compute(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
+        if path != f"/compute/v1/projects/{self.fake.project}/aggregated/machineTypes" or self.command != "GET":
+            return None
+        self._require(caller, "compute.machineTypes.list")
+        match = re.fullmatch(r'name = "([^"]+)"', query["filter"][0])
+        if not match:
+            raise ApiError(400, "Invalid list filter expression.")
+        zones = {f"zones/{zone}": {"machineTypes": [{"name": match[1]}]} for zone in self.fake.zones.get(match[1], ())}
+        return {"items": {"zones/nowhere1-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}, **zones}}
+
+    def _images(self, caller: str, path: str, _query: Any, _body: Any) -> dict[str, Any] | None:
+        match = re.fullmatch(r"/([^/]+)/v2/(([^/]+)/([^/]+)/.+)/(manifests|blobs)/([^/]+)", path)
+        if not match or self.command != "GET":
+            return None
+        host, name, _, repository, kind, reference = match.groups()
+        self._require(caller, "artifactregistry.repositories.downloadArtifacts", repository)
+        if kind == "blobs":
+            return {"architecture": reference.partition(":")[2], "os": "linux"}
+        joined = f"{host}/{name}@{reference}" if ":" in reference else f"{host}/{name}:{reference}"
+        if joined not in self.fake.images:
+            raise ApiError(404, "Requested entity was not found.")
+        if INDEX not in self.headers.get("Accept", ""):
+            raise ApiError(404, "MANIFEST_UNKNOWN: the image is an index, which the client does not accept")
+        architectures = self.fake.images[joined]
+        if self.fake.form == "manifest":
+            return {"schemaVersion": 2, "config": {"digest": f"sha256:{architectures[0]}"}}
+        platforms = [{"platform": {"architecture": one, "os": "linux"}} for one in architectures]
+        return {"manifests": [*platforms, {"platform": {"architecture": "unknown", "os": "unknown"}}]}

@@ -1,0 +1,162 @@
+"""Whether each account may do what the run needs on each bucket, secret, table, account and on the project.
+
+A service tells an account only what it may do itself, so each question is asked as the account that needs it: this
+machine's credentials for the submitter, and impersonation for the accounts of pipeline and jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vlmpipe.access.needs import Need, needs
+from vlmpipe.access.table import Account, UseName, load_table
+from vlmpipe.doctor import remedies
+from vlmpipe.doctor.google_api import Answer, CannotSee, GoogleApi
+from vlmpipe.doctor.rows import Row, missing, ok, unseen
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+
+ACCOUNTS: tuple[Account, ...] = ("submitter", "pipeline", "trainer")  # of a run
+MOST_FIELDS = 3  # named in a row
+WORDS: dict[UseName, str] = {
+    "look": "looks up",
+    "read": "reads",
+    "add": "adds to",
+    "write": "writes",
+    "act_as": "acts as",
+}
+
+
+@dataclass(frozen=True)
+class Asker:
+    """One account of the run, and its requests or why there are none."""
+
+    account: Account
+    email: str
+    api: GoogleApi | CannotSee
+
+    @property
+    def member(self) -> str:
+        """The account as IAM names it."""
+        return remedies.member(self.email) if self.email else "user:YOUR_ACCOUNT"
+
+
+def askers(config: RunConfig, own: GoogleApi) -> list[Asker]:
+    """The run's accounts: this machine's, the pipeline's, the jobs'."""
+    emails = {
+        "pipeline": config.gcp.service_account,
+        "trainer": config.gcp.job_service_account or config.gcp.service_account,
+    }
+    found = [Asker("submitter", own.email, own)]
+    for account in ACCOUNTS[1:]:
+        email = emails[account]
+        if not email:
+            found.append(
+                Asker(account, "", CannotSee("gcp.service_account is empty: Vertex AI takes a default account"))
+            )
+            continue
+        try:
+            found.append(Asker(account, email, own.as_account(email)))
+        except CannotSee as error:
+            found.append(Asker(account, email, error))
+    return found
+
+
+def permission_rows(config: RunConfig, asker: Asker) -> Iterator[Row]:
+    """A row for each resource that the account needs, and one for the project. One request each."""
+    wanted = [need for need in needs(config) if need.account == asker.account]
+    if isinstance(asker.api, CannotSee):
+        text = f"{len(wanted) + 1} questions about {asker.email or 'this account'} are open: {asker.api.why}"
+        yield unseen(asker.account, text, asker.api.fix)
+        return
+    if asker.account != "submitter":
+        yield ok(asker.account, f"asked as {asker.email}")
+    for need in wanted:
+        try:
+            yield _row(config, asker, need, _ask(asker.api, need))
+        except CannotSee as error:
+            yield unseen(asker.account, f"{_question(need)}: {error.why}", error.fix)
+    try:
+        yield _project_row(config, asker, asker.api)
+    except CannotSee as error:
+        yield unseen(asker.account, f"roles on project {config.gcp.project}: {error.why}", error.fix)
+
+
+def _ask(api: GoogleApi, need: Need) -> Answer:
+    if need.kind == "bucket":
+        path = f"/storage/v1/b/{need.resource}/iam/testPermissions"
+        return api.get("storage", path, permissions=list(need.permissions))
+    if need.kind == "secret":
+        return api.granted("secretmanager", f"/v1/{need.resource}", need.permissions)
+    if need.kind == "table":
+        project, dataset, table = need.resource.rsplit(".", 2)
+        path = f"/bigquery/v2/projects/{project}/datasets/{dataset}/tables/{table}"
+        return api.granted("bigquery", path, need.permissions)
+    return api.granted("iam", f"/v1/projects/-/serviceAccounts/{need.resource}", need.permissions)
+
+
+def _row(config: RunConfig, asker: Asker, need: Need, answer: Answer) -> Row:
+    question = _question(need)
+    if answer.status == 404:
+        return missing(asker.account, f"{question}: there is no such {need.kind}", _creation(config, need))
+    if answer.status != 200:
+        return unseen(asker.account, f"{question}: {answer.status} {answer.message}")
+    lacking = set(need.permissions) - set(answer.content.get("permissions", ()))
+    if not lacking:
+        return ok(asker.account, question)
+    text = f"{question}: may not {', '.join(one for one in need.permissions if one in lacking)}"
+    if need.kind == "secret":
+        text += ", or there is no such secret (Secret Manager answers alike)"
+    grants = [_grant(need, asker.member, role) for role in need.roles(lacking)]
+    return missing(asker.account, text, "\n".join(grants))
+
+
+def _question(need: Need) -> str:
+    """What the account does, the resource, and the fields that name it."""
+    uses = load_table().least_roles(need.kind, set(need.uses))
+    fields = ", ".join(need.fields[:MOST_FIELDS])
+    more = f" and {len(need.fields) - MOST_FIELDS} more" if len(need.fields) > MOST_FIELDS else ""
+    resource = f"gs://{need.resource}" if need.kind == "bucket" else need.resource
+    return f"{', '.join(WORDS[use] for use in uses)} {resource} ({fields}{more})"
+
+
+def _grant(need: Need, member: str, role: str) -> str:
+    if need.kind == "bucket":
+        return remedies.grant_on_bucket(need.resource, member, role)
+    if need.kind == "secret":
+        return remedies.grant_on_secret(need.resource, member, role)
+    if need.kind == "table":
+        return remedies.grant_on_table(need.resource, member, role)
+    return remedies.grant_on_account(need.resource, member, role)
+
+
+def _creation(config: RunConfig, need: Need) -> str:
+    if need.kind == "bucket":
+        return remedies.create_bucket(need.resource, config.gcp.project, config.gcp.location)
+    if need.kind == "account":
+        return remedies.create_account(need.resource)
+    return f"correct {need.fields[0]}"
+
+
+def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
+    """What the account may do on the whole project."""
+    project = config.gcp.project
+    given = {"": True, "tensorboard": bool(config.gcp.tensorboard)}
+    roles = [row for row in load_table().project if row.account == asker.account and given.get(row.when, False)]
+    permissions = tuple(dict.fromkeys(one for row in roles for one in row.permissions))
+    answer = api.granted("cloudresourcemanager", f"/v1/projects/{project}", permissions)
+    question = f"roles on project {project}"
+    if answer.status == 404:
+        return missing(asker.account, f"{question}: there is no such project", "correct gcp.project")
+    if answer.status != 200:
+        return unseen(asker.account, f"{question}: {answer.status} {answer.message}")
+    has = set(answer.content.get("permissions", ()))
+    lacking = [row for row in roles if not set(row.permissions) <= has]
+    if not lacking:
+        return ok(asker.account, question)
+    names = ", ".join(one for row in lacking for one in row.permissions if one not in has)
+    fixes = [remedies.grant_on_project(project, asker.member, row.role) for row in lacking]
+    return missing(asker.account, f"{question}: may not {names}", "\n".join(fixes))

@@ -1,0 +1,54 @@
+"""Whether the run's project has the APIs enabled that the run needs, and its region is one of Vertex AI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from google.cloud.aiplatform.constants.base import SUPPORTED_REGIONS
+
+from vlmpipe.access.needs import named
+from vlmpipe.access.table import Service, load_table
+from vlmpipe.config.validation_errors import did_you_mean
+from vlmpipe.doctor import remedies
+from vlmpipe.doctor.rows import Row, missing, ok, unseen
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.doctor.google_api import GoogleApi
+
+ENABLED = "ENABLED"
+
+
+def services_of(config: RunConfig) -> list[Service]:
+    """The APIs that a run of this run file needs."""
+    kinds = {one.kind for one in named(config)}
+    return [service for service in load_table().services if service.kind is None or service.kind in kinds]
+
+
+def api_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
+    """A row for all APIs, by one request. Raises CannotSee."""
+    needed = [service.name for service in services_of(config)]
+    parent = f"projects/{api.project}"
+    answer = api.get(
+        "serviceusage", f"/v1/{parent}/services:batchGet", names=[f"{parent}/services/{one}" for one in needed]
+    )
+    if answer.status != 200:
+        role = "roles/serviceusage.serviceUsageViewer"
+        fix = remedies.grant_on_project(api.project, api.member, role)
+        yield unseen("APIs", f"Service Usage answers {answer.status} for {api.project}: {answer.message}", fix)
+        return
+    states = {one["name"].rpartition("/")[2]: one.get("state") for one in answer.content.get("services", ())}
+    if off := [name for name in needed if states.get(name) != ENABLED]:
+        yield missing("APIs", f"not enabled in {api.project}: {', '.join(off)}", remedies.enable(api.project, *off))
+    else:
+        yield ok("APIs", f"{len(needed)} that the run needs are enabled in {api.project}")
+
+
+def region_row(config: RunConfig) -> Row:
+    """Whether Vertex AI's client knows the region; asks nothing."""
+    location = config.gcp.location
+    if location in SUPPORTED_REGIONS:
+        return ok("region", f"gcp.location: {location} is a region of Vertex AI")
+    hint = did_you_mean(location, sorted(SUPPORTED_REGIONS)) or f"; expected one of {', '.join(SUPPORTED_REGIONS)}"
+    return missing("region", f"gcp.location: {location} is no region of Vertex AI{hint}", "correct gcp.location")

@@ -1,0 +1,67 @@
+"""What `vlmpipe doctor` found: a row for each question, and the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vlmpipe.trainer.errors import ExitCode
+
+State = Literal["ok", "missing", "cannot see"]
+STATES: tuple[State, ...] = ("missing", "cannot see", "ok")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The answer to one question. `fix` has the commands that mend it, or that let it be seen, one a line."""
+
+    subject: str
+    state: State
+    text: str
+    fix: str = ""
+
+
+def ok(subject: str, text: str) -> Row:
+    """Something is as the run needs it."""
+    return Row(subject, "ok", text)
+
+
+def missing(subject: str, text: str, fix: str) -> Row:
+    """The run would fail by it. `fix` is the command that mends it."""
+    return Row(subject, "missing", text, fix)
+
+
+def unseen(subject: str, text: str, fix: str = "") -> Row:
+    """The question was not answered, and why."""
+    return Row(subject, "cannot see", text, fix)
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """NOT_READY where something is missing, UNAVAILABLE where nothing at all could be seen, and 0 otherwise."""
+    states = {row.state for row in rows}
+    if "missing" in states:
+        return ExitCode.NOT_READY
+    return ExitCode.UNAVAILABLE if states == {"cannot see"} else ExitCode.OK
+
+
+def decision(rows: Sequence[Row]) -> str:
+    """The first line that a person reads."""
+    count = {state: sum(row.state == state for row in rows) for state in STATES}
+    seen = f"{count['ok']} ok, {count['cannot see']} cannot be seen"
+    if count["missing"]:
+        return f"Not ready: {count['missing']} missing, {seen}."
+    if not count["ok"]:
+        return f"Not known: nothing could be seen ({count['cannot see']} questions)."
+    return f"Ready as far as can be seen: {seen}."
+
+
+def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    """All rows as one object."""
+    return {
+        "ok": exit_code(rows) == ExitCode.OK,
+        "exit_code": int(exit_code(rows)),
+        "decision": decision(rows),
+        "counts": {state: sum(row.state == state for row in rows) for state in STATES},
+        "rows": [{"subject": row.subject, "state": row.state, "text": row.text, "fix": row.fix} for row in rows],
+    }
