@@ -11,8 +11,9 @@ from vlmpipe.cli.output import doing, print_json
 def doctor(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Ask Google Cloud and the hub what a run lacks.
 
-    APIs, quotas, images, machines, accounts, permissions, addresses and models: the online half of check. Each question is ok, missing with the command that mends it, or cannot be seen and why.
-    Nothing is changed. Ends with exit code 79 where something is missing, and 69 where nothing could be seen.
+    APIs, quotas, images, machines, accounts, permissions, addresses and models: the online half of check. Each question
+    is ok, missing with the command that mends it, or cannot be seen and why. Nothing is changed. Ends with exit code 79
+    where something is missing, and 69 where nothing could be seen.
     """
     from vlmpipe import api
     from vlmpipe.doctor.rows import as_json as rows_as_json
