@@ -6,13 +6,17 @@ USER 0
 WORKDIR /app
 COPY recipes/lmms-eval/requirements.txt lmms-eval.txt
 COPY recipes/cpu_torch.py ./
+# As the trainer image's.
+ARG TORCH_BUILD=cu130
 # Packages of the extra `serving` first: the trainer's environment serves the model, lmms-eval's asks it.
 # hadolint ignore=DL3042
-RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
+RUN --mount=type=secret,id=pip --mount=type=secret,id=torch_index export PIP_CONFIG_FILE=/run/secrets/pip \
     && python requirements.py serving > serving.txt \
     && pip install --constraint constraints.txt --requirement serving.txt \
     && python -m venv /opt/lmms-eval \
-    && /opt/lmms-eval/bin/pip install --requirement lmms-eval.txt \
+    && if [ -s /run/secrets/torch_index ]; then /opt/lmms-eval/bin/pip install --no-deps \
+    --index-url "$(cat /run/secrets/torch_index)" --constraint "torch_builds/$TORCH_BUILD.txt" torch; fi \
+    && /opt/lmms-eval/bin/pip install --constraint "torch_builds/$TORCH_BUILD.txt" --requirement lmms-eval.txt \
     && /opt/lmms-eval/bin/python -P cpu_torch.py \
     && rm serving.txt cpu_torch.py
 # An import of lmms-eval's looks for a program git, which the image does not have.

@@ -1,5 +1,6 @@
 # What runs on the training machines: the trainer and nothing of the pipeline (kfp pins requests and urllib3 exactly).
-# torch's own wheels bring the CUDA libraries; the machine brings the driver. Needs BuildKit, or buildah.
+# torch's own wheels bring the CUDA libraries; the machine brings the driver, of a branch that is at least the label
+# vlmpipe.min-driver. Needs BuildKit, or buildah.
 ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE} AS system
 
@@ -32,12 +33,18 @@ WORKDIR /app
 # The packages first, which take minutes: changed code does not install them again. Where they come from a mirror, its
 # pip.conf is handed in as the secret `pip`, of which nothing stays in the image.
 COPY pyproject.toml constraints.txt README.md LICENSE container/requirements.py ./
+COPY container/torch_builds torch_builds
 # EXTRAS: of pyproject.toml, such as wandb.
 ARG EXTRAS=
+# The build of torch (decision 0097), a file of container/torch_builds: PyPI has cu130. For others, the secret `torch_index`
+# holds the address of an index that has them, from which nothing but torch is taken.
+ARG TORCH_BUILD=cu130
 # hadolint ignore=SC2086
-RUN --mount=type=secret,id=pip export PIP_CONFIG_FILE=/run/secrets/pip \
+RUN --mount=type=secret,id=pip --mount=type=secret,id=torch_index export PIP_CONFIG_FILE=/run/secrets/pip \
     && python requirements.py trainer data s3 $EXTRAS > requirements.txt \
-    && pip install --constraint constraints.txt --requirement requirements.txt
+    && if [ -s /run/secrets/torch_index ]; then \
+    pip install --no-deps --index-url "$(cat /run/secrets/torch_index)" --constraint "torch_builds/$TORCH_BUILD.txt" torch; fi \
+    && pip install --constraint constraints.txt --constraint "torch_builds/$TORCH_BUILD.txt" --requirement requirements.txt
 # 1: with Horovod (recipes/horovod), built for CPUs against the torch that was just installed: 10 to 30 minutes.
 ARG HOROVOD=0
 COPY recipes/horovod/build_wheel.sh ./
@@ -66,6 +73,24 @@ COPY pipelines pipelines
 COPY components components
 COPY trainer trainer
 RUN pip install --no-deps --no-build-isolation --no-index . && rm -rf build ./*.egg-info vlmpipe pipelines components trainer
+
+# Machines with other drivers or GPUs are refused by `vlmpipe check` and by the launcher; that these are the build's needs
+# is checked here. So is the plugin for Reduction Server, which an NCCL that does not know its interface ignores silently.
+ARG MIN_DRIVER=580
+ARG MIN_COMPUTE_CAPABILITY=7.5
+ARG REDUCTION_SERVER=0
+RUN python -m vlmpipe.trainer.distributed.torch_build --build "$TORCH_BUILD" \
+    --min-driver "$MIN_DRIVER" --min-compute-capability "$MIN_COMPUTE_CAPABILITY" \
+    && if [ "$REDUCTION_SERVER" = 1 ]; then \
+    python -m vlmpipe.trainer.distributed.nccl_plugin || { dpkg --listfiles google-reduction-server; exit 1; }; fi
+LABEL vlmpipe.torch-build=$TORCH_BUILD vlmpipe.min-driver=$MIN_DRIVER \
+    vlmpipe.min-compute-capability=$MIN_COMPUTE_CAPABILITY
+
+# Vertex AI and GKE mount the driver's libraries and programs into these folders, which the loader does not search by
+# itself: without them, torch sees no GPU. NVIDIA_*: for container runtimes that look there for what to mount.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64:/usr/local/nvidia/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} \
+    PATH=$PATH:/usr/local/nvidia/bin \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 # DeepSpeed and torch put here what they compile at first use. The trainer needs none of DeepSpeed's (decision 0026).
 ENV TORCH_EXTENSIONS_DIR=/home/vlmpipe/torch_extensions HOME=/home/vlmpipe

@@ -19,6 +19,7 @@ from vlmpipe.config.target_requirements import require_reached_files, require_ve
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
+from vlmpipe.planner.serving import unservable
 from vlmpipe.runs.local.run import require_writable
 from vlmpipe.trainer.config.data import BIGQUERY, OWN_FORMAT, DataConfig
 from vlmpipe.trainer.config.job import RunPaths
@@ -99,6 +100,7 @@ def _check_training(config: RunConfig) -> list[Finding]:
         ("batch", _batch),
         ("output", _output),
         ("registry", _registry),
+        ("deploy", _deploy),
         ("port", _port),
         ("jobs", _jobs),
         ("vertex", _vertex),
@@ -318,6 +320,11 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
         yield Finding("registry", "ok", f"{registry} can be written")
 
 
+def _deploy(config: RunConfig) -> Iterator[Finding]:
+    for text in unservable(config):
+        yield Finding("deploy", "failed", text, ExitCode.CONFIG)
+
+
 def _port(config: RunConfig) -> Iterator[Finding]:
     if config.cluster.local_port:
         from vlmpipe.backends.local.environment import require_free_port
@@ -328,7 +335,7 @@ def _port(config: RunConfig) -> Iterator[Finding]:
 
 def _jobs(config: RunConfig) -> Iterator[Finding]:
     """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
-    from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, step_of
+    from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, step_of, unknown_gpu_code
 
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     reported: set[str] = set()
@@ -343,6 +350,8 @@ def _jobs(config: RunConfig) -> Iterator[Finding]:
         if not any(one.severity == "error" for one in found):
             replicas = ", ".join(str(pool["replica_count"]) for pool in job_spec(config, job, "")["worker_pool_specs"])
             yield Finding(subject, "ok", f"a valid CustomJob; replicas by pool: {replicas}")
+        if unknown := unknown_gpu_code(config, job):
+            yield Finding(subject, "unchecked", unknown)
 
 
 def _concerns(config: RunConfig, violation: Violation) -> bool:

@@ -1,7 +1,7 @@
 """Writes the digests of pushed images into a run file, at the end of `make build`.
 
     docker image inspect ... | python -m vlmpipe.pipelines.pin_images --registry host/project/repository --tag t \
-        [--config run.yaml]
+        --torch-build cu130 [--config run.yaml]
 
 A tag may move while a run is queued; a digest cannot.
 """
@@ -21,7 +21,8 @@ import yaml
 from vlmpipe.config.yaml_loader import compose, parse_yaml, read_run_file
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors, run_main
 
-FIELDS = {"trainer": ("cluster", "image_uri"), "pipeline": ("gcp", "pipeline_image")}
+IMAGES = {"trainer": ("cluster", "image_uri"), "pipeline": ("gcp", "pipeline_image")}
+FIELDS = {**IMAGES, "torch_build": ("cluster", "torch_build")}
 FILE = Path("build/images.json")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -31,19 +32,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="vlmpipe.pipelines.pin_images", description=__doc__)
     parser.add_argument("--registry", required=True)
     parser.add_argument("--tag", required=True)
+    parser.add_argument("--torch-build", required=True, help="in the trainer image")
     parser.add_argument("--config", type=Path, help="run file to write them into")
     options = parser.parse_args(arguments)
     images = by_digest(json.load(sys.stdin), options.registry, options.tag)
-    fields = {".".join(FIELDS[name]): image for name, image in images.items()}
+    values = {**images, "torch_build": options.torch_build}
+    fields = {".".join(FIELDS[name]): value for name, value in values.items()}
     with os_errors("writing the images' names"):
         FILE.parent.mkdir(exist_ok=True)
         FILE.write_text(json.dumps({"tag": options.tag, **fields}, indent=1) + "\n")
-    for field, image in fields.items():
-        print(f"{field}={image}")
+    for field, value in fields.items():
+        print(f"{field}={value}")
     if options.config:
         read_run_file(options.config)  # reports errors of the file
         with os_errors(f"writing the images into {options.config}"):
-            pinned = pin(options.config.read_bytes().decode(), images, str(options.config))
+            pinned = pin(options.config.read_bytes().decode(), values, str(options.config))
             options.config.write_bytes(pinned.encode())
         print(f"written to {FILE} and {options.config}")
     else:
@@ -57,7 +60,7 @@ def by_digest(answer: Any, registry: str, tag: str) -> dict[str, str]:
     Raises UserError (69) when the builder knows of no pushed image of that name and tag.
     """
     found = {}
-    for name in FIELDS:
+    for name in IMAGES:
         wanted = f"{registry}/{name}"
         digests = _of_docker(answer, wanted, tag) if isinstance(answer, list) else _of_cloud_build(answer, wanted, tag)
         if len(digests) != 1 or not _DIGEST.fullmatch(min(digests)):
@@ -88,18 +91,18 @@ def _of_cloud_build(build: dict[str, Any], wanted: str, tag: str) -> set[str]:
     return {image.get("digest", "") for image in images if image.get("name") == f"{wanted}:{tag}"}
 
 
-def pin(text: str, images: dict[str, str], source: str) -> str:
-    """A run file's text with these images. All else stays as it is, comments and layout too.
+def pin(text: str, values: dict[str, str], source: str) -> str:
+    """A run file's text with these values of `FIELDS`. All else stays as it is, comments and layout too.
 
     Raises ConfigError when a section is missing, or written in a way that has no line to change.
     """
     wanted = copy.deepcopy(parse_yaml(text, source))
-    for name, image in images.items():
+    for name, value in values.items():
         section, field = FIELDS[name]
-        text = _with_field(text, section, field, image, source)
-        wanted[section][field] = image
+        text = _with_field(text, section, field, value, source)
+        wanted[section][field] = value
     if parse_yaml(text, source) != wanted:
-        raise _not_ours_to_write(source, *FIELDS["trainer"], images["trainer"])
+        raise _not_ours_to_write(source, *FIELDS["trainer"], values["trainer"])
     return text
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.images.pip_settings import pip_settings
 from tests.support.paths import ROOT
+from vlmpipe.trainer.distributed.cuda_builds import build_arguments
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 BASE = "localhost/vlmpipe-base"
@@ -22,6 +23,7 @@ RELEASE = "bookworm"  # Debian's release with Python 3.11
 PACKAGES = "python3,python3-venv,python3-dev,ca-certificates"
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 SECRET_FILES = ("pip.conf", ".netrc", ".pypirc", "application_default_credentials.json")
+INDEX_VARIABLES = {"trainer": "TORCH_INDEX_URL", "pipeline": "TORCH_CPU_INDEX_URL"}  # as container/build.sh
 LARGEST_TEXT_BYTES = 1 << 20
 TOOLS = {
     "buildah": "buildah",
@@ -51,16 +53,18 @@ def require_tools() -> None:
 
 
 class Builder:
-    """Images and containers in a folder of their own."""
+    """Images and containers in a folder of their own. torch_build: of the trainer image, the recipe's own if empty."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, torch_build: str = "") -> None:
         self.folder = folder
+        self._torch_build = torch_build
         folder.mkdir(parents=True, exist_ok=True)
         self._buildah = [
             "buildah", "--log-level=error", "--root", str(folder / "storage"), "--runroot", str(folder / "run"),
             "--storage-driver", "overlay",
         ]  # fmt: skip
         self._pip = pip_settings()
+        self._indexes = {name: os.environ.get(variable, "") for name, variable in INDEX_VARIABLES.items()}
 
     def buildah(self, *arguments: str, prefix: list[str] | None = None, **options: Any) -> str:
         """What buildah prints. Raises CalledProcessError with stderr on this process's own."""
@@ -88,18 +92,26 @@ class Builder:
 
     def build(self, name: str, context: Path = ROOT, tag: str = "", options: Sequence[str] = ()) -> str:
         """Build one recipe as `tag`, or its own name; returns its output, which is also kept in `<name>.log`."""
-        settings = self.folder / "pip.conf"
+        settings, secrets = self.folder / "pip.conf", [f"--secret=id=pip,src={self.folder / 'pip.conf'}"]
         settings.write_text(self._pip.text)
+        index = self.folder / "torch_index"
+        index.write_text(self._indexes[name])
+        if self._indexes[name]:
+            secrets.append(f"--secret=id=torch_index,src={index}")
         mounts = [f"--volume={path}:{path}:ro" for path in self._pip.mounts]
+        if name == "trainer" and self._torch_build:
+            arguments = build_arguments(self._torch_build)
+            options = [*(f"--build-arg={key}={value}" for key, value in arguments.items()), *options]
         command = [
             *self._buildah, "build", "--isolation=chroot", "--network=host", "--layers", "--pull-never", *mounts,
-            f"--secret=id=pip,src={settings}", f"--build-arg=BASE_IMAGE={BASE}",
+            *secrets, f"--build-arg=BASE_IMAGE={BASE}",
             f"--file=container/{name}.Dockerfile", f"--tag=localhost/vlmpipe-{tag or name}", *options, ".",
         ]  # fmt: skip
         log = self.folder / f"{tag or name}.log"
         with log.open("w") as output:
             code = subprocess.run(command, cwd=context, stdout=output, stderr=output, check=False).returncode
         settings.unlink()
+        index.unlink()
         text = log.read_text()
         if code:
             raise UserError(
@@ -111,11 +123,10 @@ class Builder:
 
     def traces(self, name: str) -> list[str]:
         """Where the image mentions an address or a folder of this machine's pip, or holds a file of credentials."""
-        wanted = [trace.encode() for trace in self._pip.traces]
+        traces = [*self._pip.traces, *filter(None, self._indexes.values())]
+        wanted = [trace.encode() for trace in traces]
         found = []
-        if any(
-            trace in self.buildah("inspect", "--type=image", f"localhost/vlmpipe-{name}") for trace in self._pip.traces
-        ):
+        if any(trace in self.buildah("inspect", "--type=image", f"localhost/vlmpipe-{name}") for trace in traces):
             found.append("the image's configuration")
         with self.container(name) as container:
             root = Path(self.buildah("mount", container))
@@ -156,6 +167,11 @@ class Builder:
         """A text file of a container. Of what `run` prints, buildah drops everything after 64 KiB where a command ends
         before its pipe is emptied."""
         return Path(self.buildah("mount", container), path).read_text()
+
+    def config(self, name: str) -> dict[str, Any]:
+        """The configuration of an image: its `Env` as a list, `Labels`, `User` and so on."""
+        found: dict[str, Any] = json.loads(self.buildah("inspect", "--type=image", f"localhost/vlmpipe-{name}"))
+        return dict(found["OCIv1"]["config"])
 
     def remove(self) -> None:
         """Delete all images and containers; the logs stay."""

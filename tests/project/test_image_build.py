@@ -5,12 +5,10 @@ from __future__ import annotations
 import configparser
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,13 @@ from hypothesis import strategies as st
 from tests.images.builder import require_tools
 from tests.images.pip_settings import pip_settings
 from tests.support.paths import ROOT
+from tests.support.short_form import only_whole
 from vlmpipe.config.yaml_loader import parse_yaml
-from vlmpipe.pipelines.pin_images import FIELDS, by_digest, pin
+from vlmpipe.pipelines.pin_images import IMAGES as FIELDS
+from vlmpipe.pipelines.pin_images import by_digest, pin
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
-REGISTRY, TAG = "host/p/r", "t"
+REGISTRY, TAG, INDEX = "host/p/r", "t", "https://index.example/cpu"
 DIGESTS = {"trainer": "sha256:" + "a" * 64, "pipeline": "sha256:" + "b" * 64}
 IMAGES = {name: f"{REGISTRY}/{name}@{digest}" for name, digest in DIGESTS.items()}
 OF_DOCKER: list[dict[str, Any]] = [
@@ -51,6 +51,9 @@ gcp:   # where
 """
 
 
+IMAGES_NEED_BYTES = 30_000_000_000  # both images, the layers before them, and pip's downloads
+
+
 class Desk:
     """A copy of what build.sh reads, and stand-ins for builders that know only the calls that are given to them."""
 
@@ -58,6 +61,7 @@ class Desk:
         self.folder = folder
         (folder / "container").mkdir()
         shutil.copy(ROOT / "container/build.sh", folder / "container")
+        shutil.copytree(ROOT / "container/torch_builds", folder / "container/torch_builds")
         (folder / "bin").mkdir()
         for tool in ("bash", "cat", "dirname", "mkdir", "sh", "sleep"):  # no docker and no gcloud of this machine's
             (folder / "bin" / tool).symlink_to(str(shutil.which(tool)))
@@ -84,6 +88,7 @@ esac
             "CONTAINER_IMAGE_REGISTRY": REGISTRY,
             "TAG": TAG,
             "BUILD_POLL_S": "0",
+            "TORCH_CPU_INDEX_URL": INDEX,
         }
         command = ["container/build.sh", *arguments]
         return subprocess.run(
@@ -102,7 +107,14 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-EXPECTED = {"tag": TAG, "cluster.image_uri": IMAGES["trainer"], "gcp.pipeline_image": IMAGES["pipeline"]}
+EXPECTED = {
+    "tag": TAG,
+    "cluster.image_uri": IMAGES["trainer"],
+    "gcp.pipeline_image": IMAGES["pipeline"],
+    "cluster.torch_build": "cu130",
+}
+# Of the trainer image, as build arguments of docker and substitutions of Cloud Build.
+NEEDS = {"TORCH_BUILD": "cu130", "MIN_DRIVER": "580", "MIN_COMPUTE_CAPABILITY": "7.5"}
 
 
 def test_docker_pushes_and_its_digests_reach_the_run_file(desk: Desk) -> None:
@@ -124,12 +136,15 @@ def test_docker_pushes_and_its_digests_reach_the_run_file(desk: Desk) -> None:
     assert f"cluster.image_uri={IMAGES['trainer']}" in done.stdout
     assert (desk.folder / "run.yaml").read_text() == RUN_FILE.replace('"old"', IMAGES["trainer"]).replace(
         "  project", f"  pipeline_image: {IMAGES['pipeline']}\n  project"
-    )
+    ).replace("  replica_count", "  torch_build: cu130\n  replica_count")
     assert [(desk.folder / f"build/{name}.cdx.json").read_text() for name in DIGESTS] == ["{}\n", "{}\n"]
     trainer, pipeline = [call for call in desk.calls() if call.startswith("docker build")]
-    told = " ".join(f"--build-arg {name}={value}" for name, value in options.items())
+    told = " ".join(f"--build-arg {name}={value}" for name, value in {**options, **NEEDS}.items())
     assert f"{told} --secret id=pip,src=/etc/pip.conf" in trainer
     assert "REDUCTION_SERVER" not in pipeline
+    needs = "--build-arg TORCH_BUILD=cpu --build-arg MIN_DRIVER= --build-arg MIN_COMPUTE_CAPABILITY="
+    assert f"{needs} --secret id=torch_index,env=TORCH_CPU_INDEX_URL" in pipeline
+    assert INDEX not in trainer + pipeline, "an address may hold credentials"
 
 
 SUBMIT = '"builds submit --async --format value(id) --config container/cloudbuild.yaml --substitutions "*" ."'
@@ -154,6 +169,9 @@ def test_cloud_build_is_waited_for_and_its_results_are_read(desk: Desk) -> None:
     submit, *described = desk.calls()
     assert len(described) == 4
     values = "_REGISTRY=host/p/r,_TAG=t,_BASE_IMAGE=python:3.11-slim,_REDUCTION_SERVER=0,_HOROVOD=0"
+    values += "".join(f",_{name}={value}" for name, value in NEEDS.items())
+    values += ",_PIPELINE_TORCH_BUILD=cpu,_PIPELINE_MIN_DRIVER=,_PIPELINE_MIN_COMPUTE_CAPABILITY="
+    values += f",_TORCH_CPU_INDEX_URL={INDEX}"
     assert submit.endswith(
         f"--substitutions {values} --service-account projects/my-project/serviceAccounts/builder@x "
         "--gcs-source-staging-dir gs://bucket/source ."
@@ -165,7 +183,7 @@ def test_extras_reach_cloud_build(desk: Desk) -> None:
         "gcloud", {SUBMIT: "echo build-1", '"builds describe build-1 --format value(status)"': "echo FAILURE"}
     )
     desk.build("gcloud", EXTRAS="wandb")
-    assert "_REDUCTION_SERVER=0,_HOROVOD=0,_EXTRAS=wandb " in desk.calls()[0]
+    assert "_REDUCTION_SERVER=0,_HOROVOD=0,_EXTRAS=wandb," in desk.calls()[0]
 
 
 def test_a_failed_build_names_its_log_and_leaves_the_run_file(desk: Desk) -> None:
@@ -189,6 +207,10 @@ def test_a_failed_build_names_its_log_and_leaves_the_run_file(desk: Desk) -> Non
         (["docker"], {}, "no Docker daemon answers"),
         (["gcloud"], {}, "gcloud is not installed"),
         (["podman"], {}, "unknown builder 'podman'"),
+        (["docker"], {"TORCH_CPU_INDEX_URL": ""}, "TORCH_CPU_INDEX_URL is not set, and PyPI has no build cpu of torch"),
+        (["gcloud"], {"TORCH_CPU_INDEX_URL": "", "PIP_CONFIG_FILE": "/p"}, "TORCH_CPU_INDEX_URL is not set"),
+        (["docker"], {"TORCH_BUILD": "cpu"}, "TORCH_INDEX_URL is not set"),
+        (["docker"], {"TORCH_BUILD": "cu126"}, "pin_torch.py cu126 --index-url INDEX writes it"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_built(
@@ -199,6 +221,26 @@ def test_what_is_missing_is_said_before_anything_is_built(
     assert done.returncode == 69
     assert said in done.stderr
     assert not (desk.folder / "build/images.json").exists()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"TORCH_CPU_INDEX_URL": "", "PIPELINE_TORCH_BUILD": "cu130"},
+        {"TORCH_CPU_INDEX_URL": "", "PIP_CONFIG_FILE": "/p"},
+        {"TORCH_BUILD": "cpu", "TORCH_INDEX_URL": INDEX},
+    ],
+)
+def test_the_remedies_for_a_missing_build_of_torch_let_the_build_go_on(desk: Desk, environment: dict[str, str]) -> None:
+    done = desk.build("docker", **environment)
+    assert "no Docker daemon answers" in done.stderr  # the next check
+
+
+def test_a_build_of_torch_that_is_not_described_is_refused(desk: Desk) -> None:
+    (desk.folder / "container/torch_builds/cu199.txt").write_text("torch==2.13.0+cu199\n")
+    done = desk.build("docker", TORCH_BUILD="cu199", TORCH_INDEX_URL=INDEX)
+    assert done.returncode == ExitCode.CONFIG
+    assert "nothing is known of torch's build cu199" in done.stderr
 
 
 def test_make_hands_over_a_run_file_only_when_one_is_named(tmp_path: Path) -> None:
@@ -281,37 +323,6 @@ def test_the_shipped_run_files_can_be_pinned() -> None:
         assert all(image in pin(path.read_text(), IMAGES, str(path)) for image in IMAGES.values())
 
 
-@pytest.mark.parametrize("name", ["trainer", "pipeline"])
-def test_a_recipe_installs_packages_before_it_copies_code(name: str) -> None:
-    text = (ROOT / f"container/{name}.Dockerfile").read_text()
-    steps = [line for line in text.replace("\\\n", " ").splitlines() if re.match("[A-Z]+ ", line)]
-    code = next(i for i, step in enumerate(steps) if step.startswith("COPY pipelines"))
-    installs = [i for i, step in enumerate(steps) if "pip install" in step and "--no-index" not in step]
-    assert len(installs) == 2
-    assert max(installs) < code, "or changed code would install every package again"
-    assert all("--mount=type=secret,id=pip " in steps[i] and "--constraint" in steps[i] for i in installs)
-
-
-def test_the_trainer_image_is_not_roots_and_has_a_place_for_extensions() -> None:
-    last_lines = (ROOT / "container/trainer.Dockerfile").read_text().splitlines()[-6:]
-    assert "USER 1000" in last_lines
-    assert any(line.startswith("ENV TORCH_EXTENSIONS_DIR=/home/vlmpipe/") for line in last_lines)
-
-
-def test_requirements_of_an_image_are_those_of_the_project() -> None:
-    printed = subprocess.run(
-        [sys.executable, "container/requirements.py", "trainer", "data"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = content["project"]["optional-dependencies"]
-    own = content["build-system"]["requires"] + content["project"]["dependencies"]
-    assert printed == own + extras["trainer"] + extras["data"]
-
-
 def test_pip_settings_for_a_build_name_their_folders_and_what_no_image_may_mention(tmp_path: Path) -> None:
     (tmp_path / "simple").mkdir()
     listed = f"""\
@@ -339,3 +350,20 @@ def test_image_test_names_all_packages_that_it_lacks(monkeypatch: pytest.MonkeyP
         require_tools()
     assert caught.value.fix == "apt-get install --no-install-recommends buildah iproute2"
     assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+@only_whole
+def test_both_images_are_built_as_they_ship_and_run(tmp_path: Path) -> None:
+    try:
+        require_tools()
+    except UserError as error:
+        pytest.skip(error.found)
+    if shutil.disk_usage(tmp_path).free < IMAGES_NEED_BYTES:
+        pytest.skip(f"less than {IMAGES_NEED_BYTES / 1e9:.0f} GB free in {tmp_path}")
+    cpu_torch = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed"]
+    cpu_torch += ["--requirement", str(ROOT / "container/torch_builds/cpu.txt")]
+    if not os.environ.get("TORCH_CPU_INDEX_URL") and subprocess.run(cpu_torch, capture_output=True).returncode:
+        pytest.skip("pip finds no torch for CPUs, and TORCH_CPU_INDEX_URL is not set")
+    command = [sys.executable, "-m", "tests.images", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,12 +1,18 @@
 """CUDA builds of torch: which GPUs they have code for, and which drivers run them.
 
 The facts are in `cuda_builds.yaml`, each with its source. Imports no torch: the command line reads them too.
+
+    python -m vlmpipe.trainer.distributed.cuda_builds cu130
+
+prints a build and its needs as NAME=VALUE words, for container/build.sh.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +20,24 @@ from typing import Any
 
 import yaml
 
+from vlmpipe.trainer.errors import ConfigError, ExitCode, run_main
+
+CPU = "cpu"  # the build of torch without CUDA
+
 
 @dataclass(frozen=True)
 class CudaBuild:
     """A CUDA build of torch."""
 
+    name: str  # "cu130", what stands behind the plus of torch's version
     version: str  # "13.0", as torch.version.cuda
     architectures: tuple[float, ...]  # compute capabilities with machine code in the build
     min_driver: str  # "580": the oldest branch of the driver that runs it
+
+    @property
+    def min_compute_capability(self) -> float:
+        """Of the oldest GPU that the build has code for."""
+        return min(self.architectures)
 
     def has_code_for(self, compute_capability: float) -> bool:
         """Whether a GPU of this compute capability can run the build."""
@@ -58,18 +74,40 @@ def driver_runs(driver: str, cuda_version: str) -> bool | None:
 
 @functools.cache
 def cuda_builds() -> Mapping[str, CudaBuild]:
-    """The known builds by CUDA version."""
+    """The known builds by name."""
     found = {}
-    for version, build in _facts()["builds"].items():
-        driver = min_driver(version)
-        assert driver, f"cuda_builds.yaml has no driver for CUDA {version}"
-        found[version] = CudaBuild(version, tuple(build["architectures"]), driver)
+    for name, build in _facts()["builds"].items():
+        driver = min_driver(build["cuda"])
+        assert driver, f"cuda_builds.yaml has no driver for CUDA {build['cuda']}"
+        found[name] = CudaBuild(name, build["cuda"], tuple(build["architectures"]), driver)
     return found
 
 
-def shipped_build() -> CudaBuild:
-    """The build in the images of this repository, unless another one was asked for."""
-    return cuda_builds()[_facts()["shipped"]]
+def main() -> int:
+    """Print the build that is named and its needs. Raises UserError (64) for an unknown one."""
+    parser = argparse.ArgumentParser(prog="python -m vlmpipe.trainer.distributed.cuda_builds", description=__doc__)
+    parser.add_argument("build")
+    name = parser.parse_args().build
+    print(" ".join(f"{argument}={value}" for argument, value in build_arguments(name).items()))
+    return ExitCode.OK
+
+
+def build_arguments(name: str) -> dict[str, str]:
+    """A build of torch, "cpu" too, and its needs as arguments of the images' recipes.
+
+    Raises ConfigError for one that is not in `cuda_builds.yaml`.
+    """
+    if name == CPU:
+        return {"TORCH_BUILD": name, "MIN_DRIVER": "", "MIN_COMPUTE_CAPABILITY": ""}
+    build = cuda_builds().get(name)
+    if build is None:
+        raise ConfigError(
+            f"nothing is known of torch's build {name}",
+            expected=f"{CPU}, {' or '.join(cuda_builds())}",
+            fix="describe it in trainer/distributed/cuda_builds.yaml",
+        )
+    capability = f"{build.min_compute_capability:.1f}"
+    return {"TORCH_BUILD": name, "MIN_DRIVER": build.min_driver, "MIN_COMPUTE_CAPABILITY": capability}
 
 
 @functools.cache
@@ -85,3 +123,7 @@ def _major_minor(capability: float) -> tuple[int, int]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

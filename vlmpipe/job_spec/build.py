@@ -12,6 +12,7 @@ from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
 from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.distributed.cuda_builds import CPU, cuda_builds
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.preflight import bought
 from vlmpipe.trainer.storage.base import join_uri
@@ -202,8 +203,26 @@ def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> dic
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
     """All violations of the job's spec. The region is checked if the run file names a project."""
-    specs = [(_region(option), job_spec(option, job, run_uri)) for option in capacity_options(config, job)]
-    return list(dict.fromkeys(one for region, spec in specs for one in _violations(spec, region)))
+    options = capacity_options(config, job)
+    return list(dict.fromkeys(found for option in options for found in _option_violations(option, job, run_uri)))
+
+
+def unknown_gpu_code(config: RunConfig, job: Job) -> str:
+    """A sentence if it cannot be known whether the torch in a job's image has code for its GPUs, else empty."""
+    node = worker_pools(config, job, "")[0]
+    gpu = node["machine_spec"].get("accelerator_type")
+    image = (
+        node["container_spec"]["image_uri"]
+        if "container_spec" in node
+        else node["python_package_spec"]["executor_image_uri"]
+    )
+    build = _torch_builds(config).get(image, "")
+    if gpu is None or build == CPU or build in cuda_builds():
+        return ""
+    return (
+        f"whether the torch in {image} has code for {gpu} is not known: cluster.torch_build tells of "
+        "cluster.image_uri only"
+    )
 
 
 def check_job_spec(spec: Mapping[str, Any], *, region: str = "") -> api.CustomJobSpec:
@@ -224,7 +243,7 @@ def check_jobs(config: RunConfig, run_uri: str) -> None:
         for option in capacity_options(config, job):
             on = f" on {option.cluster.scheduling_strategy}" if option is not config else ""
             on += f" in {option.gcp.location}" if option.gcp.location != config.gcp.location else ""
-            violations[f"job {step_of(job)}{on}"] = _violations(job_spec(option, job, run_uri), _region(option))
+            violations[f"job {step_of(job)}{on}"] = _option_violations(option, job, run_uri)
     _raise_errors(violations)
 
 
@@ -232,8 +251,17 @@ def _region(config: RunConfig) -> str:
     return config.gcp.location if config.gcp.project else ""
 
 
-def _violations(spec: Mapping[str, Any], region: str) -> list[Violation]:
-    return check_spec(spec, region=region, catalog=load_catalog())
+def _option_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
+    return _violations(job_spec(config, job, run_uri), _region(config), _torch_builds(config))
+
+
+def _violations(spec: Mapping[str, Any], region: str, torch_builds: Mapping[str, str] | None = None) -> list[Violation]:
+    return check_spec(spec, region=region, catalog=load_catalog(), torch_builds=torch_builds)
+
+
+def _torch_builds(config: RunConfig) -> dict[str, str]:
+    """The build of torch in the trainer image; of other images none is known."""
+    return {config.cluster.image_uri or NO_IMAGE: config.cluster.torch_build}
 
 
 def _raise_errors(violations: Mapping[str, list[Violation]]) -> None:

@@ -10,7 +10,7 @@ from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.config.run_config import RunConfig, warnings
-from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of
+from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, unknown_gpu_code
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
@@ -22,6 +22,7 @@ from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.sequence_fill import fill_by_length, length_advice
+from vlmpipe.planner.serving import unservable
 from vlmpipe.planner.time import feature_cache, reduction_server
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.external_trainer import external_time
@@ -187,6 +188,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
         jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
         findings += [one for one in job_violations(config, job, paths.run_uri) if one not in findings]
     notes = [str(problem) for problem in warnings(config)]
+    notes += dict.fromkeys(filter(None, (unknown_gpu_code(config, job) for job in jobs_of(config))))
     if config.train.quantized:
         notes.append("Memory leaves out what quantizing needs beside the weights and gradients it rounds (ZeRO++).")
     if ignored := unpriced(config.train.deepspeed):
@@ -283,7 +285,11 @@ def _estimated(
         memory=None if trainer else estimate_memory(config, model, machine, gpu, load=load),
         time=time,
         compiling=None if trainer else case.compiling,
-        unsupported=(*_unsupported(config, gpu), *_too_large_to_evaluate(config, model.shape, gpu)),
+        unsupported=(
+            *_unsupported(config, gpu),
+            *_too_large_to_evaluate(config, model.shape, gpu),
+            *unservable(config),
+        ),
         features_cache=None if trainer else cache,
         reduction_server=reduction_server.advise(config, layout, time, machine, prices)
         if prices and not trainer

@@ -9,6 +9,8 @@ from typing import Any
 
 DIGEST = "@sha256:" + 64 * "a"
 IMAGE = f"us-central1-docker.pkg.dev/example-project/vlmpipe/trainer{DIGEST}"
+BUILT = f"us-central1-docker.pkg.dev/example-project/vlmpipe/built{DIGEST}"
+TORCH_BUILDS = {BUILT: "cu130"}  # of images of which it is known
 REDUCERS = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 NETWORK = "projects/123456789012/global/networks/training"
 # Made up, in the form of real ones.
@@ -120,6 +122,7 @@ class Case:
 
 P0, P1, P2 = (f"worker_pool_specs.{index}" for index in range(3))
 MACHINE, CONTAINER, DISK = f"{P0}.machine_spec", f"{P0}.container_spec", f"{P0}.disk_spec"
+V100 = {"machine_type": "n1-standard-8", "accelerator_type": "NVIDIA_TESLA_V100", "accelerator_count": 1}
 COUNT, GPU = f"{MACHINE}.accelerator_count", f"{MACHINE}.accelerator_type"
 RESTART = "scheduling.restart_job_on_worker_restart"
 AFFINITY, PEERING = f"{MACHINE}.reservation_affinity", "psc_interface_config.dns_peering_configs"
@@ -391,6 +394,12 @@ CASES = [
         {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE | {"package_uris": []}},
         {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE},
     ),
+    Case(
+        "VP606",
+        {f"{CONTAINER}.image_uri": BUILT, MACHINE: V100},
+        {f"{CONTAINER}.image_uri": BUILT, MACHINE: V100 | {"accelerator_type": "NVIDIA_TESLA_T4"}},
+    ),
+    Case("VP606", {f"{CONTAINER}.image_uri": BUILT, MACHINE: V100}, {MACHINE: V100}),
     Case(
         "VP701",
         {f"{CONTAINER}.env": variable("WANDB_API_KEY", HEX_KEY)},

@@ -204,6 +204,12 @@ class ClusterConfig(Section):
     boot_disk_type: BootDisk = Field("pd-ssd", description="Kind of the boot disk, which also holds local files.")
     boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
     image_uri: str = Field("", description="Trainer image, best by digest (...@sha256:...). Not used on this machine.")
+    torch_build: str = Field(
+        "cu130",
+        pattern=r"^(cpu|cu[0-9]{3})?$",
+        description="Build of torch in image_uri, which decides the GPUs that it runs on; the default is that of "
+        "`make build`. Empty if it is not known: GPUs are then not checked against it.",
+    )
     scheduling_strategy: Strategy = Field(
         "standard",
         description="How capacity is obtained: on demand, preemptible, or queued (Dynamic Workload Scheduler).",

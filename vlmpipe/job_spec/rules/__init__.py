@@ -24,6 +24,7 @@ def check_spec(
     *,
     region: str = "",
     catalog: Catalog,
+    torch_builds: Mapping[str, str] | None = None,
     name_path: Callable[[FieldPath], str] = path_text,
     spelling: Spelling = "snake_case",
 ) -> list[Violation]:
@@ -33,11 +34,12 @@ def check_spec(
         spec: the spec. A bare list of worker pools is a violation, but is read.
         region: the job's region; empty skips the rules that depend on it.
         catalog: the machines that Vertex AI offers.
+        torch_builds: the build of torch in an image, by the image's address; GPUs of others are not checked against it.
         name_path: the name of a field for the user.
         spelling: of field names; the other one is a violation.
     """
     reading = fields.read_leniently(spec, spelling)
-    job = Job(reading.spec, reading.unread, region, catalog)
+    job = Job(reading.spec, reading.unread, region, catalog, torch_builds or {})
     violations = [*reading.violations, *(violation for check in CHECKS for violation in check(job))]
     return [one.named(lambda path: name_path(_as_written(path, reading.moved))) for one in violations]
 

@@ -107,6 +107,7 @@ class Job:
     unread: frozenset[FieldPath]
     region: str
     catalog: Catalog
+    torch_builds: Mapping[str, str]  # of images of which it is known: cu130, cu126 or cpu
 
     @functools.cached_property
     def pools(self) -> tuple[Pool, ...]:

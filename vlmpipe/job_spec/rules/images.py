@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import FieldPath, Violation
+from vlmpipe.trainer.distributed.cuda_builds import CPU, cuda_builds
 
 _CONTAINER_REGISTRY = re.compile(r"([a-z]+\.)?gcr\.io/(?P<path>.+)")
 _ARTIFACT_REGISTRY = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev/(?P<path>[^/\s]+/[^/\s]+/\S+)")
@@ -24,6 +25,7 @@ def check(job: Job) -> Iterator[Violation]:
     for pool in job.pools:
         if pool.image_uri:
             yield from _image(pool.at("container_spec", "image_uri"), pool.image_uri)
+            yield from _gpu_code(job, pool)
         yield from _package(pool)
 
 
@@ -43,6 +45,30 @@ def _image(path: FieldPath, image: str) -> Iterator[Violation]:
         yield Violation(
             "VP603", path, image, expected, "gcloud artifacts docker images describe IMAGE prints the digest"
         )
+
+
+def _gpu_code(job: Job, pool: Pool) -> Iterator[Violation]:
+    """Machine code for the pool's GPUs, where the image's build of torch is known."""
+    gpu = job.catalog.gpus.get(pool.accelerator_type)
+    name = job.torch_builds.get(pool.image_uri, "")
+    if gpu is None or not pool.accelerator_count or (name != CPU and name not in cuda_builds()):
+        return
+    able = [build for build in cuda_builds().values() if build.has_code_for(gpu.compute_capability)]
+    if name in (build.name for build in able):
+        return
+    found = f"torch's build {name} for {gpu.accelerator_type}, of compute capability {gpu.compute_capability:.1f}"
+    fix = "use another GPU"
+    if able:
+        fix = f"build the trainer image with TORCH_BUILD={able[-1].name} and write cluster.torch_build: {able[-1].name}"
+        if name != CPU:
+            fix = f"{fix}, or use another GPU"
+    yield Violation("VP606", pool.at("machine_spec", "accelerator_type"), found, _capabilities(name), fix)
+
+
+def _capabilities(name: str) -> str:
+    if name == CPU:
+        return "a build with CUDA: this one runs on CPUs only"
+    return f"compute capability {', '.join(f'{each:.1f}' for each in cuda_builds()[name].architectures)}"
 
 
 def _package(pool: Pool) -> Iterator[Violation]:

@@ -11,7 +11,6 @@ from vlmpipe.trainer.distributed.cuda_builds import (
     driver_runs,
     has_code_for,
     min_driver,
-    shipped_build,
 )
 
 
@@ -34,12 +33,14 @@ def test_code_runs_on_later_minor_versions_of_its_major_version(
 
 def test_each_build_leaves_out_the_gpus_that_it_is_known_to_leave_out() -> None:
     without = {
-        version: {name for name, gpu in load_catalog().gpus.items() if not build.has_code_for(gpu.compute_capability)}
-        for version, build in cuda_builds().items()
+        build_name: {
+            name for name, gpu in load_catalog().gpus.items() if not build.has_code_for(gpu.compute_capability)
+        }
+        for build_name, build in cuda_builds().items()
     }
     assert without == {
-        "12.6": {"NVIDIA_RTX_PRO_6000", "NVIDIA_B200", "NVIDIA_GB200"},
-        "13.0": {"NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_V100"},
+        "cu126": {"NVIDIA_RTX_PRO_6000", "NVIDIA_B200", "NVIDIA_GB200"},
+        "cu130": {"NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_V100"},
     }
 
 
@@ -63,6 +64,7 @@ def test_a_driver_runs_what_nvidia_says(driver: str, cuda: str, expected: bool |
     assert driver_runs(driver, cuda) is expected
 
 
-def test_the_shipped_build_is_known_with_its_driver() -> None:
-    assert (shipped_build().version, shipped_build().min_driver) == ("13.0", "580")
+def test_the_default_build_of_the_images_is_known_with_its_driver() -> None:
+    build = cuda_builds()["cu130"]
+    assert (build.version, build.min_driver, build.min_compute_capability) == ("13.0", "580", 7.5)
     assert min_driver("10.2") is None

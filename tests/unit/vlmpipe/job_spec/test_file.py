@@ -110,7 +110,11 @@ def test_a_field_in_both_spellings_is_named() -> None:
     assert found[0].fix == "write service_account once: it is given in both spellings"
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.code != "VP102"], ids=lambda case: case.code)
+# The first is of one spelling; what the second compares with is in run files only.
+NOT_OF_FILES = ("VP102", "VP606")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.code not in NOT_OF_FILES], ids=lambda case: case.code)
 def test_both_spellings_of_a_broken_spec_break_the_same_rules(case: Case) -> None:
     broken = changed(case.base, case.broken)
     assert [one.code for one in check(broken, case.region)] == [case.code]

@@ -23,6 +23,7 @@ from tests.support.pipelines.job_specs import (
     HUB_TOKEN,
     ONE,
     REDUCED,
+    TORCH_BUILDS,
     TPU,
     WHOLE,
     Case,
@@ -38,6 +39,7 @@ from vlmpipe.job_spec.build import check_jobs, job_violations, jobs_of
 from vlmpipe.job_spec.rules import RULES, Violation, check_spec
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields
 from vlmpipe.pipelines.check import check_run
+from vlmpipe.planner.plan import plan_run
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name, may_be_secret
 
@@ -47,7 +49,7 @@ CATALOG = load_catalog()
 
 
 def check(spec: Any, region: str = "") -> list[Violation]:
-    return check_spec(spec, region=region, catalog=CATALOG)
+    return check_spec(spec, region=region, catalog=CATALOG, torch_builds=TORCH_BUILDS)
 
 
 def codes(spec: Any, region: str = "") -> list[str]:
@@ -133,6 +135,49 @@ def test_a_run_file_with_several_wrong_settings_gets_all_of_them_in_one_error() 
 def findings(*overrides: str) -> list[tuple[str, str]]:
     found = check_run(load_run_file(ROOT / "configs/digits.yaml", list(overrides)))
     return [(one.state, one.text) for one in found if one.subject.startswith("job ") and one.state != "ok"]
+
+
+V100 = [
+    "cluster.machine_type=n1-standard-8",
+    "cluster.accelerator_type=NVIDIA_TESLA_V100",
+    "cluster.accelerator_count=1",
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "expected", "remedy"),
+    [
+        ("cu130", "compute capability 7.5, 8.0, 8.6, 9.0, 10.0, 12.0", "cluster.torch_build=cu126"),
+        ("cpu", "a build with CUDA", "cluster.torch_build=cu126"),
+        ("cu126", "", ""),
+    ],
+)
+def test_a_gpu_that_the_images_torch_has_no_code_for_is_an_error_with_a_remedy(
+    build: str, expected: str, remedy: str
+) -> None:
+    found = findings(*V100, f"cluster.torch_build={build}")
+    assert [text.startswith("VP606") and expected in text for _, text in found] == [True, True] * bool(expected)
+    if remedy:
+        assert f"write {remedy.replace('=', ': ')}" in found[0][1]
+        assert findings(*V100, remedy) == []
+
+
+def test_a_gpu_newer_than_the_images_torch_is_an_error() -> None:
+    b200 = ["cluster.machine_type=a4-highgpu-8g", "cluster.accelerator_type=NVIDIA_B200", "cluster.accelerator_count=8"]
+    config = load_run_file(ROOT / "configs/digits.yaml", [*b200, "cluster.torch_build=cu126"])
+    assert "VP606" in {one.code for one in job_violations(config, "train", "gs://b/r")}
+    fixed = load_run_file(ROOT / "configs/digits.yaml", b200)
+    assert "VP606" not in {one.code for one in job_violations(fixed, "train", "gs://b/r")}
+
+
+@pytest.mark.parametrize("build", ["", "cu128"])
+def test_what_is_not_known_of_an_image_is_said_by_check_and_plan(build: str) -> None:
+    overrides = [*V100, f"cluster.torch_build={build}"]
+    found = findings(*overrides)
+    assert [state for state, _ in found] == ["unchecked"] * 3
+    assert "has code for NVIDIA_TESLA_V100 is not known" in found[0][1]
+    notes = plan_run(load_run_file(ROOT / "configs/digits.yaml", overrides)).notes
+    assert sum("has code for NVIDIA_TESLA_V100 is not known" in note for note in notes) == 1
 
 
 def test_an_error_shared_by_several_jobs_is_reported_once() -> None:

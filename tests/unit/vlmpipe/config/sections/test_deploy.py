@@ -9,7 +9,10 @@ import pytest
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.deploy import DeployConfig, arguments_of, container_of
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.pipelines.check import check_run
+from vlmpipe.planner.plan import plan_run
+from vlmpipe.planner.serving import unservable
+from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 DIGITS = ROOT / "configs/digits.yaml"
 IMAGE = "us-docker.pkg.dev/my-project/serving/vllm:1"
@@ -51,6 +54,16 @@ def test_the_environment_of_a_served_model_is_the_users() -> None:
 def test_more_time_than_vertex_ai_allows_is_refused() -> None:
     with pytest.raises(ValueError, match="less than or equal to 7200"):
         DeployConfig(endpoint="digits", deployment_timeout_s=7201)
+
+
+def test_more_shared_memory_than_the_machine_has_is_refused_by_check_and_plan() -> None:
+    small = config("deploy.machine_type=g2-standard-4")  # 16 GiB
+    failed = [one for one in check_run(small) if one.subject == "deploy"]
+    assert [(one.state, one.code) for one in failed] == [("failed", ExitCode.CONFIG)]
+    assert failed[0].text in plan_run(small).errors
+    smaller = ["deploy.machine_type=g2-standard-4", "deploy.shared_memory_size_mb=4096"]
+    for changes in (smaller, ["deploy.machine_type=g2-standard-8"], ["deploy.machine_type=new-1"]):
+        assert unservable(config(*changes)) == ()
 
 
 def test_a_container_of_ones_own_is_taken_as_it_is() -> None:
