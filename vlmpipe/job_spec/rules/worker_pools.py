@@ -12,7 +12,7 @@ from vlmpipe.job_spec.worker_pools import CHIEF_POOL, EVALUATOR_POOL, POOLS, RED
 
 REDUCER_MACHINES = ("n1-highcpu-16", "n2-highcpu-16")
 _OUR_TRAINER = re.compile(
-    r"\btrainer\.(launch|train|trials\.(tune|sweep)|feature_cache\.encode|evaluation\.evaluate)\b"
+    r"\bvlmpipe\.trainer\.(launch|train|trials\.(tune|sweep)|feature_cache\.encode|evaluation\.evaluate)\b"
 )
 
 
