@@ -186,6 +186,10 @@ test: $(INSTALLED_DEV)  ## run the tests, three files at a time
 test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS) $(SERVING)  ## run the tests with every case of the laws that `make test` checks in a short form
 	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)):$(abspath $(WEIGHTS)):$(abspath $(SERVING)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(args)
 
+.PHONY: test-numerics
+test-numerics: $(INSTALLED_DEV)  ## tests that compare numbers, under other kernels, threads and orders of sums: args='--only SSE2 FILE'
+	@$(BIN)/python -m tests.numerics.table $(args)
+
 .PHONY: incidents
 incidents: $(INSTALLED_DEV)  ## real faults on this machine, and whether vlmpipe diagnose names them: make incidents args='--only hangs'
 	@$(BIN)/python -m tests.incidents.table $(args)

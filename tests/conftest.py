@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,9 +13,16 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.support.short_form import WHOLE
+from tests.support.short_form import PATIENCE, WHOLE
+
+pytest.register_assert_rewrite("tests.support.trainer.numeric_equality")  # what it finds is in its messages
 
 MEMORY = Path("/dev/shm")
+# What starts in the background (`make test &`, nohup, some CI) ignores SIGINT, and so does all that it starts:
+# tests would wait for ever for the end of what they have interrupted.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 # Files are tested side by side: threads of one would wait for processors that another has, and spin meanwhile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Workers would rewrite the assertions of all test files, and processes compile all modules, each time anew.
@@ -32,3 +41,16 @@ def memory() -> Iterator[Path]:
     """A folder for a few small files in memory, where there is one: flushing a file to the disk costs nothing there."""
     with tempfile.TemporaryDirectory(prefix="vlmpipe-test-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
         yield Path(folder)
+
+
+# A signal that does not arrive where it should must not hold up the suite.
+SENDS_SIGNALS = re.compile(r"send_signal\(|os\.kill\(|os\.killpg\(|raise_signal\(|\.terminate\(\)|press_ctrl_c\(")
+SIGNAL_LIMIT_S = 240
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a file that sends signals have a limit of their own, far below that of the others."""
+    sends = {path: bool(SENDS_SIGNALS.search(path.read_text())) for path in {item.path for item in items}}
+    for item in items:
+        if sends[item.path] and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PATIENCE * SIGNAL_LIMIT_S))

@@ -12,6 +12,7 @@ import pytest
 Value = TypeVar("Value")
 
 WHOLE = os.environ.get("VLMPIPE_TESTS") == "whole"
+PATIENCE = 10 if WHOLE else 1  # times a limit: the long form also runs beside other work
 only_whole = pytest.mark.skipif(not WHOLE, reason="make test-whole runs it")
 
 

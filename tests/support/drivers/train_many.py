@@ -7,6 +7,7 @@ import gc
 
 import torch
 
+from tests.numerics.settings import change_alone
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
 from vlmpipe.trainer.loop import train
@@ -17,6 +18,8 @@ def main() -> int:
     parser.add_argument("--configs", nargs="+", required=True)
     worker, stop = start_worker(), StopRequest()
     torch.use_deterministic_algorithms(True)
+    if worker.world_size == 1:
+        change_alone()
     for config in parser.parse_args().configs:
         gc.freeze()  # a run collects garbage once, and what is loaded is looked through in a third of its time
         code = train(JobConfig.load(config), worker, stop)

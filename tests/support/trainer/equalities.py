@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 
 from tests.support.trainer.checkpoints import newest_good
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_record
-from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
 from vlmpipe.trainer.checkpoint.weight_reader import open_weights
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
@@ -36,10 +41,23 @@ NODES = {"hsdp": 2, "tp": 2, "tp+pp+dp": 2}
 
 def trained_weights(job: JobConfig, name: str = "", *, averaged: bool = False) -> dict[str, torch.Tensor]:
     """The trained parameters of a checkpoint, by default the newest, or their averages, as its export reads them."""
+    checkpoint = _checkpoint(job, name)
+    files = CheckpointFiles.of(open_storage(job.run.run_uri), checkpoint)
+    weights = open_weights(files, checkpoint.record.checkpoint_format, averaged=averaged)
+    return {name: weights.read(name) for name in weights.names}
+
+
+@contextlib.contextmanager
+def fetched(job: JobConfig, name: str = "") -> Iterator[tuple[Path, str]]:
+    """A checkpoint's files, by default of the newest one, in a folder that is there meanwhile; and their format."""
+    checkpoint = _checkpoint(job, name)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = fetch_folder(open_storage(job.run.run_uri), checkpoint, Path(scratch))
+        yield folder, checkpoint.record.checkpoint_format
+
+
+def _checkpoint(job: JobConfig, name: str) -> Checkpoint:
     store = open_storage(job.run.run_uri)
     checkpoint, passed_over = newest_good(store)
     assert checkpoint is not None and not passed_over
-    checkpoint = Checkpoint(name, read_record(store, name)) if name else checkpoint
-    files = CheckpointFiles.of(store, checkpoint)
-    weights = open_weights(files, checkpoint.record.checkpoint_format, averaged=averaged)
-    return {name: weights.read(name) for name in weights.names}
+    return Checkpoint(name, read_record(store, name)) if name else checkpoint

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.support.short_form import WHOLE
+from tests.support.short_form import PATIENCE
 from tests.support.trainer.preloaded import preloaded
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.config.job import DataPointers, JobConfig
@@ -17,8 +17,6 @@ from vlmpipe.trainer.data.prepare.pipeline import prepare
 from vlmpipe.trainer.feature_cache.store import features_uri
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
-
-PATIENCE = 10 if WHOLE else 1  # times a limit: the long form also runs beside other work
 
 
 def make_run(root: Path, run_id: str, changes: dict[str, Any] | None = None, *, features: str = "reuse") -> JobConfig:

@@ -28,6 +28,7 @@ from tests.support.trainer.equalities import (
     TOWER_TRAINED,
     trained_weights,
 )
+from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.checkpoint.commit import committed
@@ -98,17 +99,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    every_step = {"train.checkpoint_every_steps": 1, "train.keep_checkpoints": 100}
-    job = make_run(root, "reference", {"train.micro_batch_size": 8, **ALL_LOGITS, **AVERAGED, **every_step})
+    job = make_run(root, "reference", {"train.micro_batch_size": 8, **ALL_LOGITS, **AVERAGED, **EVERY_STEP})
     train_runs([job], processes=1)
     return job
 
 
 @pytest.fixture(scope="module")
 def reference_of_tower(root: Path) -> JobConfig:
-    job = make_run(
-        root, "reference-tower", {"train.micro_batch_size": 8, **ALL_LOGITS, **TOWER_TRAINED}, features="off"
-    )
+    changes = {"train.micro_batch_size": 8, **ALL_LOGITS, **TOWER_TRAINED, **EVERY_STEP}
+    job = make_run(root, "reference-tower", changes, features="off")
     train_runs([job], processes=1)
     return job
 
@@ -222,22 +221,13 @@ def _train_by_nodes(jobs: Mapping[str, Sequence[JobConfig]]) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategy_equals_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
-    """Also: the loss does not depend on accumulation or world size."""
+    """Losses, gradients, weights and their averages. The loss does not depend on accumulation or world size."""
     job = runs_of(strategy)["accumulated"]
     assert summary(job)["world_size"] == 2 * NODES.get(strategy, 1)
     assert len(losses(reference)) > STOP_STEP
-    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
-    norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
-    assert norms == pytest.approx(expected, rel=1e-4)
-    assert max(expected) > reference.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_final_weights_equal_one_process(strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]) -> None:
-    weights, expected = trained_weights(runs_of(strategy)["accumulated"]), trained_weights(reference)
-    assert weights.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+    norms = [line["grad_norm"] for line in metrics(reference)]
+    assert max(norms) > reference.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+    require_equal_training(job, reference)
 
 
 def test_an_average_is_what_the_weights_of_each_step_give(reference: JobConfig) -> None:
@@ -255,17 +245,6 @@ def test_an_average_is_what_the_weights_of_each_step_give(reference: JobConfig) 
     assert any(not torch.allclose(found[key], weight, atol=1e-4) for key, weight in weights.items())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_averaged_weights_equal_one_process(
-    strategy: str, reference: JobConfig, runs_of: Callable[[str], Runs]
-) -> None:
-    averages = trained_weights(runs_of(strategy)["accumulated"], averaged=True)
-    expected = trained_weights(reference, averaged=True)
-    assert averages.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(averages[name], tensor, rtol=1e-4, atol=2e-5)
-
-
 @pytest.mark.parametrize("strategy", READING)
 def test_cached_equals_online(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
@@ -278,7 +257,7 @@ def test_a_trained_tower_equals_one_process(
     strategy: str, reference_of_tower: JobConfig, runs_of: Callable[[str], Runs]
 ) -> None:
     """Its layers behind the features get no gradient, for which DDP would wait."""
-    assert losses(runs_of(strategy)["tower"]) == pytest.approx(losses(reference_of_tower), rel=RELATIVE)
+    require_equal_training(runs_of(strategy)["tower"], reference_of_tower)
     assert losses(reference_of_tower) != pytest.approx(losses(runs_of(strategy)["accumulated"]), rel=RELATIVE)
 
 
@@ -368,7 +347,4 @@ def test_another_strategy_goes_on_with_the_same_losses(
     """Sharded over two ranks, over two ranks of each of two nodes, and not at all."""
     job = runs_of(goes_on)[f"from {begins}"]
     assert summary(job)["resumed_from_step"] == STOP_STEP
-    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
-    averages, expected = trained_weights(job, averaged=True), trained_weights(reference, averaged=True)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(averages[name], tensor, rtol=1e-4, atol=2e-5)
+    require_equal_training(job, reference)

@@ -17,8 +17,9 @@ from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, TOWER_TRAI
 from tests.support.trainer.native_models import SIZES, picture
 from tests.support.trainer.native_runs import STOP_STEP, Content, base_of, train
 from tests.support.trainer.native_sequences import as_plain_transformers_takes, config_of, sequence_of
+from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, summary
-from tests.support.trainer.tiny_runs import TINY, strategy_changes
+from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import GRID_FAMILIES
@@ -133,7 +134,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     begun: list[tuple[int, JobConfig]] = []
     for family in GRID_FAMILIES:
         for name in sorted({reference for *_, reference in cases.values()}):
-            done[family, name] = job(family, name, "ddp", REFERENCES[name])
+            done[family, name] = job(family, name, "ddp", REFERENCES[name] | EVERY_STEP)
             begun.append((1, done[family, name]))
         for name, (processes, strategy, changes, _) in cases.items():
             done[family, name] = job(family, name, strategy, changes)
@@ -160,32 +161,17 @@ def test_ranks_that_hold_a_model_together_equal_one_process(family: str, name: s
     processes, *_, reference = CASES[name]
     job, expected = runs[family, name], runs[family, reference]
     assert summary(job)["world_size"] == processes
-    assert losses(job) == pytest.approx(losses(expected), rel=RELATIVE)
-    norms, of_expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, expected))
-    assert norms == pytest.approx(of_expected, rel=1e-4)
     held_out, of_one = (held_out_losses(each) for each in (job, expected))
     assert held_out == pytest.approx(of_one, rel=RELATIVE)
     assert bool(of_one) == (reference == "deep")
-    assert max(of_expected) > job.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+    norms = [line["grad_norm"] for line in metrics(expected)]
+    assert max(norms) > job.train.clip_grad_norm, "clipping must be active for its equality to mean anything"
+    assert reference != "trained tower" or any("attn.qkv.weight" in each for each in trained_weights(expected))
+    require_equal_training(job, expected)
 
 
 def held_out_losses(job: JobConfig) -> list[float]:
     return [line["validation_loss"] for line in metrics(job) if "validation_loss" in line]
-
-
-@only_whole
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("family", GRID_FAMILIES)
-def test_their_weights_equal_one_process(family: str, name: str, runs: Runs) -> None:
-    weights, expected = (trained_weights(runs[family, each]) for each in (name, CASES[name][-1]))
-    assert weights.keys() == expected.keys()
-    assert "trained tower" not in CASES[name] or any("attn.qkv.weight" in each for each in expected)
-    largest_part = TINY["train"]["optimizer"]["learning_rate"] / 10
-    for each, tensor in expected.items():
-        apart = weights[each] - tensor
-        assert float(apart.square().mean().sqrt()) < 2e-5, each
-        # AdamW divides by the size of a gradient: of one that is next to nothing, rounding decides a part of the step.
-        assert float(apart.abs().max()) < largest_part, each
 
 
 @only_whole
@@ -239,15 +225,16 @@ def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.Monk
 @only_whole
 def test_slices_of_unequal_length_of_a_fused_weight_equal_one_process(tmp_path: Path) -> None:
     """Two ranks have 24 of the 48 rows of queries, keys and values each, and five slice these."""
-    base = base_of(tmp_path, "qwen2_5_vl") | TOWER_TRAINED | {"train.global_batch_size": 10, "train.max_steps": 2}
+    base = (
+        base_of(tmp_path, "qwen2_5_vl")
+        | TOWER_TRAINED
+        | {"train.global_batch_size": 10, "train.max_steps": 2, **EVERY_STEP}
+    )
     one, ten = (
         make_run(tmp_path, name.replace("+", "-"), {**base, **strategy_changes(name)}, features="off")
         for name in ("ddp", "tp")
     )
     train([(1, one), (10, ten)])
     assert summary(ten)["world_size"] == 10
-    assert losses(ten) == pytest.approx(losses(one), rel=RELATIVE)
-    weights, expected = trained_weights(ten), trained_weights(one)
-    assert any(name.endswith("attn.qkv.weight") and len(weight) / 2 % 5 for name, weight in expected.items())
-    for name, weight in expected.items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-4, atol=2e-5)
+    assert any(name.endswith("attn.qkv.weight") and len(w) / 2 % 5 for name, w in trained_weights(one).items())
+    require_equal_training(ten, one)

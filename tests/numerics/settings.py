@@ -1,0 +1,76 @@
+"""Settings under which this machine computes as others do: other kernels, thread counts, and orders of sums.
+
+Kernels are chosen by three libraries, each by a variable of its own: torch's by ATEN_CPU_CAPABILITY, MKL's matrix
+products by MKL_CBWR, oneDNN's convolutions by ONEDNN_MAX_CPU_ISA. They read them when they are loaded, so each setting
+needs processes of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+# Of runs on one process, with which those of several ranks are compared: so that only one of the two is changed.
+ALONE_THREADS = "VLMPIPE_TEST_ALONE_THREADS"
+ALONE_ROUNDING = "VLMPIPE_TEST_ALONE_ROUNDING"
+
+# What another order of sums changes in a gradient, as a share of the largest of its parameter: as much as was found in
+# a first step between SSE2 and AVX-512.
+ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Variables of the environment, and what a processor must have for them."""
+
+    environment: dict[str, str]
+    needs: str = ""  # a flag of /proc/cpuinfo
+
+    def missing(self) -> str:
+        """Why the setting cannot be tried here, or nothing."""
+        flags = Path("/proc/cpuinfo").read_text().split()
+        return f"this processor has no {self.needs}" if self.needs and self.needs not in flags else ""
+
+
+def _kernels(torch_has: str, mkl: str, onednn: str) -> dict[str, str]:
+    return {"ATEN_CPU_CAPABILITY": torch_has, "MKL_CBWR": mkl, "ONEDNN_MAX_CPU_ISA": onednn}
+
+
+SETTINGS = {
+    "as it is": Setting({}),
+    "SSE2": Setting(_kernels("default", "COMPATIBLE", "SSE41")),
+    "AVX2": Setting(_kernels("avx2", "AVX2", "AVX2"), needs="avx2"),
+    "AVX-512": Setting(_kernels("avx512", "AVX512", "AVX512_CORE"), needs="avx512f"),
+    "4 threads": Setting({"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}),
+    "4 threads in one of two runs": Setting({ALONE_THREADS: "4"}),
+    "rounding in one of two runs": Setting({ALONE_ROUNDING: str(ROUNDING)}),
+}
+
+
+def change_alone() -> None:
+    """In a process that trains alone: the threads and the rounding errors that the environment asks for."""
+    if threads := os.environ.get(ALONE_THREADS):
+        torch.set_num_threads(int(threads))
+    if share := os.environ.get(ALONE_ROUNDING):
+        register_optimizer_step_pre_hook(lambda optimizer, *_: _round(optimizer, float(share)))
+
+
+@torch.no_grad()
+def _round(optimizer: Optimizer, share: float) -> None:
+    """Add errors to all gradients, the same in each process that comes to this step. Zeros of no sum stay zeros."""
+    gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    taken = next((state["step"] for state in optimizer.state.values() if "step" in state), 0)
+    drawn = torch.Generator().manual_seed(int(taken))
+    for gradient in gradients:
+        error = torch.empty_like(gradient, device="cpu").uniform_(-share, share, generator=drawn)
+        _add(gradient, error * gradient.abs().max())
+
+
+def _add(gradient: Tensor, error: Tensor) -> None:
+    gradient.add_(torch.where(gradient != 0, error, 0))
