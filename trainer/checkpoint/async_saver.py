@@ -203,9 +203,14 @@ def random_states(worker: ProcessContext) -> dict[str, Tensor]:
     return states
 
 
+def random_state_files(worker: ProcessContext) -> tuple[str, str]:
+    """Names of the files with the states of this rank's generators, of the CPU's and of the GPU's."""
+    return RNG_FILE.format(rank=worker.rank), CUDA_RNG_FILE.format(rank=worker.rank)
+
+
 def restore_random_states(folder: Path, worker: ProcessContext) -> None:
     """Restore this rank's generators. A rank that saved none, in a smaller job, keeps those of its seed."""
-    cpu, cuda = (folder / name.format(rank=worker.rank) for name in (RNG_FILE, CUDA_RNG_FILE))
+    cpu, cuda = (folder / file for file in random_state_files(worker))
     if cpu.exists():
         torch.set_rng_state(torch.load(cpu, weights_only=True))
     if cuda.exists() and worker.device.type == "cuda":

@@ -24,12 +24,12 @@ def kernel_files(worker: ProcessContext) -> dict[str, Tensor]:
     The ranks of the first node save theirs for their like on every node: kernels name the GPU by its number there.
     """
     found = torch.compiler.save_cache_artifacts() if worker.node == 0 and INDUCTOR in sys.modules else None
-    return {_file(worker): torch.frombuffer(bytearray(found[0]), dtype=torch.uint8)} if found else {}
+    return {kernel_file(worker): torch.frombuffer(bytearray(found[0]), dtype=torch.uint8)} if found else {}
 
 
 def load_kernels(folder: Path, worker: ProcessContext) -> None:
     """Fill this machine's cache from a verified checkpoint, unless it has none from an environment like this one."""
-    path = folder / _file(worker)
+    path = folder / kernel_file(worker)
     if not path.exists():
         return
     artifacts = torch.load(path, weights_only=True).numpy().tobytes()
@@ -39,7 +39,8 @@ def load_kernels(folder: Path, worker: ProcessContext) -> None:
         print(f"train: compiled kernels of the checkpoint are not used: {error}", flush=True)
 
 
-def _file(worker: ProcessContext) -> str:
+def kernel_file(worker: ProcessContext) -> str:
+    """Name of the file with kernels for this rank's environment."""
     environment = [sys.version, torch.__version__, torch.backends.cpu.get_cpu_capability()]
     if worker.device.type == "cuda":
         gpu = torch.cuda.get_device_properties(worker.device)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
-import shutil
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from vlmpipe.trainer.checkpoint.async_saver import restore_random_states
+from vlmpipe.trainer.checkpoint.async_saver import random_state_files, restore_random_states
 from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
@@ -26,15 +27,17 @@ from vlmpipe.trainer.checkpoint.commit import (
     reject,
     was_uncommitted,
 )
-from vlmpipe.trainer.checkpoint.kernel_cache import load_kernels
-from vlmpipe.trainer.checkpoint.manifest import DamagedError
-from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
+from vlmpipe.trainer.checkpoint.kernel_cache import kernel_file, load_kernels
+from vlmpipe.trainer.checkpoint.manifest import DamagedError, Files
+from vlmpipe.trainer.checkpoint.staging import LOAD_PREFIX, Staging
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, Range, Ranges, total_bytes, union
 from vlmpipe.trainer.distributed.agreement import agree, on_first, raise_together, together
-from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.distributed.process import ProcessContext, patient_group
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
 
+T = TypeVar("T")
 VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 
 
@@ -56,10 +59,11 @@ def resume(
 ) -> Resumed | None:
     """Load the newest good checkpoint of all stores on all ranks. Collective. Returns None when there is none.
 
-    Rank 0 chooses by COMMIT, manifests and sizes; each node then checks every file's checksums before reading any. A
-    checkpoint that fails on one node is marked and passed over on all. The first store must be readable; the others,
-    mirrors, only if no other has a good checkpoint. Raises ConfigError when the checkpoint belongs to another plan,
-    model or layout, or when all folders are another program's; UserError (74) when no checkpoint verifies.
+    Rank 0 chooses by COMMIT, manifests and sizes. The ranks of each node fetch together what they read, verify it, load
+    it and delete it. A checkpoint that fails on one node is marked and passed over on all. The first store must be
+    readable; the others, mirrors, only if no other has a good checkpoint. Raises ConfigError when the checkpoint
+    belongs to another plan, model or layout, or when all folders are another program's; UserError (74) when no
+    checkpoint verifies.
     """
     listings, unreadable = _list_stores(stores, worker)
     passed_over: list[str] = []
@@ -118,41 +122,87 @@ def _try_to_load(
 ) -> Checkpoint | str:
     """The checkpoint, loaded, or why it is damaged. The same on all ranks."""
 
-    def choose() -> Checkpoint | str:
+    def choose() -> tuple[Checkpoint, Files] | str:
         try:
-            checkpoint, _ = inspect(store, name, listing, key=key)
+            checkpoint, sums = inspect(store, name, listing, key=key)
         except DamagedError as damaged:
             return str(damaged)
         _require_same_run(checkpoint, expected)
-        return checkpoint
+        return checkpoint, sums
 
-    checkpoint = on_first(worker, choose)
-    if isinstance(checkpoint, str):
-        return checkpoint
-    scratch = Path(tempfile.gettempdir(), f"vlmpipe-load-{agree(uuid.uuid4().hex[:12])}-{worker.node}")
-
-    def fetch() -> str:
-        try:
+    chosen = on_first(worker, choose)
+    if isinstance(chosen, str):
+        return chosen
+    checkpoint, sums = chosen
+    files = CheckpointFiles(store, name, sums)
+    try:
+        ranges = _of_node(worker, _each(worker, f"reading checkpoint {name}", lambda: _reads(strategy, files, worker)))
+        with _load_folder(worker, lambda folder: files.lay_out(folder, ranges)) as folder:
             if worker.is_node_leader:
-                fetch_folder(store, checkpoint, scratch)
+                read, held = total_bytes(ranges), total_bytes(files.whole())
+                print(f"train: node {worker.node} reads {read:,} of the {held:,} bytes of {name}", flush=True)
+            _each(
+                worker,
+                f"fetching checkpoint {name}",
+                lambda: files.fill(folder, ranges, share=worker.local_rank, shares=worker.local_world_size),
+            )
+            strategy.load(folder)
+            restore_random_states(folder, worker)
+            load_kernels(folder, worker)
+            dist.barrier()
+    except DamagedError as damaged:
+        return str(damaged)
+    return checkpoint
+
+
+def _reads(strategy: Strategy, files: CheckpointFiles, worker: ProcessContext) -> Ranges:
+    """What this rank reads of a checkpoint."""
+    others = (*random_state_files(worker), kernel_file(worker))
+    return {**strategy.reads(files), **files.whole(file for file in others if file in files.sizes_bytes)}
+
+
+def _each(worker: ProcessContext, doing: str, action: Callable[[], T]) -> list[T]:
+    """The results of `action` by rank. Raises the first DamagedError of any rank on all of them. Collective."""
+
+    def caught() -> tuple[T | None, str]:
+        try:
+            return action(), ""
         except DamagedError as damaged:
-            return str(damaged)
-        return ""
+            return None, str(damaged)
+
+    gathered: list[tuple[T, str]] = [None] * worker.world_size  # type: ignore[list-item]  # filled by the next call
+    dist.all_gather_object(gathered, together(worker, doing, caught), group=patient_group())
+    for _, reason in gathered:
+        if reason:
+            raise DamagedError(reason)
+    return [result for result, _ in gathered]
+
+
+def _of_node(worker: ProcessContext, by_rank: Sequence[Ranges]) -> dict[str, list[Range]]:
+    """What the ranks of this node read, each byte once."""
+    first = worker.node * worker.local_world_size
+    return union(by_rank[first : first + worker.local_world_size])
+
+
+@contextlib.contextmanager
+def _load_folder(worker: ProcessContext, lay_out: Callable[[Path], None]) -> Iterator[Path]:
+    """A folder for the ranks of this node, laid out by one of them, which is deleted in the end. Collective."""
+    nonce = agree(uuid.uuid4().hex[:12])
+    folder = Path(tempfile.gettempdir(), f"{LOAD_PREFIX}{nonce}-{worker.node}")
+    staging: Staging | None = None
+
+    def make() -> None:
+        nonlocal staging
+        if worker.is_node_leader:
+            staging = Staging(folder)
+            lay_out(folder)
 
     try:
-        reasons: list[str] = [""] * worker.world_size
-        dist.all_gather_object(reasons, together(worker, f"fetching checkpoint {name}", fetch))
-        if any(reasons):
-            return next(filter(None, reasons))
-        folder = scratch / name
-        strategy.load(folder)
-        restore_random_states(folder, worker)
-        load_kernels(folder, worker)
-        dist.barrier()
+        _each(worker, f"creating {folder}", make)
+        yield folder
     finally:
-        if worker.is_node_leader:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return checkpoint
+        if staging:
+            staging.remove()
 
 
 def _require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:

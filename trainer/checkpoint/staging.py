@@ -1,4 +1,4 @@
-"""Local staging folders for the files of a checkpoint or export until they are uploaded.
+"""Local folders for the files of a checkpoint or export until they are uploaded or loaded.
 
 A killed process leaves its folder behind, and a container that is restarted often would run out of disk. So each start
 deletes the folders that no process holds a lock on, of any run on the machine.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "vlmpipe-save-"
+LOAD_PREFIX = "vlmpipe-load-"
 EXPORT_PREFIX = "vlmpipe-export-"
 
 
@@ -49,7 +50,7 @@ def sweep_staging() -> int:
     """Delete the folders that killed processes have left on this machine. Returns their number."""
     swept = 0
     temporary = Path(tempfile.gettempdir())
-    for folder in [*temporary.glob(f"{PREFIX}*"), *temporary.glob(f"{EXPORT_PREFIX}*")]:
+    for folder in (path for prefix in (PREFIX, LOAD_PREFIX, EXPORT_PREFIX) for path in temporary.glob(f"{prefix}*")):
         with contextlib.suppress(OSError):  # locked, already deleted, or another user's
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:

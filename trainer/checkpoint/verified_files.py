@@ -161,6 +161,11 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
+def total_bytes(ranges: Ranges) -> int:
+    """Size of ranges that do not overlap."""
+    return sum(end - start for of_file in ranges.values() for start, end in of_file)
+
+
 def union(several: Iterable[Ranges]) -> dict[str, list[Range]]:
     """All of these ranges together."""
     found: dict[str, list[Range]] = {}

@@ -1,4 +1,4 @@
-"""Size of a checkpoint. Imports no torch: the planner reads it."""
+"""Size of a checkpoint, and the disk that saving and resuming take of a node. Imports no torch: the planner reads it."""
 
 from __future__ import annotations
 
@@ -19,5 +19,27 @@ def checkpoint_bytes(num_trainable: int, settings: TrainConfig, data_parallel: i
     if settings.gradient_rank and data_parallel > 1:
         per_parameter += data_parallel * ERROR_BYTES
     if settings.strategy in ("zero1", "zero2"):
-        per_parameter += DEEPSPEED_WEIGHT_BYTES // (2 if settings.has_bf16_weights else 1)
+        per_parameter += _module_bytes(settings)
     return num_trainable * per_parameter
+
+
+def node_bytes(num_trainable: int, settings: TrainConfig, *, data_parallel: int, nodes: int, in_bucket: bool) -> int:
+    """Local disk that checkpoints take of each of `nodes` nodes at once: the most of a save and of a resume.
+
+    A save writes the node's share. A resume from a bucket fetches what the node's ranks load, before the first save,
+    and deletes it: with ddp and hsdp, whose nodes hold the whole model, all of it; with zero1 and zero2 the module's
+    weights besides its share. Checkpoints in a folder are read where they are.
+    """
+    whole = checkpoint_bytes(num_trainable, settings, data_parallel)
+    share = whole // nodes
+    if not in_bucket:
+        return share
+    if settings.strategy in ("ddp", "hsdp"):
+        return whole
+    if settings.strategy in ("zero1", "zero2"):
+        share += num_trainable * _module_bytes(settings) * (nodes - 1) // nodes
+    return share
+
+
+def _module_bytes(settings: TrainConfig) -> int:
+    return DEEPSPEED_WEIGHT_BYTES // (2 if settings.has_bf16_weights else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,15 @@ class StepResult:
 
     grad_norm: Tensor | float
     skipped: bool = False
+
+
+class SavedFiles(Protocol):
+    """The files of a checkpoint. What is read of them is what was saved."""
+
+    @property
+    def sizes_bytes(self) -> Mapping[str, int]: ...
+
+    def read(self, file: str) -> memoryview: ...
 
 
 class Strategy(Protocol):
@@ -69,6 +78,14 @@ class Strategy(Protocol):
         """
         ...
 
+    def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
+        """First byte and the one after the last of each range that `load` reads on this rank, by file."""
+        ...
+
     def load(self, folder: Path) -> None:
-        """Load the state from a folder with every rank's verified files. Collective."""
+        """Load the state from a folder with the checkpoint's files. Collective.
+
+        What `reads` names is there and verified. The rest of a file may be zeros, and a file that no rank of this node
+        reads may be empty.
+        """
         ...

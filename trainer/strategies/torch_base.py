@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -24,7 +27,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from vlmpipe.trainer.config.train import Precision
 from vlmpipe.trainer.dataloading.batches import PackedBatch
 from vlmpipe.trainer.optimizer.build import set_rates
-from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.ema import Ema
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
 from vlmpipe.trainer.strategies.powersgd import PowerSgd, ranks_with_errors
@@ -181,38 +184,54 @@ class TorchStrategy:
 
         return write
 
+    def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
+        """The items that DCP's own plan for this rank asks for."""
+        metadata: Metadata = pickle.loads(files.read(METADATA_FILE))
+        planner = dcp.DefaultLoadPlanner()
+        wanted = self._wanted(metadata.state_dict_metadata)
+        planner.set_up_planner(with_strided_shards(wanted.state), metadata, is_coordinator=False)
+        ranges = {METADATA_FILE: [(0, files.sizes_bytes[METADATA_FILE])]}
+        for item in planner.create_local_plan().items:
+            place = metadata.storage_data[item.storage_index]
+            ranges.setdefault(place.relative_path, []).append((place.offset, place.offset + place.length))
+        return ranges
+
     def load(self, folder: Path) -> None:
         """Load a snapshot, resharded for this run's layout."""
-        model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
         reader = dcp.FileSystemReader(folder)
-        state = _lasting(model_state, optimizer_state)
-        average, saved = self._average(), reader.read_metadata().state_dict_metadata
-        # A checkpoint of another precision has no loss scale.
-        scale = {name: tensor for name, tensor in self.loss_scale.state().items() if name in saved}
-        state |= scale
-        has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
-        if has_average:
-            state |= average  # filled in place
-        of_hook = self._powersgd.wanted(saved) if self._powersgd else {}
-        state |= of_hook
+        saved = reader.read_metadata().state_dict_metadata
+        wanted = self._wanted(saved)
         with _plain_errors():
-            dcp.load(with_strided_shards(state), storage_reader=reader)
-        for numbers in scale.values():
+            dcp.load(with_strided_shards(wanted.state), storage_reader=reader)
+        for numbers in wanted.scale.values():
             self.loss_scale.restore(numbers)
         set_state_dict(
             self._stateful,
             self._optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict={**optimizer_state, **state["optimizer"]},
+            model_state_dict=wanted.state["model"],
+            optim_state_dict={**wanted.optimizer_state, **wanted.state["optimizer"]},
             options=STATE_OPTIONS,
         )
-        if self._ema and not has_average:
+        of_hook = wanted.of_hook
+        if self._ema and not wanted.has_average:
             self._ema.restart("the checkpoint")
         if self._powersgd:
             self._powersgd.restore(of_hook, saved)
             self._powersgd.begin_at(max((int(held["step"]) for held in self._optimizer.state.values()), default=0))
         elif ranks_with_errors(saved) and (not dist.is_initialized() or dist.get_rank() == 0):
             print("train: the checkpoint's PowerSGD errors are dropped: this run does not use PowerSGD", flush=True)
+
+    def _wanted(self, saved: Mapping[str, Any]) -> _Wanted:
+        """What this rank loads of a checkpoint with the tensors `saved`; the average is filled in place."""
+        model_state, optimizer_state = get_state_dict(self._stateful, self._optimizer, options=STATE_OPTIONS)
+        state = _lasting(model_state, optimizer_state)
+        # A checkpoint of another precision has no loss scale.
+        scale = {name: tensor for name, tensor in self.loss_scale.state().items() if name in saved}
+        average = self._average()
+        has_average = all(f"{EMA}.{name}" in saved for name in average.get(EMA, ()))
+        of_hook = self._powersgd.wanted(saved) if self._powersgd else {}
+        state |= scale | (average if has_average else {}) | of_hook
+        return _Wanted(state, optimizer_state, scale, of_hook, has_average)
 
     def followed(self, result: StepResult) -> StepResult:
         """Update the averaged weights after a step that was not skipped; returns `result`."""
@@ -235,6 +254,17 @@ class TorchStrategy:
         if EMA in state:
             shared[EMA] = {name: average for name, average in state[EMA].items() if name in mine}
         return shared
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Tensors to load, and parts of them."""
+
+    state: dict[str, Any]
+    optimizer_state: dict[str, Any]  # with parameter groups
+    scale: dict[str, Any]
+    of_hook: dict[str, Any]
+    has_average: bool
 
 
 def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:

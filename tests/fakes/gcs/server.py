@@ -39,6 +39,7 @@ class FakeGcs(FaultyServer, GcsServer):
         self.granted: dict[str, set[str]] = {}  # what the caller may, for buckets where that is not everything
         self.forms: set[Form] = set()
         self.ranges: list[str] = []  # what each download asked for; empty is the whole
+        self.downloads: list[tuple[str, int]] = []  # name and sent bytes of each
         self.arrivals_s: list[float] = []  # when each request arrived, by the monotonic clock
 
     def client(self) -> storage.Client:
@@ -84,6 +85,7 @@ class FakeGcs(FaultyServer, GcsServer):
 class _FaultyHandler(GcsHandler):
     fake: FakeGcs
     fault: Fault | None = None
+    _is_media = False
 
     def respond(self, body: bytes) -> None:
         self.fake.arrivals_s.append(time.monotonic())
@@ -123,9 +125,13 @@ class _FaultyHandler(GcsHandler):
 
     def answer_media(self, stored: StoredObject) -> None:
         self.fake.ranges.append(self.headers.get("Range", ""))
+        self._is_media = True
         super().answer_media(stored)
 
     def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        if self._is_media:
+            self.fake.downloads.append((unquote(urlsplit(self.path).path.rpartition("/o/")[2]), len(body)))
+            self._is_media = False  # the handler answers all requests of a connection
         action = self.fault.action if self.fault else None
         if action == "drop_after":
             self.close_connection = True

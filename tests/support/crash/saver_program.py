@@ -37,6 +37,7 @@ from vlmpipe.trainer.checkpoint.staging import PREFIX, sweep_staging
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.strategies.base import SavedFiles
 
 ALONE = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 
@@ -59,6 +60,9 @@ class Files:
                 (folder / name).write_bytes(data)
 
         return write
+
+    def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
+        return {file: [(0, size)] for file, size in files.sizes_bytes.items()}
 
     def load(self, folder: Path) -> None:
         self.step = (folder / "deep/shard-0").read_bytes()[0]

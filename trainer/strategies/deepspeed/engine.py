@@ -21,7 +21,7 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
-from vlmpipe.trainer.strategies.base import StepResult
+from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from vlmpipe.trainer.strategies.deepspeed.nvme_offload import NvmeOffload
 from vlmpipe.trainer.strategies.deepspeed.requirements import require_fp16_gradients
@@ -149,6 +149,16 @@ class Zero:
         if self._ema:
             self._files.save(self._ema.averages, str(folder / self._ema_file))
         return self._files.take()
+
+    def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
+        """The weights, of which stage 3 has a file for each rank, and the partition and averages of this rank.
+
+        DeepSpeed wants to see the files of all ranks, and opens these.
+        """
+        own = (MODULE_FILE, self._ema_file)
+        prefix = f"zero_pp_rank_{self._worker.rank}_mp_rank_"
+        sizes = files.sizes_bytes.items()
+        return {file: [(0, size)] for file, size in sizes if file in own or prefix in file}
 
     def load(self, folder: Path) -> None:
         path, state = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)

@@ -27,6 +27,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.strategies.base import SavedFiles
 
 WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 DEADLINE_S = 20.0
@@ -50,6 +51,9 @@ class Counter:
             (folder / "value").write_text(str(taken))
 
         return write
+
+    def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
+        return {file: [(0, size)] for file, size in files.sizes_bytes.items()}
 
     def load(self, folder: Path) -> None:
         self.value = int((folder / "value").read_text())

@@ -23,6 +23,7 @@ from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.layers.compile import CACHE_VARIABLE
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.strategies.base import SavedFiles
 
 WORKER = ProcessContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=torch.device("cpu"))
 KERNELS = b"kernels"
@@ -91,6 +92,9 @@ class Stateless:
 
     def snapshot(self, folder: Path, group: Any) -> Callable[[], None]:
         return lambda: None
+
+    def reads(self, files: SavedFiles) -> dict[str, list[tuple[int, int]]]:
+        return {file: [(0, size)] for file, size in files.sizes_bytes.items()}
 
     def load(self, folder: Path) -> None: ...
 

@@ -1,0 +1,132 @@
+"""What an export and a resume read of a checkpoint in a bucket, and what they leave and hold on the disk.
+
+The model is a small one in which, as in a large one, nearly all bytes are those of matrices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fakes.gcs.server import FakeGcs
+from tests.support.short_form import chosen
+from tests.support.trainer.equalities import trained_weights
+from tests.support.trainer.runs import make_run, run_ranks, train_runs
+from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.checkpoint.sync import sync_run
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.file_sums import files_below
+
+NODES = 2  # of one process
+LANGUAGE = "model.language_model.config"
+WIDE = {f"{LANGUAGE}.hidden_size": 128, f"{LANGUAGE}.intermediate_size": 2048, f"{LANGUAGE}.num_hidden_layers": 1}
+ONCE: dict[str, Any] = {"train.max_steps": 1, "train.global_batch_size": 4, "features.cache": "off", **WIDE}
+LORA = {"model.lora": {"rank": 256}}
+CASES: dict[str, dict[str, Any]] = {
+    "fsdp": {"train.strategy": "fsdp"},
+    "ddp, averaged": {"train.strategy": "ddp", "train.ema_decay": 0.5},
+    "zero2": {"train.strategy": "zero2"},
+    "zero3": {"train.strategy": "zero3"},
+    "zero3, averaged": {"train.strategy": "zero3", "train.ema_decay": 0.5},
+    "zero1, bf16": {"train.strategy": "zero1", "train.precision": "bf16"},
+    "fsdp, adapters": {"train.strategy": "fsdp", **LORA},
+}
+TRIED = chosen(CASES, lambda name: name in ("fsdp", "zero2", "fsdp, adapters"))
+RESUMED = chosen(TRIED, lambda name: name == "fsdp")
+MOST_READ = 1.1  # times the bytes of the trained weights
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
+    root = tmp_path_factory.mktemp("runs")
+    jobs = {name: make_run(root, name.replace(", ", "-"), ONCE | CASES[name], features="off") for name in TRIED}
+    train_runs(list(jobs.values()), processes=1, nodes=NODES)
+    return jobs
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
+    with FakeGcs(buckets=["bucket"]) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+        (tmp_path / "scratch").mkdir()
+        yield server
+
+
+def uploaded(job: JobConfig, **train: Any) -> JobConfig:
+    """The same run in the bucket, with changes of its `train` section."""
+    content = job.model_dump(mode="json")
+    content["run"]["root_uri"] = "gs://bucket"
+    content["train"] |= train
+    store = open_storage(f"gs://bucket/runs/{job.run.run_id}")
+    for name, path in files_below(Path(job.run.run_uri)).items():
+        store.upload(path, name)
+    store.write("run.json", json.dumps(content).encode())
+    return JobConfig.load(store.uri("run.json"))
+
+
+def read_of(server: FakeGcs) -> int:
+    """Bytes that were downloaded of checkpoints."""
+    return sum(size for name, size in server.downloads if "/checkpoints/" in name)
+
+
+def weights_bytes(job: JobConfig) -> int:
+    return sum(weight.nbytes for weight in trained_weights(job).values())
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_an_export_reads_the_trained_weights_alone(
+    name: str, runs: dict[str, JobConfig], bucket: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = uploaded(runs[name])
+    on_disk: list[int] = []
+    upload = type(open_storage(job.run.run_uri)).upload
+
+    def measured(*arguments: Any, **options: Any) -> None:
+        on_disk.append(sum(path.stat().st_size for path in files_below(tmp_path).values()))
+        upload(*arguments, **options)
+
+    monkeypatch.setattr(type(open_storage(job.run.run_uri)), "upload", measured)
+    described = sync_run(job)
+    read, weights = read_of(bucket), weights_bytes(runs[name])
+    assert weights < read <= MOST_READ * weights
+    assert max(on_disk) <= max(file["bytes"] for file in described["files"].values()) + 100_000
+    assert described["averaged"] == ("averaged" in name)
+    assert described["weights_sha256"] == sync_run(runs[name])["weights_sha256"]
+
+
+def test_a_resume_reads_what_each_node_needs_and_leaves_nothing(
+    runs: dict[str, JobConfig], bucket: FakeGcs, tmp_path: Path
+) -> None:
+    """And goes on as a run that was not interrupted."""
+    jobs = {name: uploaded(runs[name], max_steps=2) for name in RESUMED}
+    straight = {
+        name: make_run(tmp_path, name.replace(", ", "-"), ONCE | CASES[name] | {"train.max_steps": 2}, features="off")
+        for name in RESUMED
+    }
+    whole = {}
+    for name, job in jobs.items():
+        store = open_storage(job.run.run_uri)
+        (saved,) = committed(store)
+        whole[saved] = sum(info.size_bytes for info in store.list(f"checkpoints/{saved}"))
+    bucket.downloads.clear()
+    configs = [f"{job.run.run_uri}/run.json" for job in (*jobs.values(), *straight.values())]
+    said = run_ranks("tests.support.drivers.train_many", ["--configs", *configs], processes=1, nodes=NODES)
+    for saved, size_bytes in whole.items():
+        found = re.search(rf"node 0 reads ([\d,]+) of the ([\d,]+) bytes of {saved}", said)
+        assert found and abs(2 * int(found[1].replace(",", "")) - size_bytes) < 0.1 * size_bytes, said
+        read = sum(size for file, size in bucket.downloads if f"/{saved}/" in file)
+        assert read < MOST_READ * size_bytes, "each node reads its half"
+    assert not list((tmp_path / "scratch").iterdir()) and not files_below(tmp_path / "cache")
+    for name, job in jobs.items():
+        resumed, expected = trained_weights(job), trained_weights(straight[name])
+        assert all(torch.equal(weight, expected[of]) for of, weight in resumed.items())
