@@ -45,11 +45,12 @@ from vlmpipe.trainer.models.layers.preference import pair_loss_of
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
-from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
 from vlmpipe.trainer.sizing.flops import SequenceFlops, flops_per_sequence
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.strategies.deepspeed.requirements import require_engine
 from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
@@ -228,8 +229,14 @@ def build_loader(
     job: JobConfig, data: TrainingData, built: BuiltModel, replica: DataParallelRank, worker: ProcessContext
 ) -> tuple[Readers, PackedLoader]:
     """Readers of samples and features, with shards fetched ahead, and the loader of this rank's packed sequences."""
-    saved_bytes = checkpoint_bytes(built.num_trainable, job.train, worker.world_size) // worker.num_nodes
-    readers = open_readers(job, set_aside_bytes=saved_bytes)  # a checkpoint keeps its room on this node
+    of_checkpoints = node_bytes(
+        built.num_trainable,
+        job.train,
+        data_parallel=worker.world_size,
+        nodes=worker.num_nodes,
+        in_bucket=in_bucket(job.run.run_uri),
+    )
+    readers = open_readers(job, set_aside_bytes=of_checkpoints)  # they keep their room on this node
     ahead = readers.fetch_ahead(data.train, data.sampler, data.total_steps, job.data.shuffle_shards)
     if worker.is_first:
         for warning in (*warnings(ahead), *_settings_warnings(job.train, data.total_steps)):

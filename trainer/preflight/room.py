@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes, node_bytes
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -21,12 +21,21 @@ GIB = 1 << 30
 
 
 def require_room(run_uri: str, setup: TrainingSetup, worker: ProcessContext, settings: TrainConfig) -> None:
-    """Raise UserError (73) when this node has no room for its share of one checkpoint, in fp32 with AdamW's state."""
-    total_bytes = checkpoint_bytes(setup.num_trainable, settings, worker.world_size)
+    """Raise UserError (73) when this node has no room for what it saves and what it resumes from, a start later.
+
+    Both with fp32 weights and AdamW's state. The first start checks the resume's room already.
+    """
     store = open_storage(run_uri)
-    needs = {Path(tempfile.gettempdir()): total_bytes // worker.num_nodes}
+    of_node = node_bytes(
+        setup.num_trainable,
+        settings,
+        data_parallel=worker.world_size,
+        nodes=worker.num_nodes,
+        in_bucket=not isinstance(store, LocalStorage),
+    )
+    needs = {Path(tempfile.gettempdir()): of_node}
     if isinstance(store, LocalStorage):
-        needs[store.root] = total_bytes
+        needs[store.root] = checkpoint_bytes(setup.num_trainable, settings, worker.world_size)
     for folder, needed_bytes in needs.items():
         free_bytes = shutil.disk_usage(folder).free
         if free_bytes < needed_bytes:

@@ -1,4 +1,4 @@
-"""Size of a checkpoint, and the disk that saving and resuming take of a node. Imports no torch: the planner reads it."""
+"""Size of a checkpoint, and disk of a node that saving and resuming take. Imports no torch: the planner reads it."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_resume_reads_what_each_node_needs_and_leaves_nothing(
         for name in RESUMED
     }
     whole = {}
-    for name, job in jobs.items():
+    for job in jobs.values():
         store = open_storage(job.run.run_uri)
         (saved,) = committed(store)
         whole[saved] = sum(info.size_bytes for info in store.list(f"checkpoints/{saved}"))

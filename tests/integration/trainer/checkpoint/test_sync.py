@@ -110,6 +110,47 @@ def test_an_unsigned_newer_checkpoint_is_neither_mirrored_nor_exported(job: JobC
     assert described["passed_over"] == [f"in {store.root_uri}: {planted}: COMMIT is not signed with this run's key"]
 
 
+def test_flipped_bits_are_found_in_weights_and_do_not_matter_elsewhere(job: JobConfig) -> None:
+    """Of the newest checkpoint: it is exported as it was, or the one before is."""
+    alone = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"mirror_uri": ""})})
+    store = open_storage(alone.run.run_uri)
+    old, newest = committed(store)
+    straight = sync_run(alone)
+    place = f"checkpoints/{newest}/__0_0.distcp"
+    whole = store.read(place)
+    exported = []
+    for byte in range(500, len(whole), len(whole) // 8):
+        store.delete_folder("export")
+        store.write(place, whole[:byte] + bytes([whole[byte] ^ 4]) + whole[byte + 1 :])
+        try:
+            described = sync_run(alone)
+        finally:
+            store.write(place, whole)
+        exported.append(described["checkpoint"])
+        if described["checkpoint"] == newest:
+            assert described == straight, byte
+        else:
+            damaged = f"in {store.root_uri}: {newest}: __0_0.distcp differs from its SHA-256"
+            assert described["checkpoint"] == old and described["passed_over"] == [damaged], byte
+    assert set(exported) == {old, newest}, "weights are a third of the file"
+
+
+def test_a_mirror_gets_no_checkpoint_whose_moments_are_damaged(
+    job: JobConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_storage(job.run.run_uri)
+    newest = committed(store)[-1]
+    place = f"checkpoints/{newest}/rng-0.pt"
+    whole = store.read(place)
+    store.write(place, whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        described = sync_run(job)
+    finally:
+        store.write(place, whole)
+    assert (described["checkpoint"], described["mirror"]) == (newest, "")
+    assert "the mirror has no copy of the exported checkpoint" in capsys.readouterr().err
+
+
 def test_a_run_without_a_checkpoint_is_refused(job: JobConfig, capsys: pytest.CaptureFixture[str]) -> None:
     empty = job.model_copy(update={"run": job.run.model_copy(update={"run_id": "never-trained"})})
     open_storage(empty.run.run_uri).write("run.json", empty.model_dump_json().encode())

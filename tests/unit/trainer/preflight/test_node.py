@@ -190,7 +190,8 @@ def test_a_checkpoint_needs_twelve_bytes_a_parameter_shared_by_the_nodes(
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _folder: Usage(free, 0, free))
 
     def check() -> None:
-        require_room("gs://bucket/runs/1", parts(1000), worker(world_size=nodes), SETTINGS)
+        sharded = SETTINGS.model_copy(update={"strategy": "fsdp"})
+        require_room("gs://bucket/runs/1", parts(1000), worker(world_size=nodes), sharded)
 
     if fits:
         return check()
