@@ -15,6 +15,7 @@ from tests.support.pipelines.terraform_files import Module
 from tests.support.pipelines.terraform_provider import run_terraform
 from vlmpipe.access.grants import FILE as GRANTS_FILE
 from vlmpipe.access.grants import grants_json
+from vlmpipe.access.table import load_table
 from vlmpipe.config.sections.gcp import GcpConfig, PscInterfaceConfig
 
 FOLDER = ROOT / "terraform/modules/vlmpipe"
@@ -134,6 +135,11 @@ def test_jobs_start_nothing_and_pull_requests_may_do_nothing() -> None:
         grant["account"] for section in ("buckets", "act_as", "repositories") for grant in _grants()[section].values()
     }
     assert "tester" not in named and not any("tester" in readers for readers in _grants()["secrets"].values())
+
+
+def test_apis_that_every_run_needs_are_enabled(module: Module) -> None:
+    needed = {service.name for service in load_table().services if service.kind in (None, "secret", "key", "network")}
+    assert needed <= set(re.findall(r"[a-z]+\.googleapis\.com", module.locals["services"]))
 
 
 def test_only_steps_and_jobs_can_delete_what_runs_wrote() -> None:

@@ -34,6 +34,8 @@ module "vlmpipe" {
   github_owner_id      = var.github_owner_id
   mirror_location      = var.mirror_location
   alert_emails         = var.alert_emails
+  monthly_budget       = var.monthly_budget
+  billing_account      = var.billing_account
 }
 
 variable "project" {
@@ -73,6 +75,18 @@ variable "mirror_location" {
 variable "alert_emails" {
   description = "Who gets a mail when training fails or stalls."
   type        = set(string)
+}
+
+variable "monthly_budget" {
+  description = "What a month may cost before mails are sent, in the billing account's currency; 0 for no budget."
+  type        = number
+  default     = 0
+}
+
+variable "billing_account" {
+  description = "The billing account of the project, with monthly_budget."
+  type        = string
+  default     = ""
 }
 
 # Each is described in terraform/modules/vlmpipe/outputs.tf.

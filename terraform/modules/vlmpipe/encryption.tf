@@ -3,7 +3,7 @@
 # Google's own accounts, its service agents, are named by the project's number. An agent exists once its service was used, or
 # after gcloud beta services identity create --service=SERVICE.
 data "google_project" "this" {
-  count = var.encryption_key != "" || var.private_network != "" ? 1 : 0
+  count = var.encryption_key != "" || var.private_network != "" || var.monthly_budget > 0 ? 1 : 0
 
   project_id = var.project
 }

@@ -92,13 +92,51 @@ variable "doctor" {
 }
 
 variable "alert_emails" {
-  description = "Addresses that get a mail when training fails, stalls, loses its mirror or has a bad GPU; none by default."
+  description = "Addresses that get a mail when a pipeline or training fails, stalls, loses its mirror, has a bad GPU or leaves GPUs idle; none by default."
   type        = set(string)
   default     = []
 
   validation {
     condition     = alltrue([for address in var.alert_emails : can(regex("^[^@\\s]+@[^@\\s]+[.][^@\\s]+$", address))])
     error_message = "Give e-mail addresses, such as oncall@example.com."
+  }
+}
+
+variable "idle_gpu_minutes" {
+  description = "Minutes for which a running job's GPUs must be idle before alert_emails are told: longer than a start with its downloads and compilation."
+  type        = number
+  default     = 30
+
+  validation {
+    condition     = var.idle_gpu_minutes >= 5 && var.idle_gpu_minutes <= 1440 && floor(var.idle_gpu_minutes) == var.idle_gpu_minutes
+    error_message = "Give 5 to 1440 whole minutes."
+  }
+}
+
+variable "monthly_budget" {
+  description = "What a month of the project may cost before mails are sent, in the billing account's currency; 0 for no budget. Needs billing_account."
+  type        = number
+  default     = 0
+
+  validation {
+    condition     = var.monthly_budget >= 0 && floor(var.monthly_budget) == var.monthly_budget
+    error_message = "Give a whole amount, without a currency."
+  }
+
+  validation {
+    condition     = var.monthly_budget == 0 || length(var.alert_emails) <= 5
+    error_message = "A budget notifies at most 5 addresses: give fewer alert_emails, such as a group's."
+  }
+}
+
+variable "billing_account" {
+  description = "The billing account that pays for the project, for monthly_budget: gcloud billing projects describe PROJECT. Whoever applies this needs roles/billing.costsManager on it."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^([0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6})?$", var.billing_account)) && (var.monthly_budget == 0 || var.billing_account != "")
+    error_message = "Give the account's id, such as 012345-6789AB-CDEF01, with monthly_budget."
   }
 }
 

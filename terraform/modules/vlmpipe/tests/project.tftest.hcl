@@ -129,6 +129,43 @@ run "with_alerts" {
     condition     = strcontains(google_monitoring_alert_policy.logs["stalled"].conditions[0].condition_matched_log[0].filter, "textPayload:\"has made no step for\"")
     error_message = "The alert looks for another text."
   }
+  assert {
+    condition     = strcontains(google_monitoring_alert_policy.pipelines[0].conditions[0].condition_matched_log[0].filter, "jsonPayload.state=\"PIPELINE_STATE_FAILED\"") && length(google_monitoring_alert_policy.pipelines[0].notification_channels) == 2
+    error_message = "Nobody hears of scheduled runs that fail."
+  }
+  assert {
+    condition     = google_monitoring_alert_policy.idle_gpus[0].conditions[0].condition_threshold[0].duration == "1800s" && google_monitoring_alert_policy.idle_gpus[0].conditions[0].condition_threshold[0].threshold_value == 0.05
+    error_message = "Idle GPUs are noticed at another time."
+  }
+  assert {
+    condition     = google_monitoring_alert_policy.idle_gpus[0].conditions[0].condition_threshold[0].aggregations[0].group_by_fields == tolist(["resource.label.job_id"])
+    error_message = "A busy job hides an idle one."
+  }
+  assert {
+    condition     = length(google_billing_budget.project) == 0
+    error_message = "A budget is made unasked."
+  }
+}
+
+run "with_a_budget" {
+  variables {
+    monthly_budget  = 2000
+    billing_account = "012345-6789AB-CDEF01"
+    alert_emails    = ["oncall@example.com"]
+  }
+
+  assert {
+    condition     = google_billing_budget.project[0].amount[0].specified_amount[0].units == "2000" && one(google_billing_budget.project[0].budget_filter[0].projects) == "projects/123456789"
+    error_message = "The budget is another one's, or of all projects."
+  }
+  assert {
+    condition     = google_billing_budget.project[0].budget_filter[0].credit_types_treatment == "EXCLUDE_ALL_CREDITS" && length(google_billing_budget.project[0].threshold_rules) == 4 && length(google_billing_budget.project[0].all_updates_rule[0].monitoring_notification_channels) == 1
+    error_message = "Credits hide what is spent, or nobody is told."
+  }
+  assert {
+    condition     = contains(keys(google_project_service.all), "billingbudgets.googleapis.com")
+    error_message = "The API of budgets is not enabled."
+  }
 }
 
 run "with_a_key_a_private_network_and_tensorboard" {
@@ -251,6 +288,7 @@ run "wrong_values_are_refused" {
     data_soft_delete_days = 3
     secrets               = { hf-token = ["hf_no_field_but_a_value"] }
     private_network_range = "10.8.0.0/29"
+    idle_gpu_minutes      = 2.5
     alert_emails          = ["oncall"]
     labels                = { Team = "Vision" }
     github_repository_id  = "my-team/my-repository"
@@ -259,7 +297,7 @@ run "wrong_values_are_refused" {
 
   expect_failures = [
     var.project, var.location, var.name, var.submitters, var.data_soft_delete_days, var.secrets, var.private_network_range, var.alert_emails,
-    var.labels, var.github_repository_id, var.github_environment,
+    var.idle_gpu_minutes, var.labels, var.github_repository_id, var.github_environment,
   ]
 }
 
@@ -269,9 +307,10 @@ run "more_wrong_values_are_refused" {
   variables {
     encryption_key  = "my-key"
     private_network = "vpn"
+    monthly_budget  = 0.5
   }
 
-  expect_failures = [var.encryption_key, var.private_network]
+  expect_failures = [var.encryption_key, var.private_network, var.monthly_budget]
 }
 
 run "a_multi_region_is_no_mirror_and_a_network_no_subnetwork" {
@@ -318,4 +357,14 @@ run "a_repository_without_its_owner_is_refused" {
   }
 
   expect_failures = [var.github_owner_id]
+}
+
+run "a_budget_without_its_account_is_refused" {
+  command = plan
+
+  variables {
+    monthly_budget = 100
+  }
+
+  expect_failures = [var.billing_account]
 }
