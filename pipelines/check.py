@@ -395,3 +395,10 @@ def _vertex(config: RunConfig) -> Iterator[Finding]:
         yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
     else:
         yield Finding("vertex", "ok", f"project {config.gcp.project} in {config.gcp.location}")
+    if not missing:
+        from vlmpipe.pipelines.step_metadata import check_step_metadata
+
+        try:
+            check_step_metadata(config)
+        except ConfigError as error:
+            yield Finding("vertex", "failed", error.text(), ExitCode.CONFIG)

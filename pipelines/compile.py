@@ -16,6 +16,7 @@ from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
 from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
+from vlmpipe.pipelines.step_metadata import check_step_metadata
 from vlmpipe.pipelines.targets import TARGETS, TargetName
 from vlmpipe.pipelines.training import build
 from vlmpipe.trainer.errors import os_errors
@@ -53,6 +54,8 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     pipeline = build(config, target)
     for run in config.stage_runs().values():
         check_jobs(run, join_uri(run.root_uri(target), "runs", run.name))
+    if target == "vertex":
+        check_step_metadata(config)
     if config.sweep:
         check_sweep_jobs(config, config.sweep, join_uri(config.root_uri(target), "runs", config.name))
     check_exit_tasks(pipeline.pipeline_spec)

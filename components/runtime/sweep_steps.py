@@ -30,6 +30,7 @@ from vlmpipe.trainer.trials.files import (
 )
 
 VARIANTS_FOLDER = "variants"  # in the run's folder
+ENDED_CHARS = 100  # of the sentence on how a job ended: a step gets those of all jobs, and Vertex AI keeps 200 KB of it
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
@@ -161,7 +162,7 @@ def encode_features(run_uri: str, target: str) -> str:
     prepared_uri = read_record(data, "prepared.json")["prepared_uri"]
     trainings = _sweep(run_uri.rpartition(f"/{VARIANTS_FOLDER}/")[0])["trainings"]
     towers = dict.fromkeys(one["features_from"] for one in trainings if one["data_from"] == run_uri)
-    return "; ".join(_encode(uri, prepared_uri, target) for uri in towers)
+    return "; ".join(_encode(uri, prepared_uri, target) for uri in towers)[:ENDED_CHARS]
 
 
 def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
@@ -234,7 +235,8 @@ def _run(config: RunConfig, spec: Mapping[str, Any], step: str, target: str, run
     except UserError as error:
         if error.code in STOPPED:
             raise
+        print(f"{step} in {run_uri}", flush=True)
         print_error(error)
         why = error.found.splitlines()[0]
-        return f"{step} in {run_uri}: {why}", why
+        return f"{step}: {why}"[:ENDED_CHARS], why
     return f"{step}: done", ""

@@ -18,6 +18,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tests.support.access_pages import PAGE as ACCESS_PAGE
 from tests.support.access_pages import access_page, guides
 from tests.support.paths import ROOT
+from tests.support.unproved_page import PAGE as UNPROVED_PAGE
+from tests.support.unproved_page import unproved_page
 from vlmpipe.access.grants import FILE as GRANTS_FILE
 from vlmpipe.access.grants import grants_json
 from vlmpipe.catalog.machines import load_catalog
@@ -223,6 +225,6 @@ def fields_json() -> str:
 
 if __name__ == "__main__":
     pages = ((NCCL_PAGE, nccl_page()), (RULES_PAGE, job_spec_rules_page()), (KEYS_PAGE, keys_page()))
-    made = {ACCESS_PAGE: access_page(), ROOT / GRANTS_FILE: grants_json(), **guides()}
+    made = {ACCESS_PAGE: access_page(), UNPROVED_PAGE: unproved_page(), ROOT / GRANTS_FILE: grants_json(), **guides()}
     for file, text in (*pages, (FIELDS_FILE, fields_json()), *made.items()):
         file.write_text(text, encoding="utf-8")

@@ -21,6 +21,7 @@ from vlmpipe.runs.service_run import json_object
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
 from vlmpipe.runs.stack_dumps import Stall, read_stall
 from vlmpipe.runs.vertex.client import VIEWER, Runs
+from vlmpipe.runs.vertex.first_contact import recorded_notes, sightings_of
 from vlmpipe.runs.vertex.logs import job_numbers, read
 from vlmpipe.runs.vertex.names import Address
 from vlmpipe.runs.vertex.status import JOB_STEPS, VertexStatus, named_code, status_of
@@ -63,6 +64,7 @@ def diagnose_job(address: Address, job: PipelineJob, status: VertexStatus) -> Di
     # 1 is also the code of a step that only waited for its job. A cause that the service itself names is more exact.
     if code == ExitCode.UNEXPECTED and pattern and hit and not hit.where.startswith(LOGS):
         code = pattern.ends_as or code
+    notes += recorded_notes(status.run_uri, sightings_of(job, status.run_uri, pattern))
     if outcome == "running":
         notes += [_waiting_note(step, one) for one in jobs if step and _state(one) in WAITING]
     return Diagnosis(

@@ -9,9 +9,12 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.runs import JOB, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import Submit
+from vlmpipe.catalog.unproved import read_sightings
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, TRAINING, Move
 from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage import open_storage
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 
@@ -22,6 +25,7 @@ STOCKOUT = "Resources are insufficient in region: us-central1. Please try a diff
 QUOTA = "The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_a100_gpus"
 REQUESTS = "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute per region' of service 'a'"
 ROLE = "Permission 'aiplatform.customJobs.create' denied on resource '//aiplatform.googleapis.com/projects/p'"
+DRIVER = "CUDA driver version is insufficient for CUDA runtime version"
 IMAGE = 'Failed to pull image "us-docker.pkg.dev/p/trainer@sha256:1": not found'
 
 
@@ -155,3 +159,39 @@ def test_a_training_job_without_machines_is_shown_as_waiting(
     assert f"step train waits for machines: custom job {number[-4:]} is PENDING" in found["notes"]
     started.faults.append(Fault("status", "GET", code=403, message="denied"))
     assert vlmpipe("diagnose", RUN).code == 77  # the pipeline job itself
+
+
+def test_what_a_run_shows_of_vertex_is_recorded_once_beside_the_runs(
+    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
+) -> None:
+    train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
+    notes = vlmpipe("diagnose", RUN, "--json").json["notes"]
+    (seen,) = (note for note in notes if note.startswith("seen for the first time on Vertex AI: "))
+    for name in ("vertex-accepts-the-graph", "vertex-joins-branches", "vertex-exit-task-runs"):
+        assert name in seen
+    root = open_storage("gs://example-bucket/vlmpipe")
+    found = read_sightings(root)
+    assert found["vertex-exit-task-runs"].holds and found["vertex-exit-task-runs"].run == JOB
+    assert not any("seen for the first time" in note for note in vlmpipe("diagnose", RUN, "--json").json["notes"])
+
+
+def test_a_failure_that_contradicts_an_assumption_is_told(
+    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit
+) -> None:
+    put_record(bucket, "train", "failed", message=DRIVER, detail={"exit_code": 1, "error": DRIVER})
+    train_fails(started, Step("FAILED", 9, REPLICA.format(1)))
+    found = vlmpipe("diagnose", RUN, "--json").json
+    assert found["id"] == "gpu-driver", found
+    assert any("vertex-driver-runs-the-wheel is contradicted: the run failed" in note for note in found["notes"])
+
+
+def test_what_cannot_be_recorded_is_a_note(
+    started: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UserError("no permission to write gs://example-bucket")
+
+    monkeypatch.setattr("vlmpipe.runs.vertex.first_contact.note_sightings", refuse)
+    train_fails(started, Step("FAILED", 9, REPLICA.format(65)))
+    notes = vlmpipe("diagnose", RUN, "--json").json["notes"]
+    assert "what this run shows about Vertex AI was not recorded: no permission to write gs://example-bucket" in notes

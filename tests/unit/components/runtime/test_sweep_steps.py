@@ -121,7 +121,7 @@ def test_a_job_that_fails_is_an_answer_and_a_stop_is_none(
     monkeypatch.setattr(local_job, "run_job", job)
     monkeypatch.setattr(capacity_fallback, "run_with_fallback", job)
     monkeypatch.setattr(kubeflow_job, "run_on_kubeflow", job)
-    assert train_variants(f"1 {uri}", target) == f"train-variants-1 in {uri}: no such machine"
+    assert train_variants(f"1 {uri}", target) == "train-variants-1: no such machine"
     (first, spec), settings = sent[0]
     labels = first["labels"] if target == "vertex" else settings["labels"]
     assert labels["vlmpipe-step"] == "train-variants-1"
