@@ -33,6 +33,7 @@ SHARED_MEMORY_MIN_BYTES = GIB
 SHARED_MEMORY = Path("/dev/shm")
 CLOCK_SKEW_MAX_S = 60.0  # disorders the logs of nodes; from 15 minutes on, signed requests are refused
 CLOCK_TIMEOUT_S = 5.0
+NO_OBJECT = "vlmpipe-preflight"
 # DeepSpeed builds extensions at first use, in minutes. Later builds wait forever for the lock of a killed one.
 BUILD_MAX_S = 1800.0
 
@@ -82,6 +83,8 @@ def check_node(run_uri: str, node: int, machine: MachineReport | None = None) ->
     if run_uri:
         store = open_storage(run_uri)
         _check_output(store, report)
+        if machine:
+            _check_reads(machine.bought.reads)
         if not isinstance(store, LocalStorage):
             _check_clock(report)
     return report
@@ -136,6 +139,15 @@ def _check_output(store: Storage, report: NodeReport) -> None:
             fix="check the disk or the mount under output.root_uri",
             code=ExitCode.UNAVAILABLE,
         )
+
+
+def _check_reads(buckets: tuple[str, ...]) -> None:
+    """Raise UserError (77) for a bucket that this job's account, or a later job's, which has the same, may not read.
+
+    An object that is not there is not found by who may read the bucket, and forbidden to others.
+    """
+    for bucket in buckets:
+        open_storage(f"gs://{bucket}").stat(NO_OBJECT)
 
 
 def _check_clock(report: NodeReport) -> None:

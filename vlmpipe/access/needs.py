@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 BUCKET, TABLE, REGISTRY = "gs://", "bq://", "vertex://"
+BUCKETS: Kind = "bucket"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,14 @@ def needs(config: RunConfig) -> list[Need]:
         Need(account, kind, resource, tuple(use for use in USES if use in uses), tuple(fields), tuple(steps))
         for (account, kind, resource), (uses, fields, steps) in found.items()
     ]
+
+
+def buckets_read(config: RunConfig, account: Account) -> tuple[str, ...]:
+    """Buckets that steps of the account read and do not write, in a run without its sweep's variants."""
+    found = needs(config.model_copy(update={"sweep": None}))
+    return tuple(
+        need.resource for need in found if (need.account, need.kind, need.uses) == (account, BUCKETS, ("read",))
+    )
 
 
 def _runs(config: RunConfig) -> Iterator[RunConfig]:

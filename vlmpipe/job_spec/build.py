@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from vlmpipe.access.needs import buckets_read
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import CapacityOption, ClusterConfig, ReservationAffinityConfig
@@ -291,7 +292,7 @@ def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -
         machine_spec["reservation_affinity"] = affinity
     env = dict(cluster.env)
     if cluster.accelerator_count and not own_machine:
-        env[bought.VARIABLE] = _bought_machine(cluster, job).model_dump_json(exclude_defaults=True)
+        env[bought.VARIABLE] = _bought_machine(config, job).model_dump_json(exclude_defaults=True)
     if job == "train" and config.train.wandb.project:
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
     if (trainer := config.train.trainer) and job == "train":  # to stop the program, and then to save what it left
@@ -315,8 +316,9 @@ def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -
     }
 
 
-def _bought_machine(cluster: ClusterConfig, job: Job) -> bought.BoughtMachine:
+def _bought_machine(config: RunConfig, job: Job) -> bought.BoughtMachine:
     """What the launcher compares with its node; memory and kind of a GPU that the catalogue does not know are not."""
+    cluster = config.cluster.of_job(job)
     gpu = load_catalog().gpus.get(cluster.accelerator_type)
     known = (
         {
@@ -334,6 +336,7 @@ def _bought_machine(cluster: ClusterConfig, job: Job) -> bought.BoughtMachine:
         accelerator_count=cluster.accelerator_count,
         boot_disk_size_gb=cluster.boot_disk_size_gb,
         reducers=reducer_count(cluster),
+        reads=buckets_read(config, "trainer"),
         check=cluster.machine_check,
         **known,
     )

@@ -73,7 +73,7 @@ class PlanConfig(Section):
         "",
         description="Folder of an earlier run on the same GPUs, gs:// too: steps are planned by as much slower or "
         "faster as its own were than its plan. latest is the last run of this name on these GPUs, whose difference was "
-        "kept under output.root_uri.",
+        "kept under output.root_uri; before there is one, the last probe.",
     )
     efficiency: float = Field(
         0.0,

@@ -21,6 +21,9 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.preflight import devices
 from vlmpipe.trainer.preflight import node as preflight
+from vlmpipe.trainer.preflight.bought import BoughtMachine
+from vlmpipe.trainer.preflight.gpus import FoundGpus
+from vlmpipe.trainer.preflight.machine import MachineReport
 from vlmpipe.trainer.preflight.node import GIB, announce, check_node
 from vlmpipe.trainer.preflight.room import require_room
 from vlmpipe.trainer.setup import TrainingSetup
@@ -152,6 +155,24 @@ def test_a_bucket_without_permission_fails_with_its_code(gcs_run: FakeGcs) -> No
     with pytest.raises(UserError, match="no permission while writing gs://bucket/runs/1/preflight-2-") as caught:
         check_node("gs://bucket/runs/1", node=2)
     assert caught.value.code == ExitCode.NO_PERMISSION
+
+
+def test_a_bucket_that_a_later_job_reads_is_asked_for_before_anything_is_trained() -> None:
+    with FakeGcs(buckets=["bucket", "data", "closed"]) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        check_node("gs://bucket/runs/1", 0, with_reads("data"))
+        server.faults.append(Fault("status", method="GET", path="b/closed/", code=403))
+        check_node("gs://bucket/runs/1", 0, with_reads("data"))
+        with pytest.raises(UserError, match=r"no permission while .*gs://closed/") as caught:
+            check_node("gs://bucket/runs/1", 0, with_reads("data", "closed"))
+    assert caught.value.code == ExitCode.NO_PERMISSION
+
+
+def with_reads(*buckets: str) -> MachineReport:
+    machine = BoughtMachine(
+        step="train", machine_type="g2-standard-4", accelerator_type="NVIDIA_L4", accelerator_count=1, reads=buckets
+    )
+    return MachineReport(machine, FoundGpus("2", "12.6", "", (), "", "", ()), disk_bytes=0)
 
 
 @pytest.mark.parametrize(("total", "warned"), [(64 * MIB, True), (GIB - 1, True), (GIB, False)])
