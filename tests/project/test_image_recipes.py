@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -83,3 +84,36 @@ def test_requirements_of_an_image_are_those_of_the_project() -> None:
     extras = content["project"]["optional-dependencies"]
     own = content["build-system"]["requires"] + content["project"]["dependencies"]
     assert printed == own + extras["trainer"] + extras["data"]
+
+
+def calls(recipe: str, folder: Path, *, index: str) -> list[str]:
+    """What the step of a recipe that installs torch calls pip with, in a shell with stand-ins for its programs."""
+    text = (ROOT / f"container/{recipe}.Dockerfile").read_text().replace("\\\n", " ")
+    (step,) = (line for line in text.splitlines() if line.startswith("RUN") and "torch_index" in line)
+    command = re.sub(r"^RUN( --mount=\S+)*", "", step).replace("/run/secrets", str(folder))
+    command = command.replace("/opt/lmms-eval/bin/", "")
+    (folder / "bin").mkdir()
+    for program, answer in {"pip": f'echo "$@" >> {folder}/calls', "python": "echo requirements", "rm": ":"}.items():
+        stand_in = folder / "bin" / program
+        stand_in.write_text(f"#!/bin/sh\n{answer}\n")
+        stand_in.chmod(0o755)
+    if index:
+        (folder / "torch_index").write_text(index)
+    environment = {"PATH": f"{folder}/bin:/usr/bin:/bin", "TORCH_BUILD": "cu126", "EXTRAS": ""}
+    subprocess.run(["sh", "-euc", command], cwd=folder, env=environment, check=True)
+    return (folder / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize("recipe", [*NAMES, "lmms-eval"])
+def test_an_index_given_as_a_secret_gives_torch_and_nothing_else(recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    index = "https://user:secret@index.example/cu126"
+    found, usual = (
+        calls(recipe, tmp_path / name, index=address) for name, address in [("with", index), ("without", "")]
+    )
+    constraint = "--constraint torch_builds/cu126.txt"
+    only_torch = f"install --no-deps --index-url {index} {constraint} torch"
+    assert [call for call in found if call not in usual] == [only_torch]
+    assert [call for call in found if call != only_torch] == usual
+    assert constraint in usual[-1] and found.index(only_torch) < found.index(usual[-1])

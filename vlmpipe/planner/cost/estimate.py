@@ -278,7 +278,8 @@ def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | 
         )
     if "spot" in config.cluster.strategies:
         yield (
-            f"A Spot node is preempted {plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
+            f"A Spot node{' or reducer' * bool(config.cluster.reduction_server)} is preempted "
+            f"{plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
             f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "
             "(plan.restart_s), and all of that is taken as billed."
         )

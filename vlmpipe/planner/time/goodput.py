@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.build import reducer_count
 from vlmpipe.planner.time.step_time import Time
 
 
@@ -33,11 +34,11 @@ def young_daly_s(save_s: float, mtbf_s: float) -> float:
 
 
 def mean_time_between_interruptions_s(config: RunConfig, *, preemptible: bool) -> float:
-    """Of the training job: one lost machine stops all. Infinite if both rates are 0."""
+    """Of the training job: one lost machine stops all, a reducer too. Infinite if both rates are 0."""
     cluster, plan = config.cluster, config.plan
     rate_per_hour = plan.failures_per_gpu_hour * cluster.replica_count * cluster.accelerator_count
     if preemptible:
-        rate_per_hour += plan.preemptions_per_node_hour * cluster.replica_count
+        rate_per_hour += plan.preemptions_per_node_hour * (cluster.replica_count + reducer_count(cluster))
     return 3600 / rate_per_hour if rate_per_hour else math.inf
 
 

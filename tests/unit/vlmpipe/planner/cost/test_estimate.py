@@ -264,6 +264,13 @@ def test_more_gpus_fail_more_often_and_spot_nodes_are_preempted_besides() -> Non
     assert mtbf_hours(1, preemptible=True, failures_per_gpu_hour=0, preemptions_per_node_hour=0) == math.inf
 
 
+def test_each_reducer_on_spot_is_preempted_as_a_node_is() -> None:
+    reducers = {"replica_count": 13, "machine_type": "n1-highcpu-16"}
+    config = run_config(cluster__replica_count=4, cluster__reduction_server=reducers, plan__failures_per_gpu_hour=0)
+    assert mean_time_between_interruptions_s(config, preemptible=True) == pytest.approx(3600 / (17 * 0.02))
+    assert mean_time_between_interruptions_s(config, preemptible=False) == math.inf
+
+
 def test_expected_loss_by_hand() -> None:
     """100 h of work, 36 s a save, each hour; stopped every 10 h; half an hour and 6 minutes lost each time."""
     lost = expected_loss(360_000, 36, 3600, 36_000, 360)
