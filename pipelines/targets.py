@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kfp import dsl
 from kfp.dsl.structures import ResourceSpec
 
+from vlmpipe.catalog.steps import load_steps
 from vlmpipe.components.jobs.run_kubeflow_job import run_kubeflow_job
 from vlmpipe.components.jobs.run_local_job import run_local_job
 from vlmpipe.components.jobs.run_vertex_job import run_vertex_job
 from vlmpipe.config.target_requirements import require_kubeflow, require_vertex, unused_on_kubeflow
-from vlmpipe.job_spec.build import needs_own_step
+from vlmpipe.job_spec.build import job_settings, needs_own_step
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
@@ -26,15 +28,10 @@ if TYPE_CHECKING:
 
 TargetName = Literal["vertex", "kubeflow", "local"]
 
-# Steps that need more than the default machine (Vertex AI's is e2-standard-4): (CPUs, memory).
-MACHINES = {
-    "prepare-data": ("16", "64G"),  # decodes every picture
-    "prepare-chunks": ("16", "64G"),  # its share of them
-    "sync-checkpoint": ("8", "64G"),  # holds the whole model in memory
-}
 STARTED_BY_KFP = "_KFP_RUNTIME=true python3"
 # Steps that only move data and give the same result again. A job is not among them: it restarts by its own rules, and a
 # wrong run file or a rejected model does not get better by trying again.
+SCRATCH = "/scratch"  # on Kubeflow, of a step with a disk of its own
 RETRIES = {"sync-checkpoint": 2, "register-model": 2, "notify": 2}
 
 
@@ -56,9 +53,7 @@ def component_of(function: Callable[..., Any], image: str) -> BaseComponent:
 class Target:
     """A target in the cloud; each target replaces what differs there."""
 
-    requests: ClassVar[
-        dict[str, str]
-    ] = {}  # cpu_request and memory_request of steps in MACHINES, if less than their limits
+    requests: ClassVar[dict[str, str]] = {}  # cpu_request and memory_request of steps with limits, if less than these
 
     def check(self, config: RunConfig) -> None:
         """Raise ConfigError when the run file lacks what this target needs."""
@@ -75,6 +70,12 @@ class Target:
         """Image of the pipeline's own steps."""
         return config.gcp.pipeline_image
 
+    def own_step(
+        self, config: RunConfig, function: Callable[..., Any], step: str, disk_gb: int | None
+    ) -> BaseComponent:
+        """The component of a step of the pipeline's own. `disk_gb`: of a step that needs more disk than steps have."""
+        return component_of(function, self.base_image(config))
+
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         """The component that runs a CustomJob: the inputs of CustomTrainingJobOp, the output `gcp_resources`."""
         raise NotImplementedError
@@ -83,16 +84,19 @@ class Target:
         """The component that writes to notify.email when the run has ended; None where no mail is sent."""
         return None
 
-    def configure_task(self, config: RunConfig, task: PipelineTask, step: str, stage: str = "") -> None:
-        """Set the step's display name, retries where trying again can help, and its machine."""
+    def configure_task(
+        self, config: RunConfig, task: PipelineTask, step: str, stage: str = "", disk_gb: int | None = None
+    ) -> None:
+        """Set the step's display name, retries where trying again can help, its machine, and its disk."""
         task.set_display_name(": ".join(filter(None, [stage, step.replace("-", " ")])).capitalize())
         if step in RETRIES:
             task.set_retry(num_retries=RETRIES[step], backoff_duration="30s", backoff_factor=2)
-        if step in MACHINES:
-            cpus, memory = MACHINES[step]
+        if limits := load_steps().limits.get(step):
             # What task.set_cpu_limit and its like do. Each of them looks up its own name among all frames of the stack
             # and their sources, for an error message: a sixth of the time of compiling.
-            task.container_spec.resources = ResourceSpec(cpu_limit=cpus, memory_limit=memory, **self.requests)
+            task.container_spec.resources = ResourceSpec(
+                cpu_limit=limits.cpus, memory_limit=limits.memory, **self.requests
+            )
 
 
 class Vertex(Target):
@@ -100,6 +104,36 @@ class Vertex(Target):
 
     def check(self, config: RunConfig) -> None:
         require_vertex(config)
+
+    def own_step(
+        self, config: RunConfig, function: Callable[..., Any], step: str, disk_gb: int | None
+    ) -> BaseComponent:
+        """A step has 100 GB, of which the service lets nobody ask for more: with more it is a custom job, as Google's
+        documentation of machines for steps advises. Google's library keeps the step's inputs and outputs."""
+        component = super().own_step(config, function, step, disk_gb)
+        if disk_gb is None:
+            return component
+        from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
+
+        facts, settings = load_steps(), job_settings(config, "evaluate")
+        of_jobs = ("network", "reserved_ip_ranges", "psc_interface_config", "encryption_spec_key_name")
+        return create_custom_training_job_from_component(
+            component,
+            display_name=f"{config.name}-{step}",
+            machine_type=facts.machine_of(step),
+            boot_disk_type=facts.boot_disk_type,
+            boot_disk_size_gb=disk_gb,
+            service_account=config.gcp.service_account,  # the pipeline's, which reads what its steps read
+            labels={**config.gcp.labels, STEP_LABEL: step},
+            **{name: settings[name] for name in of_jobs if name in settings},
+        )
+
+    def configure_task(
+        self, config: RunConfig, task: PipelineTask, step: str, stage: str = "", disk_gb: int | None = None
+    ) -> None:
+        super().configure_task(config, task, step, stage, disk_gb)
+        if disk_gb is not None:
+            task.container_spec.resources = None  # those of the job are its machine's
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         if needs_own_step(config, job):
@@ -125,9 +159,13 @@ class Kubeflow(Target):
     def unused(self, config: RunConfig) -> list[Problem]:
         return unused_on_kubeflow(config)
 
-    def configure_task(self, config: RunConfig, task: PipelineTask, step: str, stage: str = "") -> None:
-        super().configure_task(config, task, step, stage)
+    def configure_task(
+        self, config: RunConfig, task: PipelineTask, step: str, stage: str = "", disk_gb: int | None = None
+    ) -> None:
+        super().configure_task(config, task, step, stage, disk_gb)
         give_storage(config.kubeflow, task)
+        if disk_gb is not None:
+            give_scratch(task, disk_gb)
 
     def run_name(self) -> str:
         # {{$.pipeline_job_name}} is the name for people there, which several runs may share and which may hold spaces.
@@ -135,6 +173,16 @@ class Kubeflow(Target):
 
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         return component_of(run_kubeflow_job, config.gcp.pipeline_image)
+
+
+def give_scratch(task: PipelineTask, disk_gb: int) -> None:
+    """Give the step's pod a volume for temporary files, which the cluster's default storage class makes for it and
+    deletes with it: a node's own disk is often smaller."""
+    from kfp import kubernetes
+
+    kubernetes.add_ephemeral_volume(task, "scratch", SCRATCH, ["ReadWriteOnce"], f"{disk_gb}G")
+    for name, folder in {"TMPDIR": SCRATCH, "HF_HOME": f"{SCRATCH}/huggingface"}.items():
+        task.set_env_variable(name, folder)
 
 
 def give_storage(section: KubeflowConfig, task: PipelineTask) -> None:
@@ -160,7 +208,9 @@ class Local(Target):
     def job_step(self, config: RunConfig, job: Job) -> BaseComponent:
         return component_of(run_local_job, "python")
 
-    def configure_task(self, config: RunConfig, task: PipelineTask, step: str, stage: str = "") -> None:
+    def configure_task(
+        self, config: RunConfig, task: PipelineTask, step: str, stage: str = "", disk_gb: int | None = None
+    ) -> None:
         """Nothing: kfp.local knows neither display names nor machines."""
 
 

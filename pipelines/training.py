@@ -27,7 +27,7 @@ No postponed annotations here: kfp reads the types of the pipeline's parameters 
 import contextlib
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kfp import dsl
@@ -56,7 +56,8 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import hidden_by_stages, path_in
 from vlmpipe.config.sections.sweep import SweepConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
-from vlmpipe.pipelines.targets import TARGETS, Target, TargetName, component_of
+from vlmpipe.pipelines.targets import TARGETS, Target, TargetName
+from vlmpipe.planner.steps.disks import compiled_disks
 
 
 def build(config: RunConfig, target: TargetName) -> BaseComponent:
@@ -67,7 +68,8 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     place, runs = TARGETS[target], config.stage_runs()
     for one in runs.values():
         place.check(one)
-    steps = _Steps(config, place)
+    disks = {stage: {} if target == "local" else compiled_disks(one) for stage, one in runs.items()}
+    steps = _Steps(config, place, disks=disks[list(runs)[-1]])
     root_uri = config.root_uri(target)
     job_name = place.run_name()
     defaults = parameter_defaults(config)
@@ -87,11 +89,11 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
     ) -> None:
         with contextlib.ExitStack() as accepted:  # a stage is inside the condition of the one before
             for stage, one in runs.items():
-                of_stage = _Steps(one, place, stage)
+                of_stage = _Steps(one, place, stage, disks=disks[stage])
                 resolved = of_stage.add(
                     resolve_run,
                     run_file=run_file,
-                    compiled=compiled_settings(config, target, root_uri, stage),
+                    compiled=compiled_settings(config, target, root_uri, stage, disks),
                     run_id=run_id,
                     job_name=job_name,
                     data_uri=data_uri,
@@ -184,14 +186,16 @@ def last_step(config: RunConfig) -> str:
 class _Steps:
     """Adds steps to the pipeline under construction, named alike on every target."""
 
-    def __init__(self, config: RunConfig, target: Target, stage: str = "") -> None:
-        self._config, self._target, self._stage = config, target, stage
-        self._image = target.base_image(config)
+    def __init__(self, config: RunConfig, target: Target, stage: str = "", *, disks: Mapping[str, int]) -> None:
+        """`disks`: GB of the boot disks of steps that need more than steps have."""
+        self._config, self._target, self._stage, self._disks = config, target, stage, disks
         self._mail = target.mail_step(config)
 
     def add(self, function: Callable[..., Any], *, name: str = "", **inputs: Any) -> PipelineTask:
         """A step that runs `function` on the pipeline image."""
-        return self._add(component_of(function, self._image), name or function.__name__.replace("_", "-"), inputs)
+        step = name or function.__name__.replace("_", "-")
+        component = self._target.own_step(self._config, function, step, self._disks.get(step))
+        return self._add(component, step, inputs)
 
     def named(self, name: str) -> str:
         """The name of a step or group of this stage."""
@@ -275,5 +279,5 @@ class _Steps:
         named.component_spec = copy.copy(component.component_spec)
         named.component_spec.name = self.named(name)
         task = named(**inputs).set_caching_options(False)
-        self._target.configure_task(self._config, task, name, self._stage)
+        self._target.configure_task(self._config, task, name, self._stage, self._disks.get(name))
         return task

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 # Settings that are compiled into the pipeline: changing them for one run would have no effect.
 FIXED = (
     "name", "output", "gcp", "notify", "cluster.timeout", "cluster.scheduling_strategy", "cluster.max_wait_duration",
-    "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback", "cluster.disable_retries",
-    "kubeflow.s3_endpoint", "kubeflow.secret_env", "kubeflow.volumes",
+    "cluster.step_disks", "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback",
+    "cluster.disable_retries", "kubeflow.s3_endpoint", "kubeflow.secret_env", "kubeflow.volumes",
 )  # fmt: skip
+NO_DISKS: Mapping[str, Mapping[str, int]] = {}  # every step has the default one
 PARAMETER_FIELDS = {
     "data_uri": "data.source",
     "epochs": "train.epochs",
@@ -68,9 +69,11 @@ def parameter_defaults(config: RunConfig) -> dict[str, Any]:
     return {name: _look_up(content, field) for name, field in PARAMETER_FIELDS.items()}
 
 
-def compiled_settings(config: RunConfig, target: str, root_uri: str, stage: str = "") -> str:
-    """JSON text of what `resolve` needs from compile time: target, root, the stage that it begins, all stages, and
-    their fixed fields, and parameter defaults."""
+def compiled_settings(
+    config: RunConfig, target: str, root_uri: str, stage: str = "", disks: Mapping[str, Mapping[str, int]] = NO_DISKS
+) -> str:
+    """JSON text of what `resolve` needs from compile time: target, root, the stage that it begins, all stages, their
+    fixed fields and the disks of their steps, and parameter defaults."""
     runs = {name: run.to_dict() for name, run in config.stage_runs().items()}
     settings = {
         "target": target,
@@ -79,6 +82,7 @@ def compiled_settings(config: RunConfig, target: str, root_uri: str, stage: str 
         "stages": list(runs),
         "fixed": {name: {field: _look_up(run, field) for field in FIXED} for name, run in runs.items()},
         "parameters": parameter_defaults(config),
+        "disks": disks,
     }
     return json.dumps(settings, sort_keys=True)
 
@@ -235,8 +239,10 @@ def _checked(
     plan = None
     if config.train.epochs and (elsewhere or config.features.cache == "auto"):
         from vlmpipe.planner.plan import plan_run  # not above: compiling needs this module, and no planner
+        from vlmpipe.planner.steps.estimate import Stage
 
-        plan = plan_run(config, priced=elsewhere)
+        place = Stage(is_last=stage == settings["stages"][-1], disks=settings["disks"].get(stage, {}))
+        plan = plan_run(config, priced=elsewhere, stage=place)
     if not elsewhere or config.plan.fail_on_error:
         check_jobs(config, paths.run_uri)
     if plan and elsewhere and config.plan.fail_on_error:
@@ -257,7 +263,15 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
             "run_file is not a run file", expected="a mapping with sections such as model, data and train"
         )
     compiled = json.dumps(
-        {"target": "local", "root_uri": root_uri, "stage": "", "stages": [""], "fixed": {"": {}}, "parameters": {}}
+        {
+            "target": "local",
+            "root_uri": root_uri,
+            "stage": "",
+            "stages": [""],
+            "fixed": {"": {}},
+            "parameters": {},
+            "disks": {},
+        }
     )
     return resolve(json.dumps(content), compiled, run_id=run_id, overrides=overrides).run_uri
 

@@ -10,7 +10,7 @@ from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import Catalog, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
 from vlmpipe.config.run_config import RunConfig, warnings
-from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, unknown_gpu_code
+from vlmpipe.job_spec.build import Job, job_spec, job_violations, jobs_of, unknown_gpu_code
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
@@ -23,6 +23,7 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.sequence_fill import fill_by_length, length_advice
 from vlmpipe.planner.serving import unservable
+from vlmpipe.planner.steps.estimate import WHOLE, PipelinePlan, Stage, plan_steps
 from vlmpipe.planner.time import feature_cache, reduction_server
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.external_trainer import external_time
@@ -31,7 +32,7 @@ from vlmpipe.planner.time.other_jobs import evaluation_gpu
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.time.time_limit import time_limit_note
-from vlmpipe.planner.workload import Workload
+from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.model import PARTS
@@ -65,6 +66,7 @@ class Plan:
     features_cache: CacheAdvice | None = None
     reduction_server: Advice | None = None
     cost: Cost | None = None
+    pipeline: PipelinePlan | None = None  # None: the run has no machines of its own
     notes: tuple[str, ...] = ()
     trainer: str = ""  # name of train.trainer
     nccl_plugin: str = ""  # that NCCL is expected to use between the nodes of training; empty for none
@@ -84,8 +86,8 @@ class Plan:
 
     @property
     def estimate_errors(self) -> list[str]:
-        """Those that are not of a job spec: GPU, memory, and terms of the capacity fallback that are not sold."""
-        found = [*self.unsupported]
+        """Those that are not of a job spec: GPU, memory, disks, terms of the capacity fallback that are not sold."""
+        found = [*self.unsupported, *(self.pipeline.errors if self.pipeline else ())]
         for host in (self.memory.host, self.memory.start) if self.memory else ():
             if host and not host.fits:
                 found.append(
@@ -168,17 +170,18 @@ class Plan:
             "compile": _as_dict(self.compiling),
             "features_cache": _as_dict(self.features_cache),
             "reduction_server": _as_dict(self.reduction_server),
-            "cost": _as_dict(self.cost),
+            "cost": _without_pipelines(_as_dict(self.cost)),
+            "pipeline": self.pipeline.as_dict() if self.pipeline else None,
             "trainer": self.trainer,
             "nccl_plugin": self.nccl_plugin,
             "notes": list(self.notes),
         }
 
 
-def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
+def plan_run(config: RunConfig, *, priced: bool = True, stage: Stage = WHOLE) -> Plan:
     """Plan a run of one training. Reads no data but the index of prepared data, and downloads no weights.
 
-    `priced=False` leaves out cost, for a run on the user's own machine.
+    `priced=False` leaves out cost and the pipeline's steps, for a run on the user's own machine.
     """
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
     jobs: dict[str, list[dict[str, Any]]] = {}
@@ -200,6 +203,11 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
     gpu = catalog.gpus.get(config.cluster.accelerator_type)
     trainer = config.train.trainer.name if config.train.trainer else ""
     bare = Plan(config.name, tuple(findings), jobs, notes=tuple(notes), trainer=trainer)
+    if priced:
+        unknown: dict[Job, float | None] = dict.fromkeys(jobs_of(config))
+        hours = stage.hours_of(unknown | ({} if is_cached(config) else {"cache_features": 0.0}))
+        pipeline = plan_steps(config, stage, shape=None, samples=None, job_hours=hours)
+        bare = dataclasses.replace(bare, pipeline=pipeline)
     try:
         model = architecture(config)
     except UserError as error:
@@ -212,7 +220,7 @@ def plan_run(config: RunConfig, *, priced: bool = True) -> Plan:
         note += "give plan.machine.nic_gbps and plan.machine.memory_gib."
         return dataclasses.replace(bare, model=model, notes=(*notes, note))
     bare = dataclasses.replace(bare, nccl_plugin=nccl.expected(config, machine))
-    return _estimated(bare, config, model, machine, gpu, paths, priced=priced)
+    return _estimated(bare, config, model, machine, gpu, paths, priced=priced, stage=stage)
 
 
 def described_machine(config: RunConfig, catalog: Catalog) -> Machine | None:
@@ -252,6 +260,7 @@ def _estimated(
     paths: RunPaths,
     *,
     priced: bool,
+    stage: Stage,
 ) -> Plan:
     trainer = config.train.trainer
     if trainer:
@@ -277,6 +286,7 @@ def _estimated(
         if what is not None and what.unconfirmed:
             named = getattr(what, "machine_type", None) or getattr(what, "accelerator_type", "")
             notes.append(f"{named}: {', '.join(what.unconfirmed)} of the catalogue are not confirmed by a document.")
+    estimated = cost.estimate_cost(case, time, cache, prices, stage) if prices else None
     return dataclasses.replace(
         bare,
         jobs={job: pools for job, pools in bare.jobs.items() if job != "cache_features" or cache.state != "off"},
@@ -294,7 +304,8 @@ def _estimated(
         reduction_server=reduction_server.advise(config, layout, time, machine, prices)
         if prices and not trainer
         else None,
-        cost=cost.estimate_cost(case, time, cache, prices) if prices else None,
+        cost=estimated,
+        pipeline=estimated.by_term[estimated.term].pipeline if estimated else None,
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -375,6 +386,13 @@ def _pool(number: int, pool: dict[str, Any]) -> dict[str, Any]:
         "image_uri": container.get("image_uri", "") or pool["python_package_spec"]["executor_image_uri"],
         "runs": args[args.index("--") + 1] if "--" in args else "",
     }
+
+
+def _without_pipelines(cost: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The steps are in the plan once: those of other terms differ by the price of the jobs' starts only."""
+    for found in [*cost["by_term"].values(), *cost["elsewhere"].values()] if cost else ():
+        del found["pipeline"]
+    return cost
 
 
 def _as_dict(value: Any) -> dict[str, Any] | None:

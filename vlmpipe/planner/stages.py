@@ -11,6 +11,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.plan import STATES, Plan, State, plan_run
+from vlmpipe.planner.steps.estimate import WHOLE, Stage
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,17 @@ class StagesPlan:
         }
 
 
-def plan_whole_run(config: RunConfig, *, priced: bool = True) -> Plan | StagesPlan:
+def plan_whole_run(config: RunConfig, *, priced: bool = True, last: Stage = WHOLE) -> Plan | StagesPlan:
     """Plan a run with all its stages; one without stages has the plan of its only training.
 
-    Each stage is taken to encode all its images. Raises UserError that names the stage.
+    Each stage is taken to encode all its images. `last`: of the last stage. Raises UserError that names the stage.
     """
     if not config.stages:
-        return plan_run(config, priced=priced)
+        return plan_run(config, priced=priced, stage=last)
     runs, plans = config.stage_runs(), dict[str, Plan]()
     for name, run in runs.items():
         with naming_stage(name):
-            plans[name] = plan_run(run, priced=priced)
+            plans[name] = plan_run(run, priced=priced, stage=last if name == list(runs)[-1] else Stage(is_last=False))
     names = list(runs)
     weights = [part.weights for part in config.model.sources.values() if part and part.weights]
     starts = {name: f"export of {before}" for before, name in itertools.pairwise(names)}

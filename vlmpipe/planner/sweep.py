@@ -13,6 +13,7 @@ from vlmpipe.config.sections.sweep import variants_of
 from vlmpipe.planner.cost.estimate import StepCost
 from vlmpipe.planner.plan import STATES, Plan, State, plan_run
 from vlmpipe.planner.stages import StagesPlan, plan_whole_run
+from vlmpipe.planner.steps.estimate import Stage
 
 OF_A_TRAINING = ("train", "evaluate")  # jobs of a run that a training of the sweep does; others are shared
 
@@ -158,7 +159,8 @@ def require_runnable(config: RunConfig) -> None:
 def plan_sweep(config: RunConfig, *, priced: bool = True) -> SweepPlan:
     """Plan every variant of the sweep. Raises UserError that names the variant or the stage."""
     assert config.sweep
-    shared = plan_whole_run(config.model_copy(update={"sweep": None}), priced=priced)
+    last_stage = Stage(sweep=config.sweep, sweep_jobs=_jobs(config))
+    shared = plan_whole_run(config.model_copy(update={"sweep": None}), priced=priced, last=last_stage)
     last = list(shared.stages.values())[-1]
     variants = {}
     for variant in variants_of(config.sweep):

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import GIB, memory_bar, share_text
+from vlmpipe.cli.views.pipeline_steps import pipeline_steps
 from vlmpipe.cli.views.stages import stages_headline, stages_table
 from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
 from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
@@ -89,6 +90,9 @@ def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
     yield from _advice(plan)
     yield ""
     yield machines_table(plan["jobs"], width)
+    if pipeline := plan.get("pipeline"):  # plans of earlier releases have none
+        yield ""
+        yield from pipeline_steps(pipeline)
 
 
 def headline(plan: Mapping[str, Any]) -> str:
@@ -281,8 +285,8 @@ def _remarks(*plans: Mapping[str, Any], also: Sequence[str] = ()) -> Iterator[Re
     lines = list(also)
     for plan in plans:
         lines += plan["notes"]
-        for part in ("time", "cost"):
-            lines += plan[part]["assumptions"] if plan[part] else []
+        for part in ("time", "cost", "pipeline"):
+            lines += plan[part]["assumptions"] if plan.get(part) else []
         if plan["time"] and (interval := plan["time"].get("interval")):
             lines.append(interval["origin"])
     table = grid(columns=2)

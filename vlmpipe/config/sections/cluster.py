@@ -41,6 +41,7 @@ RESERVATION_NAME_KEY = "compute.googleapis.com/reservation-name"
 
 Duration = Annotated[str, Field(pattern=r"^[0-9]{1,9}s$")]
 Strategy = Literal["standard", "spot", "flex_start"]
+StepWithDisk = Literal["plan-data", "prepare-chunks", "prepare-data", "sync-checkpoint", "register-model"]
 BootDisk = Literal["pd-ssd", "pd-standard", "hyperdisk-balanced"]
 
 
@@ -203,6 +204,11 @@ class ClusterConfig(Section):
     accelerator_count: int = Field(0, ge=0, le=16, description="GPUs of one node.")
     boot_disk_type: BootDisk = Field("pd-ssd", description="Kind of the boot disk, which also holds local files.")
     boot_disk_size_gb: int = Field(100, ge=100, le=64000, description="Size of the boot disk, in GB; lost after a job.")
+    step_disks: dict[StepWithDisk, Annotated[int, Field(ge=100, le=64000)]] = Field(
+        default_factory=dict,
+        description="Boot disks of the pipeline's own steps, in GB by step, such as {prepare-data: 500}; by default "
+        "what the plan says. A step with more than 100 GB, the service's default, runs as a job of its own.",
+    )
     image_uri: str = Field("", description="Trainer image, best by digest (...@sha256:...). Not used on this machine.")
     torch_build: str = Field(
         "cu130",

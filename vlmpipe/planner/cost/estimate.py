@@ -15,6 +15,8 @@ from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterCo
 from vlmpipe.job_spec.build import Job, in_region, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH, WHOLE, PipelinePlan, Stage, plan_steps, priced
+from vlmpipe.planner.steps.needs import all_samples
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
 from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_interruptions_s, young_daly_s
@@ -27,19 +29,16 @@ if TYPE_CHECKING:
 
 Term = Literal["standard", "spot", "flex_start"]
 TERMS: tuple[Term, ...] = get_args(Term)
-HOURS_PER_MONTH = 730  # Google Cloud's month
-NOT_COUNTED = (
-    "Not counted: the time in which machines start and pull images, data preparation and the pipeline's other CPU "
-    "steps (e2-standard-4 each), network traffic out of the region, storage of prepared data, and logs."
-)
+NOT_COUNTED = "Not counted: network traffic out of the region, storage of prepared data, and logs."
+PIPELINE = "pipeline steps"  # in place of a job: the pipeline's own steps, and the starts of the jobs' machines
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """One job of the run. None: not known."""
+    """One job of the run, or all steps of its pipeline. None: not known."""
 
     job: str
-    replicas: int
+    replicas: int  # machines side by side; of the pipeline's steps, those that start
     hours: float | None
     usd_per_hour: float | None  # all replicas, with boot disks and reducers
     usd: float | None
@@ -58,6 +57,7 @@ class TermCost:
     usd: float | None
     missing: tuple[str, ...]  # prices that are not known
     old: bool  # some price is more than 90 days old
+    pipeline: PipelinePlan
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class Cost:
         return found
 
 
-def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices) -> Cost:
+def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, stage: Stage = WHOLE) -> Cost:
     """Cost on every term; `term` is the run file's."""
     config, shape = case.config, case.shape
-    by_term = {term: term_cost(case, time, cache, prices, term) for term in TERMS}
+    by_term = {term: term_cost(case, time, cache, prices, term, stage) for term in TERMS}
     elsewhere = {
-        one.name: term_cost(_in_region(case, one.location), time, cache, prices, one.scheduling_strategy)
+        one.name: term_cost(_in_region(case, one.location), time, cache, prices, one.scheduling_strategy, stage)
         for one in config.cluster.capacity_fallback
         if one.location
     }
@@ -179,8 +179,10 @@ def why_not(case: Scenario, term: Term, hours: float | None) -> str:
     return ""
 
 
-def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, term: Term) -> TermCost:
-    """Cost on one term."""
+def term_cost(
+    case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, term: Term, stage: Stage = WHOLE
+) -> TermCost:
+    """Cost on one term, of jobs and of the pipeline's steps."""
     config, cluster, hours = case.config, case.config.cluster, hours_beside_training(case, cache)
     lost = goodput_loss(config, time, preemptible=term == "spot")
     train_hours = time.train_hours if config.train.trainer else None
@@ -190,7 +192,7 @@ def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, te
         "cache_features": hours["cache_features"], "train": train_hours, "evaluate": hours["evaluate"],
         "benchmark": hours["benchmark"],
     }  # fmt: skip
-    steps, missing, old = [], dict[str, None](), False
+    steps, missing, old = list[StepCost](), dict[str, None](), False
     for job, job_hours in jobs.items():
         if job_hours == 0:
             continue
@@ -202,7 +204,20 @@ def term_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices, te
         steps.append(StepCost(job, replicas, job_hours, rate, usd))
     refusal = why_not(case, term, train_hours)
     usd = _whole(steps)
-    return TermCost(term, not refusal, refusal, tuple(steps), train_hours, lost, usd, tuple(missing), old)
+    planned = plan_steps(
+        config,
+        stage,
+        shape=case.shape,
+        samples=all_samples(case.load.samples, config.data.validation_fraction),
+        job_hours=stage.hours_of(jobs),
+    )
+    pipeline = priced(
+        planned, prices, config.gcp.location, {step.job.replace("_", "-"): step.usd_per_hour for step in steps}
+    )
+    missing.update(dict.fromkeys(pipeline.missing))
+    steps.append(StepCost(PIPELINE, pipeline.machines, pipeline.hours, None, pipeline.usd))
+    usd = None if usd is None else usd + (pipeline.usd or 0.0)
+    return TermCost(term, not refusal, refusal, tuple(steps), train_hours, lost, usd, tuple(missing), old, pipeline)
 
 
 def _whole(steps: list[StepCost]) -> float | None:

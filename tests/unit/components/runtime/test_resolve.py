@@ -331,7 +331,7 @@ def test_nothing_starts_where_a_later_stage_could_not(
 
 
 def test_on_vertex_a_red_plan_of_a_later_stage_stops_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan_run(config: RunConfig, *, priced: bool) -> SimpleNamespace:
+    def plan_run(config: RunConfig, **_: object) -> SimpleNamespace:
         return SimpleNamespace(errors=["too large"] if config.name == "digits-stages" else [], memory=None)
 
     monkeypatch.setattr("vlmpipe.planner.plan.plan_run", plan_run)

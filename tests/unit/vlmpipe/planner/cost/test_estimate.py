@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tests.support.planner.configs import A100_80, LLAVA_7B, RoundPrices, machine, run_config
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.catalog.prices import load_prices
+from vlmpipe.catalog.steps import load_steps
 from vlmpipe.components.runtime.resolve import require_prices
 from vlmpipe.planner.cost.cron import runs_per_month, starts_after
-from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, Cost, estimate_cost
+from vlmpipe.planner.cost.estimate import HOURS_PER_MONTH, PIPELINE, Cost, StepCost, estimate_cost
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import Plan
 from vlmpipe.planner.scenario import Scenario
@@ -61,25 +62,47 @@ def test_another_trainers_price_is_its_known_hours_times_its_nodes(hours: float 
     assert time.mfu is None
 
 
-def test_the_run_is_the_sum_of_its_jobs() -> None:
+def evaluation(cost: Cost) -> StepCost:
+    return next(step for step in cost.steps if step.job == "evaluate")
+
+
+def test_the_run_is_the_sum_of_its_jobs_and_the_pipelines_steps() -> None:
     cost, _ = estimated(features__cache="on")
-    assert [step.job for step in cost.steps] == ["cache_features", "train", "evaluate"]
+    assert [step.job for step in cost.steps] == ["cache_features", "train", "evaluate", PIPELINE]
     assert cost.usd == pytest.approx(sum(step.usd for step in cost.steps))
     assert all(step.hours and step.hours > 0 for step in cost.steps)
 
 
 def test_a_price_in_the_run_file_is_that_of_a_machine_on_every_term() -> None:
     cost, _ = estimated(plan__machine={"usd_per_hour": 10.0})
-    (hourly,) = {step.usd_per_hour for term in cost.by_term.values() for step in term.steps}
+    (hourly,) = {step.usd_per_hour for term in cost.by_term.values() for step in term.steps if step.job != PIPELINE}
     assert hourly == pytest.approx(10 + 100 * 0.17 / HOURS_PER_MONTH)
 
 
 def test_a_job_that_does_not_run_costs_nothing() -> None:
-    assert [step.job for step in estimated(features__cache="off")[0].steps] == ["train", "evaluate"]
+    assert [step.job for step in estimated(features__cache="off")[0].steps] == ["train", "evaluate", PIPELINE]
+
+
+def test_an_unknown_price_of_the_pipelines_machines_is_named_and_left_out_of_the_sum() -> None:
+    known, _ = estimated()
+    unknown, _ = estimated(RoundPrices(unknown=frozenset({"e2-standard-4", "e2-standard-16", "e2-highmem-8"})))
+    starts = unknown.by_term[unknown.term].pipeline.usd
+    assert unknown.usd and known.usd and starts and starts < (known.by_term[known.term].pipeline.usd or 0)
+    assert unknown.usd == pytest.approx(starts + sum(step.usd or 0 for step in unknown.steps if step.job != PIPELINE))
+    assert [name.split()[0] for name in unknown.missing] == ["e2-standard-4", "e2-standard-16", "e2-highmem-8"]
+
+
+def test_a_start_of_machines_costs_what_they_cost_on_each_term() -> None:
+    cost, _ = estimated(features__cache="off")
+    starts = {
+        term: sum(step.usd or 0 for step in found.pipeline.steps if step.is_job) for term, found in cost.by_term.items()
+    }
+    assert starts["standard"] == pytest.approx(2 * NODE_USD * load_steps().start_s("trainer", has_gpus=True) / 3600)
+    assert starts["spot"] < starts["flex_start"] < starts["standard"]
 
 
 def test_evaluation_on_more_nodes_takes_less_time() -> None:
-    one, four = (estimated(cluster__evaluate_replica_count=nodes)[0].steps[-1] for nodes in (1, 4))
+    one, four = (evaluation(estimated(cluster__evaluate_replica_count=nodes)[0]) for nodes in (1, 4))
     assert one.hours is not None and four.hours is not None and four.hours < one.hours
 
 
@@ -87,10 +110,10 @@ def test_evaluation_on_a_machine_of_its_own_is_priced_and_timed_on_it() -> None:
     own = {"machine_type": "a2-ultragpu-1g", "accelerator_type": "NVIDIA_A100_80GB", "accelerator_count": 1}
     shared, alone = (estimated(cluster__evaluate_machine=machine)[0] for machine in (None, own))
     assert shared.steps[0] == alone.steps[0], "training is not touched"
-    (on_eight, on_one) = (cost.steps[-1].hours for cost in (shared, alone))
+    (on_eight, on_one) = (evaluation(cost).hours for cost in (shared, alone))
     assert on_eight and on_one and 4 * on_eight < on_one
     other = {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
-    on_l4 = estimated(cluster__evaluate_machine=other)[0].steps[-1].hours
+    on_l4 = evaluation(estimated(cluster__evaluate_machine=other)[0]).hours
     assert on_l4 and on_l4 < on_one, "whose fp32 rate outside of tensor cores is higher"
 
 
@@ -161,6 +184,8 @@ def test_reducers_are_paid_for_training_only() -> None:
     )
     per_hour = {step.job: step.usd_per_hour for step in without.steps}
     for step in with_them.steps:
+        if step.job == PIPELINE:
+            continue
         assert step.usd_per_hour == pytest.approx(per_hour[step.job] + (13 * 0.5 if step.job == "train" else 0))
 
 
@@ -216,7 +241,7 @@ def test_without_samples_there_is_no_cost_of_the_run_but_one_of_an_hour() -> Non
 
 def test_an_evaluation_of_unknown_length_is_left_out_and_reported() -> None:
     cost, _ = estimated(plan__samples=0, train__max_steps=100, evaluate__max_samples=0)
-    assert cost.usd == next(step.usd for step in cost.steps if step.job == "train")
+    assert cost.usd == pytest.approx(sum(step.usd or 0 for step in cost.steps if step.job in ("train", PIPELINE)))
     assert any("evaluate job" in sentence for sentence in cost.assumptions)
 
 

@@ -1,0 +1,134 @@
+"""Disks, memory and money of a pipeline's steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.pipelines import golden_pipelines
+from tests.support.short_form import WHOLE
+from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.planner.model_architecture import architecture
+from vlmpipe.planner.plan import Plan, plan_run
+from vlmpipe.planner.steps import needs
+from vlmpipe.planner.steps.disks import compiled_disks
+from vlmpipe.planner.steps.estimate import Stage, disk_for, plan_steps, step_disks
+from vlmpipe.planner.steps.graph import graph_steps
+from vlmpipe.planner.steps.needs import GB
+from vlmpipe.planner.sweep import plan_config
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.export_size import ExportSize
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+
+SEVENTY_B = ROOT / "configs/llava-70b.yaml"
+SEVEN_B = ROOT / "configs/llava-7b.yaml"
+ADAPTERS = ["model.freeze=[tower]", "model.lora={rank: 16}"]
+SHORT = ("llava-7b", "digits-stages", "qwen3-vl-2b-scorers")  # other run files are planned by the whole form
+
+
+@pytest.fixture(scope="module")
+def seventy_b() -> ModelShape:
+    return architecture(load_run_file(SEVENTY_B)).shape
+
+
+def errors(config: RunConfig, shape: ModelShape | None, disks: dict[str, int] | None = None) -> list[str]:
+    """Of a run with the model, on the disks of a compiled pipeline, or on those that the plan chooses."""
+    samples = needs.all_samples(config.plan.samples or None, config.data.validation_fraction)
+    hours = dict.fromkeys(("cache_features", "train", "evaluate", "benchmark"), 1.0)
+    return plan_steps(config, Stage(disks=disks), shape=shape, samples=samples, job_hours=hours).errors  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in golden_pipelines.RUN_FILES if WHOLE or path.stem in SHORT], ids=lambda path: path.stem
+)
+def test_every_expected_step_of_a_shipped_run_file_has_a_row_and_none_is_red(path: Path) -> None:
+    config = load_run_file(path)
+    plan, runs = plan_config(config), config.stage_runs()
+    for stage, one in plan.stages.items():
+        assert one.pipeline and not one.pipeline.errors
+        is_last = stage == list(runs)[-1]
+        encodes = any(row.name == "cache-features" for row in one.pipeline.steps)
+        graph = graph_steps(runs[stage], encodes=encodes, is_last=is_last, sweep=config.sweep if is_last else None)
+        rows = [row for row in one.pipeline.steps if not row.is_job]
+        assert [row.name for row in rows] == [step.name for step in graph if step.is_expected]
+        assert all(row.start_s > 0 and row.disk_free_bytes > 0 and row.usd for row in rows)
+        assert [row.name for row in one.pipeline.steps if row.is_job] == [
+            step.name for step in graph if step.job and step.is_expected
+        ]
+
+
+def test_a_checkpoint_fetched_whole_is_red_on_a_default_disk(
+    seventy_b: ModelShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's disk before it read the trained weights alone."""
+    config = load_run_file(SEVENTY_B)
+    assert not errors(config, seventy_b, disks={})
+
+    def whole(shape: ModelShape, _model: object) -> ExportSize:
+        return ExportSize(0, 0, checkpoint_bytes(shape.trainable_parameters, config.train, 1), 0)
+
+    monkeypatch.setattr(needs, "export_size", whole)
+    (error,) = errors(config, seventy_b, disks={})
+    assert error.startswith("step sync-checkpoint: its boot disk of 100 GB has 87 GB")
+    assert re.search(r"take 8[0-9]{2} GB; set cluster.step_disks.sync-checkpoint=1[0-9]00$", error)
+    assert not errors(config, seventy_b), "planned with a disk that is large enough"
+
+
+def test_a_base_that_is_larger_than_a_default_disk_gets_one_of_its_own(seventy_b: ModelShape) -> None:
+    frozen = dataclasses.replace(seventy_b, frozen=frozenset(seventy_b.parameters) - {"projector"})
+    config = load_run_file(SEVENTY_B)
+    chosen = step_disks(config, shape=frozen, samples=None)
+    assert chosen == {"sync-checkpoint": 200}
+    (error,) = errors(config, frozen, disks={})
+    field, _, size = error.rpartition("; set ")[2].partition("=")
+    assert not errors(load_run_file(SEVENTY_B, [f"{field}={size}"]), frozen), "the remedy that is printed"
+    assert errors(load_run_file(SEVENTY_B, [f"{field}=100"]), frozen) == [error], "what the run file says is taken"
+
+
+def test_the_disk_of_a_job_is_planned_too(seventy_b: ModelShape) -> None:
+    small = load_run_file(SEVENTY_B, ["cluster.boot_disk_size_gb=100"])
+    found = errors(small, seventy_b)
+    assert [error.partition(":")[0] for error in found] == ["job train", "job evaluate"]
+    field, _, size = found[1].rpartition("; set ")[2].partition("=")
+    assert field == "cluster.boot_disk_size_gb"
+    assert not errors(load_run_file(SEVENTY_B, [f"{field}={size}"]), seventy_b), "the remedy that is printed"
+
+
+def test_large_images_need_the_disk_of_the_chunks_under_way() -> None:
+    many = load_run_file(SEVEN_B, ["plan.sample_images=4"])
+    disks = compiled_disks(many)
+    assert disks == {"prepare-data": 300}
+    assert [error.partition(":")[0] for error in errors(many, None, disks={})] == ["step prepare-data"]
+    assert not compiled_disks(load_run_file(SEVEN_B)), "photographs of ordinary size have room on a default disk"
+
+
+def test_images_that_do_not_fit_into_memory_are_an_error_that_names_the_field() -> None:
+    (error,) = errors(load_run_file(SEVEN_B, [f"data.max_image_bytes={4 << 30}"]), None)
+    assert error.startswith("step prepare-data: a machine of type e2-standard-16 has")
+    assert error.endswith("lower data.max_image_bytes")
+
+
+@pytest.mark.parametrize("needed_gb", [0, 50, 78, 79, 500, 5000])
+def test_a_chosen_disk_holds_what_is_needed(needed_gb: int) -> None:
+    size = disk_for(needed_gb * GB, "pipeline")
+    assert size % 100 == 0 and size >= 100 and needed_gb <= 0.9 * (size - 13)
+    assert size == 100 or needed_gb > 0.9 * (size - 100 - 13), "no larger than it must be"
+
+
+def test_a_small_model_of_the_catalogue_is_not_built_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_config: RunConfig) -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setattr("vlmpipe.planner.steps.disks.architecture", refused)
+    assert compiled_disks(load_run_file(SEVEN_B)) == {}
+    with pytest.raises(AssertionError, match="built"):
+        compiled_disks(load_run_file(SEVENTY_B))
+
+
+def test_a_run_on_this_machine_has_no_machines_of_steps() -> None:
+    plan: Plan = plan_run(load_run_file(ROOT / "configs/digits.yaml"), priced=False)
+    assert plan.pipeline is None and plan.as_dict()["pipeline"] is None

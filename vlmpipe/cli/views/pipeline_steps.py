@@ -1,0 +1,55 @@
+"""Table of a pipeline's own steps and of its jobs' starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from vlmpipe.cli.views.amounts import amount, hours_text
+from vlmpipe.cli.views.tables import ruled_table
+
+GB = 1e9
+
+
+def pipeline_steps(pipeline: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The decision in one line, then a line for each step, from `PipelinePlan.as_dict()`."""
+    steps = pipeline["steps"]
+    open_disks = [step["name"] for step in steps if step["disk_needed_bytes"] is None]
+    verdict = "not every disk or memory suffices" if pipeline["errors"] else "disks and memory suffice"
+    if open_disks and not pipeline["errors"]:
+        verdict += f", as far as known: not of {', '.join(dict.fromkeys(open_disks))}"
+    text = f"Pipeline steps: {pipeline['machines']} machines, {hours_text(pipeline['hours'])}, "
+    text += f"{amount(pipeline['usd'])} beside jobs; {verdict}"
+    yield Text(text, style="bold red" if pipeline["errors"] else "bold")
+    table = ruled_table("step", "machines", "disk GB", "GB", "min", "cost", right=("disk GB", "GB", "min", "cost"))
+    for step in steps:
+        fails = any(step["name"] in error.partition(":")[0].split() for error in pipeline["errors"])
+        of_default = f"{step['tasks']} x {step['machine']}" if step["tasks"] > 1 else step["machine"]
+        table.add_row(
+            "  its job" if step["is_job"] else step["name"],
+            of_default,
+            _of(step["disk_needed_bytes"], step["disk_free_bytes"]),
+            "" if step["is_job"] else _of(step["memory_needed_bytes"], step["memory_bytes"]),
+            _minutes(step),
+            amount(step["usd"]),
+            style="red" if fails else "dim" if step["is_job"] else "",
+        )
+    yield table
+    yield Text("GB: needed/there, of disk and of memory. min: start+work; of a job its start.", style="dim")
+
+
+def _of(needed: float | None, there: float | None) -> str:
+    shown = "?" if needed is None else f"{needed / GB:,.0f}"
+    return shown if there is None else f"{shown}/{there / GB:,.0f}"
+
+
+def _minutes(step: Mapping[str, Any]) -> str:
+    start = f"{step['start_s'] / 60:.1f}"
+    if step["is_job"]:
+        return start
+    if step["watches_s"] is None or step["work_s"] is None:
+        return f"{start}+?" if step["watches_s"] is not None else f"{start}+job"
+    return f"{start}+job" if step["watches_s"] else f"{start}+{step['work_s'] / 60:.1f}"

@@ -1,0 +1,1 @@
+"""The steps of a pipeline: their machines, disks, time and money."""

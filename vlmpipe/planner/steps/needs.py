@@ -1,0 +1,143 @@
+"""What each step takes: disk, memory and seconds of work. None: not known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.catalog.steps import StepFacts, load_steps
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.job_spec.build import Job
+from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.export_size import FP32_BYTES, PUBLISHED_BYTES, export_size
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+
+GB = 10**9
+SMALL_BYTES = GB  # records, reports, a tokenizer
+RECORD_BYTES = 300  # of a sample in the tables that preparation keeps on disk
+# Mean size of the chunks that are under way, relative to data.chunk_samples: they end between 0.5 and 2 times of it
+# (vlmpipe.trainer.data.prepare.chunks.plan.ends_chunk), and a longer one is under way longer.
+CHUNK_UNDER_WAY = 1.15
+SMALLEST_CHUNK = 0.5  # times data.chunk_samples: a source that is not larger is one chunk
+
+
+@dataclass(frozen=True)
+class Need:
+    """`why` says what most of the disk is for."""
+
+    disk_bytes: int | None
+    memory_bytes: int
+    work_s: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class StepNeeds:
+    """Needs of a run's steps.
+
+    Args:
+        shape: the model; None where it is not known.
+        samples: of all splits; None where that is not known.
+        job_hours: of each job that a step watches. 0: it does not run. None: not known.
+    """
+
+    config: RunConfig
+    shape: ModelShape | None
+    samples: int | None
+    job_hours: dict[Job, float | None]
+
+    def of(self, step: str) -> Need:
+        """What a step of the pipeline's own takes."""
+        facts = load_steps()
+        work = facts.steps[step]
+        base = Need(SMALL_BYTES, int(work.memory_gb * GB), work.work_s)
+        if step in ("plan-data", "prepare-data", "prepare-chunks"):
+            return self._preparation(step, base, facts)
+        if step == "sync-checkpoint":
+            return self._export(base, facts)
+        if step == "register-model":
+            return self._registration(base, facts)
+        if step == "deploy-model":
+            return Need(base.disk_bytes, base.memory_bytes, work.work_s + facts.rates["deploy_s"])
+        return base
+
+    def of_job(self, job: Job) -> tuple[int | None, str]:
+        """Bytes on the boot disk of each machine of a job, beside a cache that takes what is free; what they are."""
+        shape, config = self.shape, self.config
+        if shape is None or config.train.trainer:
+            return None, ""
+        weights = shape.total_parameters * PUBLISHED_BYTES if any(_weights(config)) else 0
+        if job == "cache_features":
+            alone = shape.parameters["tower"] * PUBLISHED_BYTES
+            return weights if config.model.pretrained else min(weights, alone), "published weights"
+        if job == "train":
+            nodes = config.cluster.replica_count
+            saved = checkpoint_bytes(shape.trainable_parameters, config.train, layout_of(config).replicas) // nodes
+            return weights + saved, "published weights, and a checkpoint until it is uploaded"
+        return export_size(shape, config.model).written_bytes + (weights if config.model.exports_adapter else 0), (
+            "the export"
+        )
+
+    def _preparation(self, step: str, base: Need, facts: StepFacts) -> Need:
+        data, samples = self.config.data, self.samples
+        cpus = load_catalog().machines[facts.machine_of(step)].vcpus
+        memory = base.memory_bytes + cpus * data.max_image_bytes
+        if samples is None or base.work_s is None:
+            return Need(None, memory, None, "the amount of data is not known")
+        images_bytes = samples * self.config.plan.sample_images * facts.rates["image_bytes"]
+        tables = SMALL_BYTES + samples * RECORD_BYTES
+        read_s = images_bytes / (facts.rates["bucket_gb_per_s"] * GB)
+        prepare_s = samples / (cpus * facts.rates["prepared_samples_per_cpu_s"])
+        if step == "plan-data":
+            return Need(tables, memory, base.work_s + read_s, "tables of all records")
+        at_once = self._under_way(samples, cpus) / samples * images_bytes
+        why = "images of the chunks that are prepared at once"
+        if step == "prepare-chunks":
+            return Need(int(at_once) + tables, memory, base.work_s + (read_s + prepare_s) / data.tasks, why)
+        if data.tasks > 1:
+            return Need(tables, memory, base.work_s, "tables of all records")
+        return Need(int(at_once) + tables, memory, base.work_s + 2 * read_s + prepare_s, why)
+
+    def _under_way(self, samples: int, cpus: int) -> float:
+        """Samples in the chunks that one machine prepares at the same time."""
+        data = self.config.data
+        if samples <= SMALLEST_CHUNK * data.chunk_samples and len(data.sources) <= 1:
+            return samples
+        chunks = math.ceil(samples / data.chunk_samples / data.tasks)
+        workers = min(data.workers or max(1, min(cpus, chunks // 2)), chunks)
+        return min(samples, workers * CHUNK_UNDER_WAY * data.chunk_samples)
+
+    def _export(self, base: Need, facts: StepFacts) -> Need:
+        if self.shape is None or base.work_s is None:
+            return Need(None, base.memory_bytes, None, "the model's sizes are not known")
+        rate, trainer = facts.rates["bucket_gb_per_s"] * GB, self.config.train.trainer
+        if trainer:
+            whole = self.shape.total_parameters
+            disk = whole * FP32_BYTES + (
+                whole * (FP32_BYTES + PUBLISHED_BYTES) if trainer.result == "hf-adapter" else 0
+            )
+            why = f"the result of {trainer.name} as a whole"
+            return Need(disk, base.memory_bytes + whole * FP32_BYTES, base.work_s + 2 * disk / rate, why)
+        size = export_size(self.shape, self.config.model)
+        work_s = base.work_s + (size.read_bytes + size.written_bytes) / rate
+        return Need(size.disk_bytes, size.memory_bytes, work_s, "published frozen weights, and one exported file")
+
+    def _registration(self, base: Need, facts: StepFacts) -> Need:
+        if self.config.register_.hub is None or base.work_s is None:
+            return base
+        if self.shape is None:
+            return Need(None, base.memory_bytes, None, "the model's sizes are not known")
+        written = export_size(self.shape, self.config.model).written_bytes
+        work_s = base.work_s + 2 * written / (facts.rates["bucket_gb_per_s"] * GB)
+        return Need(SMALL_BYTES + written, base.memory_bytes, work_s, "the whole model, to upload it to the hub")
+
+
+def all_samples(training: int | None, validation_fraction: float) -> int | None:
+    """Samples of all splits, estimated from the training split."""
+    return None if training is None or validation_fraction == 1 else round(training / (1 - validation_fraction))
+
+
+def _weights(config: RunConfig) -> list[str]:
+    return [part.weights for part in config.model.sources.values() if part and part.weights]
