@@ -190,6 +190,10 @@ test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS) $(SERVING)  ## run the tests w
 test-numerics: $(INSTALLED_DEV)  ## tests that compare numbers, under other kernels, threads and orders of sums: args='--only SSE2 FILE'
 	@$(BIN)/python -m tests.numerics.table $(args)
 
+.PHONY: test-versions
+test-versions: $(INSTALLED_DEV)  ## Python 3.11 to 3.13 with the lowest and newest dependencies: quickstart and laws, an environment each (needs uv)
+	@$(BIN)/python -m tests.versions.table $(args)
+
 .PHONY: incidents
 incidents: $(INSTALLED_DEV)  ## real faults on this machine, and whether vlmpipe diagnose names them: make incidents args='--only hangs'
 	@$(BIN)/python -m tests.incidents.table $(args)
@@ -242,6 +246,10 @@ bench-evaluation: $(INSTALLED_DEV)  ## benchmarks of answering and scoring
 .PHONY: bench-planner
 bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here; cost of commands
 	@$(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
+
+.PHONY: bench-quickstart
+bench-quickstart: $(INSTALLED_DEV)  ## the quickstart from five random starts, and how far its figures spread (a minute each)
+	@$(BIN)/python -m benchmarks.bench_quickstart $(args)
 
 .PHONY: bench-published
 bench-published: $(INSTALLED_DEV)  ## what the planner predicts for published training runs; args=--picture draws the docs' picture

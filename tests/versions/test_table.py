@@ -1,0 +1,48 @@
+"""The table of versions counts what it leaves out, and a row that fails is one."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.versions import table
+from tests.versions.table import LAWS, PYTHONS, Row, RowFailedError, main, tried
+
+
+def test_all_versions_that_the_package_allows_are_rows() -> None:
+    allowed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert allowed == f">={PYTHONS[0]},<3.{int(PYTHONS[-1].partition('.')[2]) + 1}"
+
+
+def test_the_laws_are_there() -> None:
+    assert [law for law in LAWS if not (ROOT / law).exists()] == []
+
+
+def test_a_row_without_its_interpreter_is_left_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "interpreter", lambda _: "")
+    assert tried(Row("3.12", "highest"), "uv", "cpu") == (True, "left out: there is no python3.12 on this machine")
+
+
+def test_a_step_that_fails_fails_the_row_and_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(python: Path, folder: Path) -> None:
+        raise RowFailedError("pytest ended with 1")
+
+    monkeypatch.setattr(table, "interpreter", lambda python: f"/bin/python{python}" if python == "3.11" else "")
+    monkeypatch.setattr(table, "install", lambda *_: Path("python"))
+    monkeypatch.setattr(table.shutil, "which", lambda _: "uv")
+    monkeypatch.setattr(table, "STEPS", {"quickstart": lambda *_: None, "laws": fails})
+    assert main(["--resolution", "highest"]) == 1
+    said = capsys.readouterr().out
+    assert "Python 3.11  highest        failed: laws" in said and "pytest ended with 1" in said
+    assert said.count("left out") == 2
+
+
+def test_a_machine_without_uv_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table.shutil, "which", lambda _: None)
+    with pytest.raises(SystemExit, match="pip install uv"):
+        main([])
