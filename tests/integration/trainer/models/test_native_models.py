@@ -25,6 +25,7 @@ from tests.support.trainer.native_sequences import (
     tokenizer_of,
     trained_tokenizer,
 )
+from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, metrics, run_ranks, summary, train_runs
 from tests.support.trainer.tiny_native import CONFIGS, model_section
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -202,13 +203,13 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     packed = {**base, "data.pack": True, "train.global_batch_size": 16, "train.max_steps": 1}
     encode_features(make_run(root, "features", base))
     alone = {
-        "reference": make_run(root, "reference", whole),
+        "reference": make_run(root, "reference", whole | EVERY_STEP),
         "packed": make_run(root, "packed", packed),
         "unpacked": make_run(root, "unpacked", packed | {"data.pack": False, "train.global_batch_size": 32}),
-        "reference-tower": make_run(root, "reference-tower", whole | TOWER_TRAINED, features="off"),
+        "reference-tower": make_run(root, "reference-tower", whole | TOWER_TRAINED | EVERY_STEP, features="off"),
     }
     if WHOLE:
-        alone["reference-adapters"] = make_run(root, "reference-adapters", whole | ADAPTERS)
+        alone["reference-adapters"] = make_run(root, "reference-adapters", whole | ADAPTERS | EVERY_STEP)
     train_runs(list(alone.values()), processes=1)
     two = {name: make_run(root, name, base | {"train.strategy": name}) for name in ("ddp", "fsdp")}
     two["online"] = make_run(root, "online", base, features="off")
@@ -242,7 +243,7 @@ def test_every_strategy_equals_one_process(runs: dict[str, JobConfig]) -> None:
     assert len(set(expected)) == 4
     more = ("zero2", "zero3", "checkpointing", *SPLIT) if WHOLE else ()
     for name in ("ddp", "fsdp", "online", *(name for name in more if name in runs)):
-        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+        require_equal_training(runs[name], runs["reference"])
     assert (summary(runs["ddp"])["features"], summary(runs["online"])["features"]) == ("cached", "online")
 
 
@@ -251,14 +252,14 @@ def test_a_trained_tower_equals_one_process(runs: dict[str, JobConfig]) -> None:
     assert expected[2:] != pytest.approx(losses(runs["reference"])[2:], rel=RELATIVE)
     more = ("ddp-tower", *(f"{name}-tower" for name in SPLIT))
     for name in ("fsdp-tower", *(name for name in more if name in runs)):
-        assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
+        require_equal_training(runs[name], runs["reference-tower"])
 
 
 @only_whole
 def test_adapters_equal_one_process(runs: dict[str, JobConfig]) -> None:
     expected = losses(runs["reference-adapters"])
     assert expected[2:] != pytest.approx(losses(runs["reference"])[2:], rel=RELATIVE)
-    assert losses(runs["adapters"]) == pytest.approx(expected, rel=RELATIVE)
+    require_equal_training(runs["adapters"], runs["reference-adapters"])
 
 
 @only_whole

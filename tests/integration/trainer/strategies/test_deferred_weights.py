@@ -10,7 +10,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.support.short_form import chosen, only_whole
-from tests.support.trainer.runs import losses, make_run, train_runs
+from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
+from tests.support.trainer.runs import make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig, defers_weights
 from vlmpipe.trainer.config.model import LoraConfig
@@ -42,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
         stored = {"model.language_model": {"weights": str(base)}, "features.cache": "off", "train.max_steps": 3}
         return make_run(root, name.replace(" ", "-"), {**stored, **changes}, features="off")
 
-    one = run("one", {"train.micro_batch_size": 8})
+    one = run("one", {"train.micro_batch_size": 8, **EVERY_STEP})
     train_runs([one], processes=1)
     two = {name: run(name, RUNS[name]) for name in CHOSEN}
     train_runs(list(two.values()), processes=2)
@@ -51,10 +52,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
 
 @only_whole
 @pytest.mark.parametrize("name", CHOSEN)
-def test_losses_equal_those_of_a_model_that_was_built_whole(name: str, runs: dict[str, JobConfig]) -> None:
+def test_a_run_equals_that_of_a_model_that_was_built_whole(name: str, runs: dict[str, JobConfig]) -> None:
     assert defers_weights(runs[name].model, runs[name].train)
     assert not defers_weights(runs["one"].model, runs["one"].train)
-    assert losses(runs[name]) == pytest.approx(losses(runs["one"]), rel=1e-5)
+    require_equal_training(runs[name], runs["one"])
 
 
 @only_whole

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import chosen, only_whole
-from tests.support.trainer.equalities import RELATIVE, STOP_STEP
+from tests.support.trainer.equalities import STOP_STEP
+from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
@@ -44,7 +45,7 @@ RUNS: dict[str, dict[str, Any]] = chosen(
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     root = tmp_path_factory.mktemp("gathering")
-    one = make_run(root, "one", COMMON, features="off")
+    one = make_run(root, "one", COMMON | EVERY_STEP, features="off")
     jobs = {name: make_run(root, name.replace(" ", "-"), COMMON | more, features="off") for name, more in RUNS.items()}
     train_runs([one], processes=1)
     train_runs([job for name, job in jobs.items() if name.startswith("fsdp")], processes=2)
@@ -55,9 +56,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
 
 @only_whole
 @pytest.mark.parametrize("name", RUNS)
-def test_losses_are_those_of_one_process(name: str, runs: dict[str, JobConfig]) -> None:
+def test_a_run_equals_that_of_one_process(name: str, runs: dict[str, JobConfig]) -> None:
     assert len(losses(runs[name])) == 4
-    assert losses(runs[name]) == pytest.approx(losses(runs["one"]), rel=RELATIVE)
+    require_equal_training(runs[name], runs["one"])
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3", "pp"])
