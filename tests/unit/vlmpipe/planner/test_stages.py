@@ -10,6 +10,7 @@ from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.plan import Plan, plan_run
 from vlmpipe.planner.stages import StagesPlan, plan_whole_run
+from vlmpipe.planner.steps.estimate import Stage
 from vlmpipe.planner.sweep import require_runnable
 from vlmpipe.trainer.errors import UserError
 
@@ -40,7 +41,10 @@ def plan(config: RunConfig) -> StagesPlan:
 
 
 def test_stages_are_planned_as_their_own_run_files_and_summed(config: RunConfig, plan: StagesPlan) -> None:
-    each = [plan_run(run) for run in config.stage_runs().values()]
+    align, finetune = config.stage_runs().values()
+    each = [plan_run(align, stage=Stage(is_last=False)), plan_run(finetune)]
+    first, last = ([step.name for step in one.pipeline.steps] for one in each if one.pipeline)
+    assert set(last) - set(first) == {"register-model", "notify"}, "once, after the last stage"
     assert [one.as_dict() for one in plan.stages.values()] == [one.as_dict() for one in each]
     usd = [one.cost.usd for one in each if one.cost and one.cost.usd]
     assert len(usd) == 2 and usd[0] != usd[1]

@@ -8,6 +8,7 @@ from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.cost.approval import reasons_to_confirm, spending_of
 from vlmpipe.planner.plan import plan_run
+from vlmpipe.planner.steps.estimate import Stage
 from vlmpipe.planner.sweep import SweepPlan, plan_config, require_runnable
 from vlmpipe.trainer.errors import UserError
 
@@ -36,7 +37,7 @@ def plan(config: RunConfig) -> SweepPlan:
 
 def test_trainings_are_summed_and_what_is_shared_counts_once(config: RunConfig, plan: SweepPlan) -> None:
     short = plan_run(load_run_file(SEVEN_B, ["train.max_steps=200"]))
-    whole = plan_run(load_run_file(SEVEN_B))
+    whole = plan_run(load_run_file(SEVEN_B), stage=Stage(sweep=config.sweep, sweep_jobs=6))
     assert short.cost and whole.cost
     steps = {step.job: step for step in short.cost.steps}
     one = plan.variants["short"]
@@ -50,6 +51,8 @@ def test_trainings_are_summed_and_what_is_shared_counts_once(config: RunConfig, 
     content = plan.as_dict()
     assert content["variants"]["long"]["steps"] == 400
     assert content["shared_usd"] == pytest.approx(sum(step.usd or 0 for step in shared))
+    rows = {row.name: row.tasks for row in whole.pipeline.steps if not row.is_job} if whole.pipeline else {}
+    assert rows["train-variants"] == 6 and "register-model" not in rows
 
 
 def test_jobs_that_share_trainings_leave_less_to_do_side_by_side(config: RunConfig, plan: SweepPlan) -> None:
