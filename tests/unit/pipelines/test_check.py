@@ -83,3 +83,13 @@ def test_findings_of_a_stage_name_it_and_common_ones_are_printed_once() -> None:
     (failed,) = [finding for finding in findings if finding.state == "failed"]
     assert failed.subject == "finetune: data" and "nowhere.json" in failed.text
     assert exit_code(findings) == failed.code
+
+
+def test_a_step_whose_disk_is_too_small_fails_as_in_the_plan() -> None:
+    overrides = ["plan.sample_images=4", "cluster.step_disks={prepare-data: 100}"]
+    config = load_run_file(ROOT / "configs/llava-7b.yaml", overrides)
+    (found,) = [one for one in check._plan(config) if one.state == "failed"]
+    assert found.subject == "plan" and found.code == ExitCode.CONFIG
+    assert found.text.startswith("step prepare-data: its boot disk of 100 GB has 87 GB")
+    fixed = load_run_file(ROOT / "configs/llava-7b.yaml", [overrides[0], found.text.rpartition("; set ")[2]])
+    assert not [one for one in check._plan(fixed) if one.state == "failed"]

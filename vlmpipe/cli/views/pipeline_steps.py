@@ -18,7 +18,7 @@ def pipeline_steps(pipeline: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The decision in one line, then a line for each step, from `PipelinePlan.as_dict()`."""
     steps = pipeline["steps"]
     open_disks = [step["name"] for step in steps if step["disk_needed_bytes"] is None]
-    verdict = "not every disk or memory suffices" if pipeline["errors"] else "disks and memory suffice"
+    verdict = "a disk or memory is too small" if pipeline["errors"] else "disks and memory suffice"
     if open_disks and not pipeline["errors"]:
         verdict += f", as far as known: not of {', '.join(dict.fromkeys(open_disks))}"
     text = f"Pipeline steps: {pipeline['machines']} machines, {hours_text(pipeline['hours'])}, "
