@@ -78,7 +78,7 @@ def savers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         before_the_crash(LocalStorage(root / str(number)), root)
     done = killed_at("", "tests.support.crash.saver_program", str(root), *points, TMPDIR=str(root))
     assert done.returncode == 0, done.stderr
-    return root, json.loads(done.stdout)
+    return root, json.loads(done.stdout.splitlines()[-1])
 
 
 @case(
