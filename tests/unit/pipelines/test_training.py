@@ -25,6 +25,7 @@ from vlmpipe.pipelines.compile import check_file, compile_pipeline
 from vlmpipe.pipelines.targets import TargetName
 from vlmpipe.pipelines.training import build
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.preflight.bought import VARIABLE
 
 RUN_FILES = [
     path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
@@ -444,6 +445,8 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: TargetName, tmp_
     assert compile_pipeline(load_run_file(DIGITS), target, tmp_path / "without.yaml").jobs == 3
     (pool,) = job_spec(config, "benchmark", RUN_URI)["worker_pool_specs"]
     assert (pool["replica_count"], pool["machine_spec"]["machine_type"]) == (1, "g2-standard-8")
+    (bought,) = pool["container_spec"].pop("env")
+    assert bought["name"] == VARIABLE and '"step":"benchmark"' in bought["value"]
     assert pool["container_spec"] == {
         "image_uri": "us-docker.pkg.dev/my-project/vlmpipe/lmms-eval:1",
         "command": ["python", "-m", "vlmpipe.trainer.evaluation.lmms_eval"],
