@@ -1,11 +1,16 @@
-"""Part `resume`: finding the newest checkpoint, verifying it, loading it, and making the first step."""
+"""Part `resume`: finding the newest checkpoint, verifying it, loading it, and making the first step.
+
+And what a resume and an export read, beside what they load.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -14,9 +19,21 @@ from benchmarks.checkpoint.stacked_layers import RECORD, Trained
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import timed_s
-from vlmpipe.trainer.checkpoint.commit import CommitRecord, Listing, checkpoint_name, commit, inspect, upload_node_files
+from vlmpipe.trainer.checkpoint.commit import (
+    Checkpoint,
+    CommitRecord,
+    Listing,
+    checkpoint_name,
+    commit,
+    committed,
+    inspect,
+    read_record,
+    upload_node_files,
+)
 from vlmpipe.trainer.checkpoint.resume import resume as resume_from
-from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
+from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
+from vlmpipe.trainer.checkpoint.weight_reader import open_weights
+from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.strategies.torch_base import STATE_OPTIONS
 
 TENSORS_OF_A_LAYER = 4  # its weights, Adam's two moments and its count of steps; each a file of its own here
@@ -57,6 +74,52 @@ def resume(bench: Bench) -> None:
     found = bench.take_turns("stages of a resume", {name: timed_s(stage) for name, stage in stages.items()})
     for name, seconds in found.items():
         bench.report.figure(f"resume: {name}", data, "s", Side("from the start", seconds))
+    _bytes_and_requests(bench, trained, record, data)
+
+
+def _bytes_and_requests(bench: Bench, trained: Trained, record: CommitRecord, data: str) -> None:
+    """Of one resume and one export, from a store that counts; these do not depend on the machine."""
+    weights = sum(parameter.nbytes for parameter in trained.module.parameters())
+    state = sum(
+        held.nbytes for of_one in trained.optimizer.state.values() for held in of_one.values() if torch.is_tensor(held)
+    )
+
+    def export(store: Counting) -> None:
+        name = committed(store)[-1]
+        files = CheckpointFiles.of(store, Checkpoint(name, read_record(store, name)))
+        reader = open_weights(files, "dcp")
+        found = sum(reader.read(weight).nbytes for weight in sorted(reader.names))
+        bench.report.require(found == weights, "an export reads every weight")
+
+    def load(store: Counting) -> None:
+        bench.report.require(resume_from([store], trained.strategy, record, bench.worker) is not None, "it is resumed")
+
+    for what, loaded, act in (("resume", weights + state, load), ("export", weights, export)):
+        store = Counting(trained.store.root)
+        act(store)
+        read = [store.read_bytes / loaded]
+        bench.report.figure(f"{what}: bytes read for each byte loaded", data, "x", Side("in ranges", read))
+        bench.report.figure(f"{what}: requests", data, "requests", Side("in ranges", [float(store.requests)]))
+
+
+class Counting(LocalStorage):
+    """Counts what is read by name or by range."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read_bytes = self.requests = 0
+        self._lock = threading.Lock()
+
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        return self._counted(super().read(name, max_bytes))
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        return self._counted(super().read_range(name, start, end))
+
+    def _counted(self, data: bytes) -> bytes:
+        with self._lock:
+            self.read_bytes, self.requests = self.read_bytes + len(data), self.requests + 1
+        return data
 
 
 def _save(trained: Trained, staging: Path) -> tuple[CommitRecord, float]:

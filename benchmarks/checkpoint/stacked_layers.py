@@ -34,10 +34,10 @@ class Layers(nn.Module):
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.model = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
 
     def forward(self, images: Tensor, **_: Tensor) -> Tensor:
-        for layer in self.layers:
+        for layer in self.model:
             images = layer(images)
         return images.sum()
 
