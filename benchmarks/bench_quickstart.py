@@ -46,7 +46,7 @@ def answers(seed: int, evaluated: Mapping[str, Any]) -> Answers:
     controls = evaluated["controls"]
     return Answers(
         seed,
-        evaluated["samples"],
+        evaluated["questions"],
         evaluated["exact_match"],
         controls["shuffled_image"]["exact_match"],
         controls["no_image"]["exact_match"],

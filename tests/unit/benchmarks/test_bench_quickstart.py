@@ -5,7 +5,8 @@ from __future__ import annotations
 from benchmarks.bench_quickstart import answers, table
 
 EVALUATED = {
-    "samples": 1100,
+    "samples": 300,
+    "questions": 1100,
     "exact_match": 0.95,
     "chance": 0.275,
     "controls": {"shuffled_image": {"exact_match": 0.21}, "no_image": {"exact_match": 0.22}},
