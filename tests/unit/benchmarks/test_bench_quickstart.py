@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.bench_quickstart import answers, table
+from tests.support.paths import ROOT
 
 EVALUATED = {
     "samples": 300,
@@ -23,3 +24,11 @@ def test_a_figure_is_a_range_with_its_spread() -> None:
 
 def test_one_start_has_no_spread() -> None:
     assert table([answers(0, EVALUATED)])[-1].startswith("| range |")
+
+
+def test_the_readme_has_the_range_of_the_newest_results() -> None:
+    newest = sorted((ROOT / "benchmarks/results").glob("*-cpu-quickstart.md"))[-1]
+    (line,) = (line for line in newest.read_text().splitlines() if line.startswith("| range |"))
+    right_image = line.split("|")[3].strip()
+    (claim,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "quickstart's model uses" in line)
+    assert f": {right_image} of 1,100 validation questions" in claim and newest.name in claim
