@@ -37,8 +37,9 @@ This page is generated: `python -m tests.support.generated_files`. A test compar
 """
 ACCESSES = """
 `submit` stands for the commands on your machine that start and follow runs, `start-jobs` for the steps that create and
-watch a job, and `trial` for a job of `vlmpipe tune`. The other names are those of the [steps](../how-to/submit.md).
-Without `gcp.job_service_account`, jobs run as `gcp.service_account`, which then needs both.
+watch a job, `trial` for a job of `vlmpipe tune`, and `probe` for one of `vlmpipe submit --only probe`. The other names
+are those of the [steps](../how-to/submit.md). Without `gcp.job_service_account`, jobs run as `gcp.service_account`,
+which then needs both.
 
 ## Accesses
 

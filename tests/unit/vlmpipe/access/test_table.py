@@ -22,7 +22,7 @@ from vlmpipe.job_spec.worker_pools import STEP_LABEL
 SHIPPED = ("configs", "configs/sweeps", "tests/fixtures/run_files")
 IN_SWEEPS = ("cache-features", "train-variants")  # there, steps of ours start the jobs
 NOT_IN_A_SHIPPED_GRAPH = {
-    "submit", "start-jobs", "trial",  # no steps of a graph
+    "submit", "start-jobs", "trial", "probe",  # no steps of a graph
     "plan-data", "prepare-chunks",  # with data.tasks
     "benchmark", "deploy-model", "mail",
 }  # fmt: skip
