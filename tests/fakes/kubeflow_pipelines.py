@@ -33,7 +33,12 @@ NEVER = "1970-01-01T00:00:00Z"  # when a run ends that is not over, as the servi
 PAGE_SIZE = 2  # at most, whatever is asked: so that tests turn pages
 SIX_FIELDS = re.compile(r"(\S+ ){5}[0-6*?,/-]+")  # seconds first; weekdays from 0 to 6
 GIVEN_FOR_A_SCHEDULE = {"recurring_run_id", "status", "created_at", "updated_at", "error", "namespace"}
-GIVEN_BY_THE_SERVICE = {"run_id", "state", "created_at", "finished_at", "run_details", "error", "state_history"}
+GIVEN_BY_THE_SERVICE = {
+    "run_id", "state", "created_at", "finished_at", "run_details", "error", "state_history", "scheduled_at",
+    "plugins_output",
+}  # fmt: skip
+GIVEN_FOR_AN_EXPERIMENT = {"experiment_id", "created_at", "storage_state", "last_run_created_at"}
+LONGEST_TAG = 63
 
 
 class Refused(Exception):
@@ -131,7 +136,11 @@ class _Handler(Handler):
             named = [one for one in fake.pipelines.values() if one["display_name"] == wanted["stringValue"]]
             return {"pipelines": [one for one in named if one.get("namespace", "") == place]}
         content = checked(body, kfp_server_api.V2beta1Pipeline, {"pipeline_id", "created_at", "error"})
-        if any(one["display_name"] == content.get("display_name") for one in fake.pipelines.values()):
+        if not content.get("name"):
+            raise Refused(400, "Invalid input error: pipeline's name cannot be empty")
+        if any(len(text) > LONGEST_TAG for pair in (content.get("tags") or {}).items() for text in pair):
+            raise Refused(400, f"Invalid input error: a tag has more than {LONGEST_TAG} characters")
+        if any(one["name"] == content["name"] for one in fake.pipelines.values()):
             raise Refused(409, "Already exist error: the name of the pipeline is taken")
         made = {**content, "pipeline_id": str(uuid.uuid4()), "created_at": _now()}
         fake.pipelines[made["pipeline_id"]] = made
@@ -150,6 +159,8 @@ class _Handler(Handler):
             json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
         except json_format.ParseError as error:
             raise Refused(400, f"Invalid input error: pipeline spec is invalid: {error}") from error
+        if not query.get("name"):
+            raise Refused(400, "Invalid input error: pipeline version's name cannot be empty")
         known = [one for one in fake.versions.values() if one["pipeline_id"] == query["pipelineid"]]
         if any(one["display_name"] == query.get("name") for one in known):
             raise Refused(409, "Already exist error: the name of the pipeline version is taken")
@@ -210,11 +221,17 @@ class _Handler(Handler):
                 raise Refused(501, f"this stand-in does not know the filter {wanted}")
             name = wanted.get("stringValue") or wanted.get("string_value")
             return {"experiments": [one for one in fake.experiments.values() if one["display_name"] == name]}
-        content = checked(body, kfp_server_api.V2beta1Experiment, {"experiment_id", "created_at", "storage_state"})
+        content = checked(body, kfp_server_api.V2beta1Experiment, GIVEN_FOR_AN_EXPERIMENT)
         if fake.multi_user and not content.get("namespace"):
             raise Refused(400, "Invalid input error: experiment's namespace is missing")
         if not content.get("display_name"):
             raise Refused(400, "Invalid input error: experiment has empty name")
+        place = content.get("namespace", "")
+        if any(
+            (one["display_name"], one.get("namespace", "")) == (content["display_name"], place)
+            for one in fake.experiments.values()
+        ):
+            raise Refused(409, "Already exist error: the name of the experiment is taken")
         made = {"experiment_id": str(uuid.uuid4()), **content, "created_at": _now()}
         fake.experiments[made["experiment_id"]] = made
         return made

@@ -20,6 +20,15 @@ import google_crc32c
 
 from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
 
+MAX_NAME_BYTES, MAX_METADATA_BYTES = 1024, 8192
+ACME = ".well-known/acme-challenge/"
+
+
+def is_object_name(name: str) -> bool:
+    """What Cloud Storage takes as an object's name, by its page on names."""
+    is_short = 0 < len(name.encode()) <= MAX_NAME_BYTES
+    return is_short and not set("\r\n") & set(name) and name not in (".", "..") and not name.startswith(ACME)
+
 
 @dataclass
 class StoredObject:
@@ -81,8 +90,11 @@ class GcsServer(LocalServer):
     ) -> tuple[str, StoredObject]:
         """Store an object if its precondition and its CRC32C hold; its name and what is stored."""
         name = resource.get("name") or query.get("name", "")
-        if not name or len(name.encode()) > 1024 or "\r" in name or "\n" in name:
+        if not is_object_name(name):
             raise ApiError(400, f"Invalid object name: {name!r}")
+        metadata = resource.get("metadata") or {}
+        if sum(len(text.encode()) for pair in metadata.items() for text in pair) > MAX_METADATA_BYTES:
+            raise ApiError(400, f"The custom metadata takes more than {MAX_METADATA_BYTES} bytes.")
         objects = self.objects(bucket)
         self._check_precondition(objects.get(name), query)
         self._generation += 1

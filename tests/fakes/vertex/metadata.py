@@ -15,6 +15,7 @@ from google.protobuf import json_format
 
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import as_dict, parse, refuse_output_only
+from vlmpipe.rehearsal.vertex.rules import check_labels
 
 CONTEXT_ID = re.compile(r"[a-z0-9-]{4,128}")
 SCHEMAS = {"system.Experiment": "0.0.1", "system.ExperimentRun": "0.0.1"}
@@ -107,6 +108,7 @@ class MetadataStore:
         return {}
 
     def _check(self, context: api.Context) -> None:
+        check_labels(context.labels)
         if len(context.display_name) > 128:
             raise ApiError(400, "display_name: more than 128 characters")
         size = len(json_format.MessageToJson(api.Context.pb(context).metadata).encode())

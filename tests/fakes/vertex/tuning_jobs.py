@@ -5,15 +5,27 @@ Rules are those that StudySpec states, and that the service's page on tuning sta
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from google.cloud.aiplatform_v1 import types as api
+from google.rpc import status_pb2
 
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.custom_jobs import OPEN, labelled, state_of
 from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, fields_of
+from vlmpipe.rehearsal.vertex.rules import (
+    check_custom_job_spec,
+    check_display_name,
+    check_encryption_key,
+    check_labels,
+)
 
-OUTPUT_ONLY = {"name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error"}
+OUTPUT_ONLY = {
+    "name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error", "satisfies_pzs",
+    "satisfies_pzi",
+}  # fmt: skip
+MAX_DISCRETE_VALUES, LEAST_APART = 1000, 1e-10
 
 
 class TuningJobs:
@@ -47,6 +59,7 @@ class TuningJobs:
     def _get(self, job: api.HyperparameterTuningJob) -> Json:
         if state_of(job) == "CANCELLING":
             job.state = api.JobState.JOB_STATE_CANCELLED
+            job.error = status_pb2.Status(code=1, message="CANCELED")
         elif self.moves:
             self._move(job, *self.moves.pop(0))
         return as_dict(job)
@@ -73,6 +86,11 @@ class TuningJobs:
         job = call.parse(api.HyperparameterTuningJob)
         for problem in self._problems(job):
             raise ApiError(400, problem)
+        location = self._parent.rpartition("/")[2]
+        check_display_name(job.display_name)
+        check_labels(job.labels)
+        check_encryption_key(job.encryption_spec, location)
+        check_custom_job_spec(job.trial_job_spec, location)
         job.name = f"{self._parent}/hyperparameterTuningJobs/{5001 + len(self.jobs)}"
         job.state = api.JobState.JOB_STATE_PENDING
         self.jobs.append(job)
@@ -93,6 +111,7 @@ class TuningJobs:
         grid = job.study_spec.algorithm == api.StudySpec.Algorithm.GRID_SEARCH
         for parameter in job.study_spec.parameters:
             kind = api.StudySpec.ParameterSpec.pb(parameter).WhichOneof("parameter_value_spec")
+            found += [f"parameter {parameter.parameter_id}: {said}" for said in self._misfits(parameter, kind or "")]
             if kind is None:
                 found.append(f"parameter {parameter.parameter_id} has no values")
             elif grid and kind == "double_value_spec":
@@ -101,4 +120,23 @@ class TuningJobs:
                 ends = getattr(parameter, kind)
                 if ends.min_value >= ends.max_value or (parameter.scale_type > 1 and ends.min_value <= 0):
                     found.append(f"parameter {parameter.parameter_id}: range {ends.min_value} to {ends.max_value}")
+        return found
+
+    @staticmethod
+    def _misfits(parameter: api.StudySpec.ParameterSpec, kind: str) -> list[str]:
+        """What the comments of ParameterSpec and its value specs refuse."""
+        found = []
+        if kind and "default_value" in fields_of(getattr(parameter, kind)):
+            found.append("default_value is for Vizier")
+        if kind == "categorical_value_spec":
+            if not parameter.categorical_value_spec.values:
+                found.append("categorical values are required")
+            if parameter.scale_type:
+                found.append("CATEGORICAL takes no scale_type")
+        if kind == "discrete_value_spec":
+            values = list(parameter.discrete_value_spec.values)
+            if not values or any(after - before < LEAST_APART for before, after in itertools.pairwise(values)):
+                found.append("discrete values must increase")
+            if len(values) > MAX_DISCRETE_VALUES:
+                found.append(f"more than {MAX_DISCRETE_VALUES} discrete values")
         return found

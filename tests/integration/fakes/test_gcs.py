@@ -77,6 +77,21 @@ def test_listing_pages_through_every_object(bucket: storage.Bucket, gcs_server: 
     assert sum("pageToken" in request for request in gcs_server.requests) == 2
 
 
+@pytest.mark.parametrize("name", [".", "..", "a\nb", "x" * 1025, ".well-known/acme-challenge/a"])
+def test_a_name_that_cloud_storage_does_not_take_is_400(bucket: storage.Bucket, name: str) -> None:
+    with pytest.raises(api.BadRequest, match="Invalid object name"):
+        bucket.blob(name).upload_from_string(b"data")
+
+
+def test_custom_metadata_has_a_limit(bucket: storage.Bucket) -> None:
+    blob = bucket.blob("a")
+    blob.metadata = {"key": "x" * 8190}
+    with pytest.raises(api.BadRequest, match="custom metadata"):
+        blob.upload_from_string(b"data")
+    blob.metadata = {"key": "x" * 8189}
+    blob.upload_from_string(b"data")
+
+
 def test_a_missing_bucket_is_404(gcs_server: FakeGcs) -> None:
     with pytest.raises(api.NotFound, match="bucket does not exist"):
         gcs_server.client().bucket("other").blob("a").upload_from_string(b"1")

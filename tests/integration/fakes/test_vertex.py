@@ -114,6 +114,15 @@ REFUSALS = {
     "name is the server's": ("name", "x", "output-only"),
     "label of capitals": ("labels.team", "Vision", "team=Vision"),
     "label key with a dot": ("labels", {"a.b": "c"}, "a.b=c"),
+    "a long display name": ("displayName", "x" * 129, "at most 128"),
+    "schedule is the server's": ("scheduleName", "x", "output-only"),
+    "deprecated parameters": ("runtimeConfig.parameters", {"needed": {"stringValue": "x"}}, "deprecated"),
+    "another schema": ("pipelineSpec.schemaVersion", "3.0.0", "schema version"),
+    "key of another region": (
+        "encryptionSpec",
+        {"kmsKeyName": "projects/p/locations/us-east1/keyRings/r/cryptoKeys/k"},
+        "us-east1",
+    ),
     "too many labels": ("labels", {f"k{number}": "v" for number in range(65)}, "65"),
     "service account is a person": ("serviceAccount", "me@example.com", "service_account"),
     "network by project id": ("network", "projects/test-project/global/networks/net", "network"),
@@ -144,9 +153,15 @@ def test_a_request_with_one_fault_is_refused_and_makes_nothing(
     assert server.jobs == {}
 
 
-@pytest.mark.parametrize("job_id", ["", "Small", "1small", "small_1", "s" * 129])
+@pytest.mark.parametrize("job_id", ["", "Small", "1small", "small_1", "s" * 128])
 def test_a_name_that_the_api_does_not_take_is_refused(ask: Ask, body: dict[str, Any], job_id: str) -> None:
     assert ask("POST", f"{JOBS}?pipelineJobId={job_id}", body)[0] == 400
+
+
+def test_the_label_for_costs_is_the_services(ask: Ask, body: dict[str, Any]) -> None:
+    name = "vertex-ai-pipelines-run-billing-id"
+    created = ask("POST", f"{JOBS}?pipelineJobId=s-{'1' * 125}", _changed(body, f"labels.{name}", "mine"))[1]
+    assert created["labels"]["team"] == "vision" and created["labels"][name] != "mine"
 
 
 def test_the_second_job_of_a_name_is_refused(ask: Ask, server: FakeVertex, body: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from vlmpipe.backends.vertex import pipeline_job as vertex_job
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.rehearsal.serve import rehearsal
+from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
 from vlmpipe.runs import watch
 from vlmpipe.runs.submitted import run_records
 
@@ -64,6 +65,7 @@ def test_all_placement_settings_are_in_the_manifest(vertex: FakeVertex, vlmpipe_
     assert job["network"] == NETWORK
     assert job["encryptionSpec"] == {"kmsKeyName": key}
     assert job["labels"].pop(vertex_job.SUBMISSION_LABEL)
+    assert job["labels"].pop(BILLING_LABEL), "the service adds it"
     assert job["labels"] == {"team": "vision"}
     assert job["runtimeConfig"] == {
         "gcsOutputDirectory": "gs://example-bucket/vlmpipe",
@@ -140,6 +142,7 @@ def _compared(job: Any) -> tuple[dict[str, Any], pipeline_spec_pb2.PipelineSpec]
     content = json_format.MessageToDict(type(job).pb(job))
     for field in ("name", "createTime", "updateTime"):
         del content[field]
+    del content["labels"][BILLING_LABEL]  # the service's own
     spec = json_format.ParseDict(content.pop("pipelineSpec"), pipeline_spec_pb2.PipelineSpec())
     for task in _tasks(spec):
         if not task.caching_options.enable_cache:

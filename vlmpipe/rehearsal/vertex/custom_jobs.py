@@ -13,10 +13,22 @@ from google.rpc import status_pb2
 
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, refuse_output_only
+from vlmpipe.rehearsal.vertex.rules import (
+    check_custom_job_spec,
+    check_display_name,
+    check_encryption_key,
+    check_labels,
+)
 
-NEXT = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED"}
+NEXT = {"PENDING": "RUNNING", "RUNNING": "SUCCEEDED", "CANCELLING": "CANCELLED"}
 OPEN = ("QUEUED", "PENDING", "RUNNING")
-OUTPUT_ONLY = {"name", "state", "create_time", "start_time", "end_time", "update_time", "error", "web_access_uris"}
+OUTPUT_ONLY = {
+    "name", "state", "create_time", "start_time", "end_time", "update_time", "error", "web_access_uris",
+    "satisfies_pzs", "satisfies_pzi",
+}  # fmt: skip
+# States whose entry sets end_time, and states of a job with an error (CustomJob, v1).
+ENDS, WITH_ERROR = ("SUCCEEDED", "FAILED", "CANCELLED"), ("FAILED", "CANCELLED")
+PAGE = 2  # small, so that paging is met
 LABEL_FILTER = re.compile(r'labels\.([a-z0-9_-]+)=([a-z0-9_-]+)(?: AND state="JOB_STATE_([A-Z]+)")?')
 
 Labelled = TypeVar("Labelled", api.CustomJob, api.HyperparameterTuningJob)
@@ -31,6 +43,9 @@ class Step:
     state: str
     code: int = 0
     message: str = ""
+
+
+CANCELLED = Step("CANCELLED", 1, "CANCELED")
 
 
 class CustomJobs:
@@ -49,7 +64,7 @@ class CustomJobs:
         """What a client may ask for."""
         return {
             ("POST", False, ""): lambda: self.create(call),
-            ("GET", False, ""): lambda: {"customJobs": [as_dict(job) for job in self.listed(call)]},
+            ("GET", False, ""): lambda: call.page(self.listed(call), PAGE),
             ("GET", True, ""): lambda: as_dict(self.asked(call.name)),
             ("POST", True, "cancel"): lambda: self.cancel(call.name),
         }
@@ -57,7 +72,7 @@ class CustomJobs:
     def create(self, call: Call) -> Json:
         """customJobs.create. Raises ApiError for what the real service refuses."""
         job = call.parse(api.CustomJob)
-        check_custom_job(job)
+        check_custom_job(job, call.parent.rpartition("/")[2])
         job.name = f"{call.parent}/customJobs/{9001 + len(self.jobs)}"
         job.create_time = job.update_time = self.moment()
         job.state = api.JobState.JOB_STATE_PENDING
@@ -73,15 +88,15 @@ class CustomJobs:
         """The job, one state further each time if a client created it: others follow their pipeline."""
         job = self.known(name)
         if name in self._created and (following := NEXT.get(state_of(job))):
-            self.move(job, Step(following))
+            self.move(job, CANCELLED if following == "CANCELLED" else Step(following))
         return job
 
     def cancel(self, name: str) -> Json:
-        """customJobs.cancel, which is done at once."""
+        """customJobs.cancel, which only begins the cancellation; of a job that follows its pipeline it is done."""
         job = self.known(name)
         if state_of(job) not in OPEN:
             raise ApiError(400, f"The CustomJob is in state {job.state.name} and cannot be cancelled.")
-        self.move(job, Step("CANCELLED", 1, "CANCELED"))
+        self.move(job, Step("CANCELLING") if name in self._created else CANCELLED)
         return {}
 
     def begin(self, name: str) -> None:
@@ -100,9 +115,10 @@ class CustomJobs:
         job.update_time = self.moment()
         if step.state == "RUNNING" and not job.start_time:
             job.start_time = self.moment()
-        if step.state not in ("QUEUED", "PENDING", "RUNNING"):
+        if step.state in ENDS:
             job.end_time = self.moment()
         if step.message:
+            assert step.state in WITH_ERROR, f"a job that is {step.state} has no error"
             job.error = status_pb2.Status(code=step.code, message=step.message)
 
     def known(self, name: str) -> api.CustomJob:
@@ -128,11 +144,13 @@ def labelled(jobs: Iterable[Labelled], call: Call) -> list[Labelled]:
     return [job for job in jobs if job.labels.get(label) == value and state in (None, state_of(job))]
 
 
-def check_custom_job(job: api.CustomJob) -> None:
+def check_custom_job(job: api.CustomJob, location: str) -> None:
     """Raise ApiError for what the real service refuses in a custom job."""
     refuse_output_only(job, OUTPUT_ONLY)
-    if not job.display_name or not job.job_spec.worker_pool_specs:
-        raise ApiError(400, "Required field display_name or job_spec.worker_pool_specs is missing")
+    check_display_name(job.display_name)
+    check_labels(job.labels)
+    check_encryption_key(job.encryption_spec, location)
+    check_custom_job_spec(job.job_spec, location)
     scheduling, pools = job.job_spec.scheduling, job.job_spec.worker_pool_specs
     flex_start = scheduling.strategy == api.Scheduling.Strategy.FLEX_START
     if scheduling.max_wait_duration and not flex_start:

@@ -15,6 +15,7 @@ from google.protobuf.empty_pb2 import Empty
 from vlmpipe.planner.cost.cron import starts_after
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import Call, Json, as_dict, fields_of, refuse_output_only
+from vlmpipe.rehearsal.vertex.rules import check_display_name
 
 CRON = re.compile(r"(?:(?:CRON_)?TZ=(\S+) )?(\S+ \S+ \S+ \S+ \S+)")
 FILTER = re.compile(r'display_name="([^"]*)"')
@@ -28,7 +29,6 @@ UPDATABLE = {
     "allow_queueing", "create_pipeline_job_request",
 }  # fmt: skip
 REQUIRED = ("display_name", "cron", "max_concurrent_run_count", "create_pipeline_job_request")
-DISPLAY_NAME_CHARS = 128
 PAGE = 2  # small, so that paging is met
 
 CheckJob = Callable[[PipelineJob], None]
@@ -128,14 +128,17 @@ class Schedules:
             refuse_output_only(schedule, OUTPUT_ONLY)
         if missing := [field for field in REQUIRED if field not in fields_of(schedule)]:
             raise ApiError(400, f"Required field {missing[0]} is missing")
-        if len(schedule.display_name) > DISPLAY_NAME_CHARS:
-            raise ApiError(400, f"display_name: longer than {DISPLAY_NAME_CHARS} characters")
+        check_display_name(schedule.display_name)
         match = CRON.fullmatch(schedule.cron)
         if not match or (match[1] and match[1] not in zoneinfo.available_timezones()):
             raise ApiError(400, f"cron: {schedule.cron!r} is not a cron line")
         request = schedule.create_pipeline_job_request
         if request.parent != self._parent:
             raise ApiError(400, f"create_pipeline_job_request.parent is {request.parent!r}, not {self._parent!r}")
+        if (schedule.max_run_count or 0) < 0 or schedule.max_concurrent_run_count < 1:
+            raise ApiError(400, "max_run_count and max_concurrent_run_count count runs")
+        if schedule.end_time and schedule.start_time and schedule.end_time <= schedule.start_time:
+            raise ApiError(400, "end_time is not after start_time")
         if request.pipeline_job_id:
             raise ApiError(400, "create_pipeline_job_request.pipeline_job_id must not be set in a schedule")
         self._check_job(request.pipeline_job)

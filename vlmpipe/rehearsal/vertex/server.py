@@ -22,6 +22,12 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
 from vlmpipe.rehearsal.vertex.custom_jobs import CustomJobs
 from vlmpipe.rehearsal.vertex.messages import INVALID, Call, Json, as_dict, fields_of, parse, refuse_output_only
+from vlmpipe.rehearsal.vertex.rules import (
+    check_account_and_network,
+    check_display_name,
+    check_encryption_key,
+    check_labels,
+)
 from vlmpipe.rehearsal.vertex.schedules import Schedules
 from vlmpipe.rehearsal.vertex.scripted_runs import ScriptedRuns
 
@@ -29,14 +35,13 @@ STATUS = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ALREADY_EXISTS",
     429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED", 503: "UNAVAILABLE",
 }  # fmt: skip
-JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,127}")
-LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
-NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z][a-z0-9-]*")
-SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
+JOB_ID = re.compile(r"[a-z][-a-z0-9]{0,126}")  # "less than 128 characters"
+SCHEMAS = ("2.0.0", "2.1.0")  # that RuntimeConfig's comments name
+BILLING_LABEL = "vertex-ai-pipelines-run-billing-id"  # reserved: a value of the user's is overridden
 OUTPUT_ONLY = {
     "name", "create_time", "start_time", "end_time", "update_time", "state", "job_detail", "error", "template_metadata",
+    "schedule_name",
 }  # fmt: skip
-MOST_LABELS = 64
 TEMPLATE = re.compile(r"https://[a-z0-9-]+-kfp\.pkg\.dev/[^/]+/[^/]+/[^/]+/sha256:[0-9a-f]{64}")
 RESOURCE = re.compile(r"/v1/(projects/[^/]+/locations/[^/]+)/([a-zA-Z]+)(?:/([^/:]+))?(?::([a-zA-Z]+))?")
 
@@ -58,7 +63,7 @@ class VertexServer(LocalServer):
         self.parent = f"projects/{project}/locations/{location}"
         self.parents = {self.parent}  # that requests may name; custom jobs may be in another region
         self.jobs: dict[str, PipelineJob] = {}
-        self.schedules = Schedules(self.parent, check_job)
+        self.schedules = Schedules(self.parent, lambda job: check_job(job, location))
         self.custom_jobs = jobs(self.parent)
         self.runs = ScriptedRuns(project, self.custom_jobs)
         self.collections: dict[str, Callable[[Call], Json]] = {
@@ -96,11 +101,12 @@ class VertexServer(LocalServer):
         if not JOB_ID.fullmatch(job_id):
             raise ApiError(400, f"pipeline_job_id: {job_id!r} does not match {JOB_ID.pattern}")
         job = parse(PipelineJob, body)
-        check_job(job)
+        check_job(job, parent.rpartition("/")[2])
         name = f"{parent}/pipelineJobs/{job_id}"
         if name in self.jobs:
             raise ApiError(409, f"PipelineJob {name} already exists")
         job.name = name
+        job.labels = {**job.labels, BILLING_LABEL: str(7000 + len(self.jobs))}
         self.runs.begin(job)
         self.jobs[name] = job
         return job
@@ -123,23 +129,21 @@ class VertexServer(LocalServer):
             raise ApiError(404, f"The location {parent} does not exist")
 
 
-def check_job(job: PipelineJob) -> None:
+def check_job(job: PipelineJob, location: str) -> None:
     """Raise ApiError for what the real service refuses in a pipeline job."""
     refuse_output_only(job, OUTPUT_ONLY)
-    for field in ("display_name", "pipeline_spec", "runtime_config"):
+    check_display_name(job.display_name)
+    for field in ("pipeline_spec", "runtime_config"):
         if field not in fields_of(job):
             raise ApiError(400, f"Required field {field} is missing")
     output = job.runtime_config.gcs_output_directory
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/.*)?", output):
         raise ApiError(400, f"runtime_config.gcs_output_directory: not a gs:// path: {output!r}")
-    if len(job.labels) > MOST_LABELS:
-        raise ApiError(400, f"labels: {len(job.labels)} are more than {MOST_LABELS}")
-    for key, value in job.labels.items():
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
-            raise ApiError(400, f"labels: {key}={value} is not a label")
-    for field, form in (("service_account", SERVICE_ACCOUNT), ("network", NETWORK)):
-        if (value := getattr(job, field)) and not form.fullmatch(value):
-            raise ApiError(400, f"{field}: {value!r} does not match {form.pattern}")
+    if job.runtime_config.parameters:
+        raise ApiError(400, "runtime_config.parameters: deprecated, for schema 2.0.0 or lower")
+    check_labels(job.labels)
+    check_account_and_network(job.service_account, job.network)
+    check_encryption_key(job.encryption_spec, location)
     if job.template_uri and not TEMPLATE.fullmatch(job.template_uri):
         # With a tag it looks up the version as its own agent, or fails (googleapis/python-aiplatform, issue 2181).
         raise ApiError(500, f"template_uri {job.template_uri}: no version")
@@ -154,6 +158,8 @@ def _pipeline_spec(job: PipelineJob) -> pipeline_spec_pb2.PipelineSpec:
         json_format.ParseDict(json_format.MessageToDict(PipelineJob.pb(job).pipeline_spec), spec)
     except json_format.ParseError as error:
         raise ApiError(400, f"pipeline_spec: {error}") from None
+    if spec.schema_version not in SCHEMAS:
+        raise ApiError(400, f"pipeline_spec: schema version {spec.schema_version!r} is none of {SCHEMAS}")
     if not spec.root.dag.tasks:
         raise ApiError(400, "pipeline_spec: the root has no tasks")
     return spec

@@ -84,6 +84,7 @@ def climb(server: FakeVertex, run: Path, wanted: RunConfig | None = None, job: J
         "worker_pool_specs": worker_pools(wanted, job, str(run)),
         "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
         "base_output_directory": {"output_uri_prefix": str(run)},
+        "service_account": job_settings(wanted, job)["service_account"],
         **({"tensorboard": wanted.gcp.tensorboard} if wanted.gcp.tensorboard else {}),
     }
     fallback = CapacityFallback(settings, spec, now=lambda: server.custom_jobs.now, sleep=server.custom_jobs.sleep)

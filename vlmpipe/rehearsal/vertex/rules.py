@@ -1,0 +1,112 @@
+"""What the comments of the API's own messages (google.cloud.aiplatform_v1, SDK 1.165.1) refuse in several resources.
+
+Each check raises ApiError (400). Where Google's documentation of labels is stricter than the comments, it counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from google.cloud.aiplatform_v1 import types as api
+
+from vlmpipe.rehearsal.http_server import ApiError
+from vlmpipe.rehearsal.vertex.messages import fields_of
+
+LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
+MAX_LABELS = 64
+DISPLAY_NAME_CHARS = 128
+KEY = re.compile(r"projects/[^/]+/locations/([^/]+)/keyRings/[^/]+/cryptoKeys/[^/]+")
+NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z][a-z0-9-]*")
+SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
+TENSORBOARD = re.compile(r"projects/[^/]+/locations/([^/]+)/tensorboards/[^/]+")
+C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_VARIABLES = MAX_PACKAGES = 100
+BOOT_DISKS = ("", "pd-ssd", "pd-standard", "hyperdisk-balanced")
+
+
+def check_display_name(name: str) -> None:
+    """Required, at most 128 characters."""
+    if not 0 < len(name) <= DISPLAY_NAME_CHARS:
+        raise ApiError(400, f"display_name: required, at most {DISPLAY_NAME_CHARS} characters, found {len(name)}")
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """At most 64; lower-case letters, digits, underscores and dashes."""
+    if len(labels) > MAX_LABELS:
+        raise ApiError(400, f"labels: {len(labels)} are more than {MAX_LABELS}")
+    for key, value in labels.items():
+        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+            raise ApiError(400, f"labels: {key}={value} is not a label")
+
+
+def check_encryption_key(spec: api.EncryptionSpec, location: str) -> None:
+    """Of the form that the comment gives, and in the resource's region."""
+    if not spec:
+        return
+    match = KEY.fullmatch(spec.kms_key_name)
+    if not match:
+        raise ApiError(400, f"encryption_spec.kms_key_name: {spec.kms_key_name!r} does not match {KEY.pattern}")
+    if match[1] != location:
+        raise ApiError(400, f"encryption_spec.kms_key_name: the key is in {match[1]}, the resource in {location}")
+
+
+def check_account_and_network(account: str, network: str) -> None:
+    """Each of its documented form, where it is set."""
+    for field, value, form in (("service_account", account, SERVICE_ACCOUNT), ("network", network, NETWORK)):
+        if value and not form.fullmatch(value):
+            raise ApiError(400, f"{field}: {value!r} does not match {form.pattern}")
+
+
+def check_custom_job_spec(spec: api.CustomJobSpec, location: str) -> None:
+    """A CustomJobSpec: required fields, limits and forms. An empty pool after the first one is skipped."""
+    if not spec.worker_pool_specs:
+        raise ApiError(400, "Required field job_spec.worker_pool_specs is missing")
+    check_account_and_network(spec.service_account, spec.network)
+    if spec.network and spec.psc_interface_config.network_attachment:
+        raise ApiError(400, "network and psc_interface_config are both set")
+    if spec.tensorboard:
+        match = TENSORBOARD.fullmatch(spec.tensorboard)
+        if not match or match[1] != location:
+            raise ApiError(400, f"tensorboard: {spec.tensorboard!r} is not one of {location}")
+        if not spec.service_account:
+            raise ApiError(400, "service_account: required with tensorboard")
+    for number, pool in enumerate(spec.worker_pool_specs):
+        if fields_of(pool) or number == 0:
+            _check_pool(pool, f"worker_pool_specs[{number}]")
+
+
+def _check_pool(pool: api.WorkerPoolSpec, where: str) -> None:
+    container, package = pool.container_spec, pool.python_package_spec
+    problems = {
+        "machine_spec.machine_type: required": not pool.machine_spec.machine_type,
+        "replica_count: at least 1": pool.replica_count < 1,
+        "one of container_spec and python_package_spec": not fields_of(pool)
+        & {"container_spec", "python_package_spec"},
+        "container_spec.image_uri: required": "container_spec" in fields_of(pool) and not container.image_uri,
+        "python_package_spec: executor_image_uri, package_uris and python_module are required": "python_package_spec"
+        in fields_of(pool)
+        and not (package.executor_image_uri and package.package_uris and package.python_module),
+        f"package_uris: at most {MAX_PACKAGES}": len(package.package_uris) > MAX_PACKAGES,
+        f"disk_spec.boot_disk_type: one of {BOOT_DISKS[1:]}": pool.disk_spec.boot_disk_type not in BOOT_DISKS,
+        "accelerator_count without accelerator_type": bool(pool.machine_spec.accelerator_count)
+        != bool(pool.machine_spec.accelerator_type),
+        "nfs_mounts: server, path and mount_point are required, path starts with /": not all(
+            mount.server and mount.mount_point and mount.path.startswith("/") for mount in pool.nfs_mounts
+        ),
+    }
+    for said, is_wrong in problems.items():
+        if is_wrong:
+            raise ApiError(400, f"{where}.{said}")
+    _check_variables((*container.env, *package.env), where)
+
+
+def _check_variables(variables: Iterable[api.EnvVar], where: str) -> None:
+    found = list(variables)
+    if len(found) > MAX_VARIABLES:
+        raise ApiError(400, f"{where}.env: {len(found)} are more than {MAX_VARIABLES}")
+    for one in found:
+        if not C_IDENTIFIER.fullmatch(one.name):
+            raise ApiError(400, f"{where}.env: {one.name!r} is no C identifier")
+        if not one.value:
+            raise ApiError(400, f"{where}.env: {one.name} has no value")
