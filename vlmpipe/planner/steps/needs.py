@@ -13,6 +13,7 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.trainer.sizing.export_size import FP32_BYTES, PUBLISHED_BYTES, export_size
 from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.storage.base import in_bucket
 
 GB = 10**9
 SMALL_BYTES = GB  # records, reports, a tokenizer
@@ -20,6 +21,10 @@ RECORD_BYTES = 300  # of a sample in the tables that preparation keeps on disk
 # Mean size of the chunks that are under way, relative to data.chunk_samples: they end between 0.5 and 2 times of it
 # (vlmpipe.trainer.data.prepare.chunks.plan.ends_chunk), and a longer one is under way longer.
 CHUNK_UNDER_WAY = 1.15
+# Of the free disk, what the cache of a source's files takes (vlmpipe.trainer.data.sources.file_patterns), and the files
+# that are read record by record, without it.
+SOURCE_CACHE = 0.4
+STREAMED = (".json", ".jsonl")
 SMALLEST_CHUNK = 0.5  # times data.chunk_samples: a source that is not larger is one chunk
 
 
@@ -94,11 +99,24 @@ class StepNeeds:
             return Need(tables, memory, base.work_s + read_s, "tables of all records")
         at_once = self._under_way(samples, cpus) / samples * images_bytes
         why = "images of the chunks that are prepared at once"
+        held = int(self._with_source_cache(at_once + tables, images_bytes))
+        if held > at_once + tables:
+            why += " and the cache of the source's files"
         if step == "prepare-chunks":
-            return Need(int(at_once) + tables, memory, base.work_s + (read_s + prepare_s) / data.tasks, why)
+            return Need(held, memory, base.work_s + (read_s + prepare_s) / data.tasks, why)
         if data.tasks > 1:
             return Need(tables, memory, base.work_s, "tables of all records")
-        return Need(int(at_once) + tables, memory, base.work_s + 2 * read_s + prepare_s, why)
+        return Need(held, memory, base.work_s + 2 * read_s + prepare_s, why)
+
+    def _with_source_cache(self, held: float, images_bytes: float) -> float:
+        """With the cache of tars and Parquet files in a bucket, whose size follows what is free when it is opened."""
+        data = self.config.data
+        uris = [source.uri for source in data.all_sources]
+        if not any(in_bucket(uri) and not uri.endswith(STREAMED) for uri in uris):
+            return held
+        if data.shard_cache_gib:
+            return held + min(images_bytes, data.shard_cache_gib * 2**30 / 2)
+        return min(held + images_bytes, held / (1 - SOURCE_CACHE))
 
     def _under_way(self, samples: int, cpus: int) -> float:
         """Samples in the chunks that one machine prepares at the same time."""

@@ -111,7 +111,7 @@ run "without_tokens_for_the_doctor" {
   }
 
   assert {
-    condition     = length(google_service_account_iam_member.tokens) == 0 && length(google_service_account_iam_member.act_as) == 3
+    condition     = length(google_service_account_iam_member.tokens) == 0 && length(google_service_account_iam_member.act_as) == 4
     error_message = "The submitter may take tokens of other accounts."
   }
 }

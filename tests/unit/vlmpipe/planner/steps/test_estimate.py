@@ -20,6 +20,8 @@ from vlmpipe.planner.steps.estimate import Stage, disk_for, plan_steps, step_dis
 from vlmpipe.planner.steps.graph import graph_steps
 from vlmpipe.planner.steps.needs import GB
 from vlmpipe.planner.sweep import plan_config
+from vlmpipe.trainer.data.shards.disk_cache import SHARE_OF_FREE_DISK
+from vlmpipe.trainer.data.sources.file_patterns import SHARE_OF_CACHE
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.trainer.sizing.export_size import ExportSize
 from vlmpipe.trainer.sizing.model_shape import ModelShape
@@ -104,6 +106,13 @@ def test_large_images_need_the_disk_of_the_chunks_under_way() -> None:
     assert disks == {"prepare-data": 300}
     assert [error.partition(":")[0] for error in errors(many, None, disks={})] == ["step prepare-data"]
     assert not compiled_disks(load_run_file(SEVEN_B)), "photographs of ordinary size have room on a default disk"
+
+
+def test_tars_of_a_bucket_take_room_for_their_cache_as_well() -> None:
+    tars = load_run_file(SEVEN_B, ["data.source=gs://bucket/train-{000..099}.tar"])
+    assert compiled_disks(tars) == {"prepare-data": 200}
+    assert not compiled_disks(load_run_file(SEVEN_B, ["data.source=gs://bucket/train.jsonl"]))
+    assert pytest.approx(SHARE_OF_CACHE * SHARE_OF_FREE_DISK) == needs.SOURCE_CACHE
 
 
 def test_images_that_do_not_fit_into_memory_are_an_error_that_names_the_field() -> None:
