@@ -10,6 +10,7 @@ from google.cloud.aiplatform_v1 import types as api
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
+from tests.support.short_form import only_whole
 from tests.support.vertex.real_jobs import run_jobs_for_real
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit
 from vlmpipe.planner import probe as probe_planner
@@ -73,16 +74,18 @@ def test_a_machine_without_its_gpus_is_probed_to_the_end_and_says_what_would_fai
     vertex: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, tmp_path: Path, small: None
 ) -> None:
     run_jobs_for_real(vertex, tmp_path)
-    one = ["cluster.machine_type=a2-ultragpu-1g", "cluster.accelerator_count=1", "cluster.reduction_server=null"]
+    one = ["cluster.machine_type=a2-ultragpu-2g", "cluster.accelerator_count=2", "cluster.reduction_server=null"]
     answer = vlmpipe(*PROBE, *one, "cluster.replica_count=1", "--plain")
     assert answer.code == ExitCode.MACHINE, (answer.err, next(tmp_path.glob("*.log")).read_text())
     said = answer.out
-    assert "would fail: 1 x NVIDIA_A100_80GB (a2-ultragpu-1g) is paid for, and torch sees none" in said
+    assert "would fail: 2 x NVIDIA_A100_80GB (a2-ultragpu-2g) is paid for, and torch sees none" in said
     assert "GPUs that compute" in said and "run's folder, written, GB/s" in said
     rows = {line.split("  ")[1].strip(): line.split()[-2:] for line in said.splitlines() if line.startswith("  ")}
-    assert rows["GPUs that compute"] == ["1", "0"] and float(rows["run's folder, read, GB/s"][1]) > 0
+    assert float(rows["all-reduce in the machine, GB/s"][1]) > 0, "of its two ranks, on the CPU"
+    assert rows["GPUs that compute"] == ["2", "0"] and float(rows["run's folder, read, GB/s"][1]) > 0
 
 
+@only_whole
 def test_a_probe_on_cpus_measures_the_all_reduce_and_the_bucket(
     vertex: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, tmp_path: Path, small: None
 ) -> None:
