@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from vlmpipe.trainer.checkpoint.published_form import StoredTensors, published_form, stored_tensors
 from vlmpipe.trainer.errors import ConfigError, os_errors
 from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
 from vlmpipe.trainer.weights_digest import WeightsDigest, raw_bytes
@@ -41,64 +41,56 @@ def write_weights(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     finished: Callable[[Path], None] = lambda path: None,
 ) -> Written:
-    """Write the weights of a Hugging Face model as `save_pretrained` does: shards and their index.
+    """Write the weights of a Hugging Face model in the form of published ones: shards and their index.
+
+    Memory holds one weight, or those that are stored together.
 
     Args:
         model: gives names, shapes and dtypes; may be on the meta device.
         read: returns a weight by its name in the state dict; called in the order of names.
-        max_shard_bytes: size of a file; a larger tensor gets a file of its own.
+        max_shard_bytes: size of a file; a larger tensor, or more that are one weight here, get a file of their own.
         finished: called with each complete file, which it may delete.
     """
     wanted = dict(sorted(model.state_dict().items()))
-    saved_as = saved_names(model)
-    shards = _shards({name: wanted[name] for name in wanted if name in saved_as}, max_shard_bytes)
+    shards = _shards(published_form(model), max_shard_bytes)
     files = _file_names(len(shards))
     digest = WeightsDigest()
     names = iter(wanted)
+    held: dict[str, Tensor] = {}
     for file, shard in zip(files, shards, strict=True):
         with os_errors(f"writing {folder / file}"), (folder / file).open("wb") as sink:
-            sink.write(_header({saved_as[name]: tensor for name, tensor in shard.items()}))
-            left = len(shard)
-            while left:
-                name = next(names)
-                tensor = _checked(name, read(name), wanted[name])
-                digest.add(name, tensor)
-                if name in shard:  # tied weights are written once
-                    sink.write(raw_bytes(tensor))
-                    left -= 1
+            sink.write(_header(stored_tensors(shard)))
+            for together in shard:
+                while not held.keys() >= set(together.weights):
+                    name = next(names)
+                    tensor = _checked(name, read(name), wanted[name])
+                    digest.add(name, tensor)
+                    if name not in model.all_tied_weights_keys:  # tied weights are written once
+                        held[name] = tensor
+                converted = together.convert({name: held.pop(name) for name in together.weights})
+                for stored in together.stored:
+                    sink.write(raw_bytes(converted.pop(stored)))
         finished(folder / file)
     for name in names:  # tied ones after the last that was written
         digest.add(name, read(name))
     if len(shards) > 1:
         index = folder / SAFE_WEIGHTS_INDEX_NAME
-        index.write_text(json.dumps(_index(files, shards, saved_as), indent=2, sort_keys=True) + "\n")
+        index.write_text(json.dumps(_index(files, shards), indent=2, sort_keys=True) + "\n")
         finished(index)
         files = [*files, index.name]
     return Written(files, digest.hexdigest())
 
 
-def saved_names(model: nn.Module) -> dict[str, str]:
-    """State-dict name -> name in the file, for all weights except tied copies.
-
-    transformers' files use the names of a family's first release. Where it would also split or merge tensors, the state
-    dict's names are used, which it loads, too.
-    """
-    state = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
-    # Tensors identify the weights: the library returns only the new names.
-    names = {id(tensor): name for name, tensor in state.items()}
-    saved = {names.get(id(tensor), ""): name for name, tensor in revert_weight_conversion(model, dict(state)).items()}
-    return saved if saved.keys() == state.keys() else {name: name for name in state}
-
-
-def _shards(tensors: dict[str, Tensor], max_bytes: int) -> list[dict[str, Tensor]]:
-    shards: list[dict[str, Tensor]] = [{}]
+def _shards(form: list[StoredTensors], max_bytes: int) -> list[list[StoredTensors]]:
+    shards: list[list[StoredTensors]] = [[]]
     size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > max_bytes:
-            shards.append({})
+    for together in form:
+        own = sum(tensor.nbytes for tensor in together.stored.values())
+        if shards[-1] and size + own > max_bytes:
+            shards.append([])
             size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
+        shards[-1].append(together)
+        size += own
     return shards
 
 
@@ -120,10 +112,11 @@ def _header(tensors: dict[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _index(files: list[str], shards: list[dict[str, Tensor]], saved_as: dict[str, str]) -> dict[str, object]:
-    tensors = [tensor for shard in shards for tensor in shard.values()]
-    parameters, size = sum(tensor.numel() for tensor in tensors), sum(tensor.nbytes for tensor in tensors)
-    file_of = {saved_as[name]: file for file, shard in zip(files, shards, strict=True) for name in shard}
+def _index(files: list[str], shards: list[list[StoredTensors]]) -> dict[str, object]:
+    tensors = [stored_tensors(shard) for shard in shards]
+    parameters = sum(tensor.numel() for shard in tensors for tensor in shard.values())
+    size = sum(tensor.nbytes for shard in tensors for tensor in shard.values())
+    file_of = {name: file for file, shard in zip(files, tensors, strict=True) for name in shard}
     return {"metadata": {"total_parameters": parameters, "total_size": size}, "weight_map": file_of}
 
 

@@ -37,6 +37,7 @@ def write_base_model(job: JobConfig, prepared_uri: str) -> bool:
     made_of = {"model_sha256": model_section_sha256(job), "prepared_uri": prepared_uri}
     if is_published(job) or (store.stat(DESCRIPTION) and made_of.items() <= read_record(store, DESCRIPTION).items()):
         return False
+    from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
     from vlmpipe.trainer.data.shards.prepared_files import open_prepared
     from vlmpipe.trainer.data.tokenize import load_tokenizer
     from vlmpipe.trainer.models.registry import family_of
@@ -46,7 +47,7 @@ def write_base_model(job: JobConfig, prepared_uri: str) -> bool:
     store.delete(DESCRIPTION)
     store.delete_folder(FOLDER)
     with tempfile.TemporaryDirectory(prefix="vlmpipe-base-") as scratch, os_errors(f"writing {scratch}"):
-        model.save_pretrained(scratch)
+        write_weights(model, model.state_dict().__getitem__, Path(scratch))
         family.save_settings(job.model, model, tokenizer, Path(scratch))
         sums = upload_folder(open_storage(join_uri(job.run.run_uri, FOLDER)), Path(scratch))
     write_record(store, DESCRIPTION, {**made_of, "files": {name: asdict(one) for name, one in sums.items()}})

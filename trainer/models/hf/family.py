@@ -30,8 +30,9 @@ from vlmpipe.trainer.models.hf.flops import counted_flops
 from vlmpipe.trainer.models.hf.model import BLANK, HfVLM, encoder_of, fewer_layers, layers_of, names_from_end
 from vlmpipe.trainer.models.hf.processor import PublishedImages, kind_of, published_images
 from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
-from vlmpipe.trainer.models.hf_native.family import NativeFamily, save_model_settings
+from vlmpipe.trainer.models.hf_native.family import NativeFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, weights_description
+from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
 from vlmpipe.trainer.models.hf_native.weights import PretrainedModel, StoredWeights
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
@@ -135,6 +136,7 @@ class HfFamily(NativeFamily):
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
         save_model_settings(model, tokenizer, folder, config.tower)
         self.images(config).save(tokenizer, folder, config.tower)
+        serve_older_readers(folder)
 
     def skeleton(
         self,

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConf
 from transformers.initialization import no_init_weights
 from transformers.utils import VIDEO_PROCESSOR_NAME
 
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf_native.peft_folder import (
     SETTINGS,
@@ -23,11 +23,12 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
     require_same_adapter,
 )
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config
+from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
 from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt, without_adapters
 from vlmpipe.trainer.models.layers.parameter_counts import skeleton_of
-from vlmpipe.trainer.models.published import image_token_in, model_file, stop_token_ids
+from vlmpipe.trainer.models.published import image_token_in, model_file
 
 
 class TransformersFamily:
@@ -168,29 +169,16 @@ class NativeFamily(TransformersFamily):
         return vision.eval()
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
-        """Write everything but the weights that plain `from_pretrained` reads."""
+        """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
         save_model_settings(model, tokenizer, folder, config.tower)
         tokenizer.save_pretrained(folder)
         self.image_processor(config).save_pretrained(folder)
         if config.tower.weights and (videos := model_file(config.tower, VIDEO_PROCESSOR_NAME, weights=False)):
             shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
+        serve_older_readers(folder)
 
     def image_processor(self, config: ModelConfig) -> Any:
         raise NotImplementedError
-
-
-def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
-    """Write the configurations of model and of generation, with the tokenizer's control tokens.
-
-    Generation also stops where the published model does.
-    """
-    ends = list(dict.fromkeys((tokenizer.eos_token_id, *stop_token_ids(published))))
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
-    model.generation_config.bos_token_id = tokenizer.bos_token_id
-    model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
 
 
 def _vision(config: ModelConfig) -> nn.Module:

@@ -23,8 +23,8 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.fixed_image_model import SquareFamily, Wiring
-from vlmpipe.trainer.models.hf_native.family import save_model_settings
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, weights_description
+from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
 from vlmpipe.trainer.models.hf_native.weights import fill
 from vlmpipe.trainer.models.image_tokens import CLIP, class_tokens, square_tokens
 from vlmpipe.trainer.models.layers.freeze import tower_layers_of
@@ -154,7 +154,7 @@ class LlavaFamily(SquareFamily):
         return tower.eval()
 
     def save_settings(self, config: ModelConfig, model: nn.Module, tokenizer: Any, folder: Path) -> None:
-        """Write everything but the weights that plain `from_pretrained` reads."""
+        """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
         save_model_settings(model, tokenizer, folder, config.language_model)
         vision = vision_config(config)
         processor = LlavaProcessor(
@@ -166,6 +166,7 @@ class LlavaFamily(SquareFamily):
             num_additional_image_tokens=class_tokens(str(vision.model_type)),
         )
         processor.save_pretrained(folder)
+        serve_older_readers(folder)
 
 
 def _behind_features(tower: nn.Module, config: ModelConfig) -> list[nn.Module]:

@@ -21,6 +21,7 @@ from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.registry import family_of
 
 SIZE = (40, 24)
+SAMPLING = {"do_sample": True, "temperature": 0.5, "top_p": 0.8, "repetition_penalty": 1.05}
 
 
 def published(folder: Path, family: str) -> ModelConfig:
@@ -32,7 +33,7 @@ def published(folder: Path, family: str) -> ModelConfig:
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(CONFIGS[family]))
     stops = tokenizer.convert_tokens_to_ids(["<|turn|>"])
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops, "temperature": 0.5}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops, **SAMPLING}))
     weights = {"pretrained": {"weights": str(folder)}, "tokenizer": str(folder)}
     return ModelConfig.model_validate(model_section(family, **weights))
 
@@ -57,4 +58,4 @@ def test_an_export_asks_as_training_did(family: str, tmp_path: Path, monkeypatch
     assert ids == chat.prompt(turn, [image_tokens_of(random)(*SIZE)], [SIZE])
     stops = GenerationConfig.from_pretrained(folder)
     assert set(stops.eos_token_id) == set(tokenizer.convert_tokens_to_ids(["<|end|>", "<|turn|>"]))
-    assert stops.temperature is None, "it would be refused without sampling"
+    assert {name: getattr(stops, name) for name in SAMPLING} == SAMPLING, "as people were used to from the model"

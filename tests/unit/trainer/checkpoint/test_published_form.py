@@ -1,0 +1,72 @@
+"""Exports have the tensors of published models: names, shapes and values that another program finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForImageTextToText
+
+from tests.support.hf.published_names import MODELS, TABLE, blueprint, config_named, exported_names, names_of
+from tests.support.short_form import chosen
+from vlmpipe.trainer.checkpoint.published_form import published_form
+from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+from vlmpipe.trainer.weights_digest import weights_sha256
+
+PUBLISHED = json.loads(TABLE.read_text())
+# One of each: renamed, with another prefix in the tower, split, merged, transposed, cut into unequal parts.
+FORMS = ("llava", "gemma3", "glm4v_moe", "qianfan_ocr", "qwen3_vl_moe", "molmo2")
+
+
+def test_every_type_has_published_names() -> None:
+    assert PUBLISHED.keys() == set(MODELS)
+    assert sum(bool(entry["saved_by"]) for entry in PUBLISHED.values()) >= 19
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_has_the_names_and_shapes_of_the_published_model(name: str) -> None:
+    assert exported_names(name) == PUBLISHED[name]["tensors"]
+
+
+# As other programs look for them: vLLM's and llama.cpp's loaders, and what people print of these models' indexes.
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    {
+        "llava": ["vision_tower.vision_model.embeddings.class_embedding", "language_model.model.embed_tokens.weight"],
+        "smolvlm": ["model.connector.modality_projection.proj.weight", "model.text_model.embed_tokens.weight"],
+        "qwen2_5_vl": ["visual.merger.ln_q.weight", "model.embed_tokens.weight"],
+        "molmo2": ["model.transformer.wte.new_embedding", "model.vision_backbone.image_vit.positional_embedding"],
+        "qianfan_ocr": ["language_model.model.layers.#.mlp.down_proj.weight", "mlp1.#.weight"],
+        "kimi_k25": ["language_model.model.layers.#.mlp.gate.weight", "vision_tower.patch_embed.proj.weight"],
+    }.items(),
+)
+def test_names_that_are_known_of_published_files(name: str, tensors: list[str]) -> None:
+    assert not set(tensors) - PUBLISHED[name]["tensors"].keys()
+
+
+@pytest.mark.parametrize("name", chosen({name: name for name in MODELS}, lambda name: name in FORMS))
+def test_an_export_reads_back_as_it_was_however_it_is_cut(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config_named(name)).float()
+    state = model.state_dict()
+    written = write_weights(blueprint(name), state.__getitem__, tmp_path, max_shard_bytes=8192)
+    model.config.save_pretrained(tmp_path)
+    loaded, info = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True, dtype=torch.float32)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert written.weights_sha256 == weights_sha256(model) == weights_sha256(loaded)
+    found = {}
+    for file in tmp_path.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            found |= {tensor: opened.get_slice(tensor).get_shape() for tensor in opened.keys()}  # noqa: SIM118
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert names_of(found) == PUBLISHED[name]["tensors"]
+
+
+def test_weights_come_by_name_and_few_wait_for_others() -> None:
+    for name in FORMS:
+        last = [together.weights[-1] for together in published_form(blueprint(name))]
+        assert last == sorted(last)
+        assert max(len(together.weights) for together in published_form(blueprint(name))) <= 3
