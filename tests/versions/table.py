@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 PYTHONS = ("3.11", "3.12", "3.13")
 RESOLUTIONS = ("lowest-direct", "highest")
 EXTRAS = ("pipelines", "trainer", "data")  # what `make install` has
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "webdataset")
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "webdataset", "boto3")
 # Run files, the compiled graph, the optimizer's steps, checkpoints, and one process beside two.
 LAWS = (
     "tests/unit/vlmpipe/config", "tests/unit/trainer/optimizer", "tests/unit/trainer/checkpoint",
@@ -34,6 +34,7 @@ LAWS = (
 )  # fmt: skip
 QUICKSTART = ("train.max_steps=30", "evaluate.max_samples=60", "data.max_samples=600")
 LIMIT_S = 3600
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
 
 class RowFailedError(Exception):
@@ -47,8 +48,13 @@ class Row:
 
 
 def interpreter(python: str) -> str:
-    """The path of that Python on this machine, or nothing."""
-    return shutil.which(f"python{python}") or ""
+    """The path of that Python on this machine, or nothing. Also of pyenv, whose own commands may lead nowhere."""
+    candidates = [shutil.which(f"python{python}"), *sorted(PYENV.glob(f"versions/{python}.*/bin/python"))]
+    return next((str(path) for path in candidates if path and _runs(Path(path))), "")
+
+
+def _runs(path: Path) -> bool:
+    return subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
 
 
 def resolved(row: Row, uv: str, folder: Path) -> Path:

@@ -21,6 +21,19 @@ def test_the_laws_are_there() -> None:
     assert [law for law in LAWS if not (ROOT / law).exists()] == []
 
 
+def test_a_command_that_leads_nowhere_is_no_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As pyenv's, for versions that it has and has not chosen."""
+    shim, real = tmp_path / "python3.12", tmp_path / "versions/3.12.1/bin/python"
+    real.parent.mkdir(parents=True)
+    for file, code in ((shim, 127), (real, 0)):
+        file.write_text(f"#!/bin/sh\nexit {code}\n")
+        file.chmod(0o755)
+    monkeypatch.setattr(table.shutil, "which", lambda _: str(shim))
+    monkeypatch.setattr(table, "PYENV", tmp_path)
+    assert table.interpreter("3.12") == str(real)
+    assert table.interpreter("3.13") == ""
+
+
 def test_a_row_without_its_interpreter_is_left_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "interpreter", lambda _: "")
     assert tried(Row("3.12", "highest"), "uv", "cpu") == (True, "left out: there is no python3.12 on this machine")
