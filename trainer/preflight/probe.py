@@ -82,6 +82,7 @@ def probe(plan: ProbePlan, run_uri: str) -> None:
             "version": 1,
             "plan": plan.model_dump(),
             "rows": [asdict(row) for row in rows],
+            "measured": {"gpus": asdict(gpus) if gpus else None, "bucket": asdict(measured.bucket)},
             "missing": measured.missing,
             "warnings": report.get("warnings", []),
             "calibration": asdict(calibration) if calibration else None,

@@ -262,6 +262,7 @@ def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: 
     if not watched:
         return
     from vlmpipe.pipelines.find import job_reader
+    from vlmpipe.pipelines.probe_sightings import note_probes
 
     ended = []
     for address in watched:
@@ -274,6 +275,7 @@ def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: 
         print_json({**probe.as_json(), "ended": [one.as_json() for one in ended], "results": probe.results()})
     else:
         print_lines(probe.result_lines())
+        print_lines(note_probes(probe.results(), probe.run_uri.rpartition("/")[2]))
     raise typer.Exit(next(filter(None, (one.exit_code for one in ended)), 0))
 
 
