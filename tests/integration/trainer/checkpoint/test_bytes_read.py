@@ -40,6 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 TRIED = chosen(CASES, lambda name: name in ("fsdp", "zero2", "fsdp, adapters"))
 RESUMED = chosen(TRIED, lambda name: name == "fsdp")
+# Least and most that one of two nodes reads of a checkpoint, with what is rounded; elsewhere it is half of it.
+SHARES = {"ddp": (0.95, 1.1), "zero1": (0.5, 0.75), "zero2": (0.5, 0.75)}
 MOST_READ = 1.1  # times the bytes of the trained weights
 
 
@@ -117,15 +119,17 @@ def test_a_resume_reads_what_each_node_needs_and_leaves_nothing(
     for job in jobs.values():
         store = open_storage(job.run.run_uri)
         (saved,) = committed(store)
-        whole[saved] = sum(info.size_bytes for info in store.list(f"checkpoints/{saved}"))
+        size_bytes = sum(info.size_bytes for info in store.list(f"checkpoints/{saved}"))
+        whole[saved] = (job.train.strategy, size_bytes)
     bucket.downloads.clear()
     configs = [f"{job.run.run_uri}/run.json" for job in (*jobs.values(), *straight.values())]
     said = run_ranks("tests.support.drivers.train_many", ["--configs", *configs], processes=1, nodes=NODES)
-    for saved, size_bytes in whole.items():
+    for saved, (strategy, size_bytes) in whole.items():
+        least, most = SHARES.get(strategy, (0.45, 0.55))
         found = re.search(rf"node 0 reads ([\d,]+) of the ([\d,]+) bytes of {saved}", said)
-        assert found and abs(2 * int(found[1].replace(",", "")) - size_bytes) < 0.1 * size_bytes, said
+        assert found and least < int(found[1].replace(",", "")) / size_bytes < most, said
         read = sum(size for file, size in bucket.downloads if f"/{saved}/" in file)
-        assert read < MOST_READ * size_bytes, "each node reads its half"
+        assert read < NODES * most * size_bytes, "of both nodes, with what is read to plan it"
     assert not list((tmp_path / "scratch").iterdir()) and not files_below(tmp_path / "cache")
     for name, job in jobs.items():
         resumed, expected = trained_weights(job), trained_weights(straight[name])
