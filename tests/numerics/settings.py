@@ -20,9 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 ALONE_THREADS = "VLMPIPE_TEST_ALONE_THREADS"
 ALONE_ROUNDING = "VLMPIPE_TEST_ALONE_ROUNDING"
 
-# What another order of sums changes in a gradient, as a share of the largest of its parameter: as much as was found in
-# a first step between SSE2 and AVX-512.
-ROUNDING = 1e-5
+# What another order of sums changes in an element of a gradient, as a share of the largest of its parameter: up to
+# 1.7e-6 was found in a first step between one process and two ranks. Five times that, in every step of the adapters
+# in all parts of test_lora.py, moves their moments by 1.3e-3, more than is allowed.
+ROUNDING = 2e-6
 
 
 @dataclass(frozen=True)
