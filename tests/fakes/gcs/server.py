@@ -34,8 +34,10 @@ empty object has no size. checksum_412: bytes with another CRC32C are refused as
 class FakeGcs(FaultyServer, GcsServer):
     """The server: state in memory, one thread a connection, one lock around each request's effect."""
 
-    def __init__(self, buckets: list[str], page_size: int = 1000) -> None:
-        super().__init__(buckets, page_size, _FaultyHandler)
+    def __init__(
+        self, buckets: list[str], page_size: int = 1000, handler: type[FaultyGcsHandler] | None = None
+    ) -> None:
+        super().__init__(buckets, page_size, handler or FaultyGcsHandler)
         self.granted: dict[str, set[str]] = {}  # what the caller may, for buckets where that is not everything
         self.forms: set[Form] = set()
         self.ranges: list[str] = []  # what each download asked for; empty is the whole
@@ -82,7 +84,7 @@ class FakeGcs(FaultyServer, GcsServer):
         return resource
 
 
-class _FaultyHandler(GcsHandler):
+class FaultyGcsHandler(GcsHandler):
     fake: FakeGcs
     fault: Fault | None = None
     _is_media = False
