@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 PYTHONS = ("3.11", "3.12", "3.13")
 RESOLUTIONS = ("lowest-direct", "highest")
 EXTRAS = ("pipelines", "trainer", "data")  # what `make install` has
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "webdataset", "boto3")
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "webdataset", "boto3", "bitsandbytes")
 # Run files, the compiled graph, the optimizer's steps, checkpoints, and one process beside two.
 LAWS = (
     "tests/unit/vlmpipe/config", "tests/unit/trainer/optimizer", "tests/unit/trainer/checkpoint",
