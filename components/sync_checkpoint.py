@@ -8,7 +8,7 @@ def sync_checkpoint(
 ) -> str:
     """Export the newest checkpoint that verifies to <run_uri>/export, which plain from_pretrained loads.
 
-    Before that it is copied to checkpoint.mirror_uri, if the run file names one.
+    Then the checkpoint is copied to checkpoint.mirror_uri, if the run file names one.
 
     Args:
         run_uri: The run's folder, which is also the output.
@@ -21,11 +21,11 @@ def sync_checkpoint(
         from vlmpipe.report.build import build_report
         from vlmpipe.trainer.config.job import JobConfig
 
+        exported = sync_model(JobConfig.load(f"{run_uri}/run.json"))
         for name, value in job_metrics(run_uri, "train").items():
             metrics.log_metric(name, value)
         with open(report.path, "w", encoding="utf-8") as file:  # of training: the page shows what there is by then
             file.write(build_report(run_uri))
-        exported = sync_model(JobConfig.load(f"{run_uri}/run.json"))
         state = "reused" if exported.get("reused") else "done"
         copied = f", mirrored to {exported['mirror']}" if exported["mirror"] else ""
         progress.finish(state, f"checkpoint {exported['checkpoint']} exported to {run_uri}/export{copied}")

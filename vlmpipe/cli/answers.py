@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson
+from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import Root
 from vlmpipe.trainer.errors import ConfigError, UserError
@@ -18,7 +17,7 @@ RunName = Annotated[
     typer.Argument(
         metavar="RUN",
         help="The run: its id, folder or gs:// address, or MODEL@ALIAS or MODEL@VERSION of the registry.",
-        autocompletion=completion.run_ids,
+        autocompletion=run_ids,
     ),
 ]
 

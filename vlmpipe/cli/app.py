@@ -13,7 +13,7 @@ import typer
 
 from vlmpipe import api
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
-from vlmpipe.cli import answers, completion, init
+from vlmpipe.cli import answers, init
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import data as data_commands
 from vlmpipe.cli import doctor as doctor_command
@@ -22,7 +22,7 @@ from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
 from vlmpipe.cli import start as start_commands
 from vlmpipe.cli import tune as tune_command
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOption, load, load_training
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOption, load, load_training, run_files
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.trainer import __version__
@@ -95,7 +95,7 @@ def check(
             metavar="[CONFIG]",
             help="The run file, for example configs/digits.yaml.",
             show_default=False,
-            autocompletion=completion.run_files,
+            autocompletion=run_files,
         ),
     ] = None,
     overrides: Overrides = None,

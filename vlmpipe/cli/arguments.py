@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments that several commands take, and what the shell completes them with: names of files and folders alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlmpipe import api
-from vlmpipe.cli import completion
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,18 +32,34 @@ class ServiceTarget(StrEnum):
     kubeflow = "kubeflow"
 
 
+def run_files(incomplete: str) -> list[str]:
+    """YAML files in the folder typed so far and one level below."""
+    folder, _, name = incomplete.rpartition("/")
+    prefix = f"{folder}/" if "/" in incomplete else ""
+    pattern = (f"{name}*.y*ml", f"{name}*/*.y*ml")
+    found = [path.relative_to(folder or (prefix or ".")) for each in pattern for path in Path(prefix or ".").glob(each)]
+    return sorted(f"{prefix}{path}" for path in found)
+
+
+def run_ids(context: typer.Context, incomplete: str) -> list[str]:
+    """Runs under --root and those submitted from this folder, the newest first."""
+    from vlmpipe.runs.submitted import SUBMITTED
+
+    runs = Path(context.params.get("root") or "runs", "runs")
+    found = [*runs.glob(f"{incomplete}*/"), *SUBMITTED.glob(f"{incomplete}*.json")]
+    return [path.stem for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
 RunFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="CONFIG", help="The run file, for example configs/digits.yaml.", autocompletion=completion.run_files
-    ),
+    typer.Argument(metavar="CONFIG", help="The run file, for example configs/digits.yaml.", autocompletion=run_files),
 ]
 Source = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG",
         help="The run file, or https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG of a published one.",
-        autocompletion=completion.run_files,
+        autocompletion=run_files,
     ),
 ]
 OptionalSource = Annotated[
@@ -52,7 +67,7 @@ OptionalSource = Annotated[
     typer.Argument(
         metavar="[CONFIG]",
         help="The run file, or https://REGION-kfp.pkg.dev/PROJECT/REPOSITORY/NAME/TAG of a published one.",
-        autocompletion=completion.run_files,
+        autocompletion=run_files,
         show_default=False,
     ),
 ]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlmpipe import api
-from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson, ServiceTarget, TargetOption, load
+from vlmpipe.cli.arguments import AsJson, ServiceTarget, TargetOption, load, run_files
 from vlmpipe.cli.output import doing, print_json, print_lines
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.gc_control import collector_off
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 
 Configs = Annotated[
     list[str],
-    typer.Argument(
-        metavar="CONFIG", help="Run files, and fields to override in all.", autocompletion=completion.run_files
-    ),
+    typer.Argument(metavar="CONFIG", help="Run files, and fields to override in all.", autocompletion=run_files),
 ]
 Output = Annotated[Path, typer.Option(help="Folder to write the pipelines to.")]
 

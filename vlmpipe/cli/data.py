@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, load_training
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, load_training, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines
 from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
 
@@ -92,7 +91,7 @@ def export(
         typer.Argument(
             metavar="RUN_OR_CONFIG",
             help="A run's id or folder, local or gs://; or a run file whose data is prepared.",
-            autocompletion=completion.run_ids,
+            autocompletion=run_ids,
         ),
     ],
     data_format: Annotated[

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson, Overrides, load
+from vlmpipe.cli.arguments import AsJson, Overrides, load, run_files
 from vlmpipe.cli.output import print_json, print_lines, to_stderr
 from vlmpipe.trainer.errors import ExitCode, UserError
 
@@ -25,7 +24,7 @@ def prove(
         typer.Argument(
             metavar="[CONFIG]",
             help="Run file whose trainer is proved; without it, this package's own.",
-            autocompletion=completion.run_files,
+            autocompletion=run_files,
             show_default=False,
         ),
     ] = None,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson, FailOnReject
+from vlmpipe.cli.arguments import AsJson, FailOnReject, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 
@@ -34,7 +33,7 @@ RUN_HELP = (
     "Run id or folder, pipeline job or custom job, its resource name or its link to the console or to Kubeflow's page; "
     "or a search."
 )
-Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=completion.run_ids)]
+Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=run_ids)]
 Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
 Project = Annotated[
     str,
@@ -49,7 +48,7 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of a l
 def status(
     run: Annotated[
         str,
-        typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it, all runs.", autocompletion=completion.run_ids),
+        typer.Argument(metavar="[RUN]", help=f"{RUN_HELP} Without it, all runs.", autocompletion=run_ids),
     ] = "",
     root: Root = "runs",
     project: Project = "",
@@ -210,7 +209,7 @@ def compare(
             metavar="RUN...",
             help="Two or more evaluated runs: ids, folders, gs:// addresses, or MODEL@ALIAS or MODEL@VERSION of the "
             "registry. All are compared with the first.",
-            autocompletion=completion.run_ids,
+            autocompletion=run_ids,
         ),
     ],
     root: Root = "runs",

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlmpipe.cli import completion
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
 from vlmpipe.trainer.errors import ExitCode
 
@@ -35,7 +34,7 @@ def tune(
             "--from",
             help="Run whose prepared data and features the trials share.",
             show_default=False,
-            autocompletion=completion.run_ids,
+            autocompletion=run_ids,
         ),
     ] = "",
     target: Annotated[TuneTarget, typer.Option(help="Where the trials run.")] = TuneTarget.local,

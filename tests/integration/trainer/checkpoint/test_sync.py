@@ -60,9 +60,18 @@ def mirrored(job: JobConfig) -> Storage:
     return mirror
 
 
-def test_the_model_artifact_says_what_it_is(job: JobConfig) -> None:
-    model = SimpleNamespace(uri="", metadata={})
-    assert sync_checkpoint(job.run.run_uri, model) == job.run.run_uri
+def run_step(run_uri: str, folder: Path) -> SimpleNamespace:
+    """The component as kfp calls it. Returns its model artifact, whose `metrics` are those of the other."""
+    metrics: dict[str, float] = {}
+    model = SimpleNamespace(uri="", metadata={}, metrics=metrics)
+    report = SimpleNamespace(path=str(folder / "report.html"))
+    assert sync_checkpoint(run_uri, "", model, SimpleNamespace(log_metric=metrics.__setitem__), report) == run_uri
+    return model
+
+
+def test_the_model_artifact_says_what_it_is(job: JobConfig, tmp_path: Path) -> None:
+    model = run_step(job.run.run_uri, tmp_path)
+    assert model.metrics["steps"] == 4 and "<html" in (tmp_path / "report.html").read_text()
     newest = committed(open_storage(job.run.run_uri))[-1]
     marker = json.loads(open_storage(job.run.run_uri).read("export/vlmpipe.json"))
     assert model.uri == f"{job.run.run_uri}/export"
@@ -151,11 +160,13 @@ def test_a_mirror_gets_no_checkpoint_whose_moments_are_damaged(
     assert "the mirror has no copy of the exported checkpoint" in capsys.readouterr().err
 
 
-def test_a_run_without_a_checkpoint_is_refused(job: JobConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_checkpoint_is_refused(
+    job: JobConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     empty = job.model_copy(update={"run": job.run.model_copy(update={"run_id": "never-trained"})})
     open_storage(empty.run.run_uri).write("run.json", empty.model_dump_json().encode())
     with pytest.raises(SystemExit) as caught:
-        sync_checkpoint(empty.run.run_uri, SimpleNamespace(uri="", metadata={}))
+        run_step(empty.run.run_uri, tmp_path)
     assert caught.value.code == ExitCode.CONFIG
     assert "never-trained has no committed checkpoint" in capsys.readouterr().err
 

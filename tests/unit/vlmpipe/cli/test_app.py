@@ -153,9 +153,9 @@ def test_a_slow_command_prints_one_notice(
     quick = vlmpipe("check", DIGITS, *as_json)
     said, check = threading.Event(), api.check
 
-    def wait_for_notice(config: RunConfig, *, online: bool) -> list[Finding]:
+    def wait_for_notice(config: RunConfig) -> list[Finding]:
         assert said.wait(60)
-        return check(config, online=online)
+        return check(config)
 
     def to_stderr(text: str) -> None:
         print(text, file=sys.stderr)
