@@ -30,9 +30,9 @@ from vlmpipe.trainer.checkpoint.commit import (
     read_record,
     upload_node_files,
 )
+from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.resume import resume as resume_from
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
-from vlmpipe.trainer.checkpoint.weight_reader import open_weights
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.strategies.torch_base import STATE_OPTIONS
 

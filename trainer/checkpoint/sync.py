@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, Listing, inspect
-from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
 from vlmpipe.trainer.checkpoint.manifest import DamagedError, signing_key
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint, mirror_of, newest_usable_of
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies

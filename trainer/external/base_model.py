@@ -37,7 +37,7 @@ def write_base_model(job: JobConfig, prepared_uri: str) -> bool:
     made_of = {"model_sha256": model_section_sha256(job), "prepared_uri": prepared_uri}
     if is_published(job) or (store.stat(DESCRIPTION) and made_of.items() <= read_record(store, DESCRIPTION).items()):
         return False
-    from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+    from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
     from vlmpipe.trainer.data.shards.prepared_files import open_prepared
     from vlmpipe.trainer.data.tokenize import load_tokenizer
     from vlmpipe.trainer.models.registry import family_of

@@ -32,7 +32,7 @@ class ExportSize:
 
 
 def export_size(shape: ModelShape, model: ModelConfig) -> ExportSize:
-    """The export of a run's checkpoint by `vlmpipe.trainer.checkpoint.hf_export`, whichever strategy wrote it."""
+    """The export of a checkpoint by `vlmpipe.trainer.checkpoint.export.hf_export`, whichever strategy wrote it."""
     matrix = shape.language.hidden * shape.language.intermediate
     largest = max(shape.parameters["embedding"], shape.parameters["head"], matrix) * FP32_BYTES
     adapters = sum(shape.parameters[part] for part in ("tower_adapters", "projector_adapters", "adapters"))

@@ -187,7 +187,7 @@ def _export(job: JobConfig) -> None:
 
         sync_run(job)
     else:
-        from vlmpipe.trainer.checkpoint.hf_export import export_initial
+        from vlmpipe.trainer.checkpoint.export.hf_export import export_initial
 
         export_initial(job)
 

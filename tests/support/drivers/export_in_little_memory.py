@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.support.trainer.checkpoints import newest_good
-from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.models.registry import family_of

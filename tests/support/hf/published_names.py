@@ -24,7 +24,7 @@ from tests.support.hf.kinds import KINDS
 from tests.support.hf.publish import config_of, tokenizer_of
 from tests.support.paths import ROOT
 from tests.support.trainer.tiny_native import CONFIGS
-from vlmpipe.trainer.checkpoint.published_form import published_form, stored_tensors
+from vlmpipe.trainer.checkpoint.export.published_form import published_form, stored_tensors
 from vlmpipe.trainer.models.hf_native.settings_files import serve_older_readers
 
 TABLE = ROOT / "tests/fixtures/published_names.json"

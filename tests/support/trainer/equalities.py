@@ -11,8 +11,8 @@ import torch
 
 from tests.support.trainer.checkpoints import newest_good
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, read_record
+from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
-from vlmpipe.trainer.checkpoint.weight_reader import open_weights
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
 

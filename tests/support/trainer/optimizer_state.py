@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from vlmpipe.trainer.checkpoint.export.weight_reader import MODULE_PREFIX, open_weights
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
-from vlmpipe.trainer.checkpoint.weight_reader import MODULE_PREFIX, open_weights
 from vlmpipe.trainer.storage.local import LocalStorage
 
 STATE = "optimizer.state."

@@ -38,11 +38,11 @@ from tests.support.trainer.runs import make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord, checkpoint_name, commit, upload_node_files
-from vlmpipe.trainer.checkpoint.hf_export import Merged, export_checkpoint
-from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.hf_export import Merged, export_checkpoint
+from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
-from vlmpipe.trainer.checkpoint.weight_reader import open_weights
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer, make_tokenizer

@@ -33,7 +33,7 @@ from transformers import (
 )
 
 from tests.support.trainer.runs import TINY
-from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.sample import Turn

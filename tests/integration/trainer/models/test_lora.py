@@ -19,7 +19,7 @@ from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, trained_we
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import PARTS

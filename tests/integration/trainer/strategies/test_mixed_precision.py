@@ -20,7 +20,7 @@ from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import NODES, STOP_STEP, trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
-from vlmpipe.trainer.checkpoint.hf_export import export_checkpoint
+from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
 

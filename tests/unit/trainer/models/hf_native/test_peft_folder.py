@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from tests.support.trainer.flop_cases import model_config
-from vlmpipe.trainer.checkpoint.hf_export import Merged
+from vlmpipe.trainer.checkpoint.export.hf_export import Merged
 from vlmpipe.trainer.config.model import PARTS, ModelConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint
-from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.weight_reader import WeightReader, holds_average, open_weights
 from vlmpipe.trainer.checkpoint.staging import export_folder
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
-from vlmpipe.trainer.checkpoint.weight_reader import WeightReader, holds_average, open_weights
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.tokenize import load_tokenizer

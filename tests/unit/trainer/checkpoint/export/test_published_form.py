@@ -12,8 +12,8 @@ from transformers import AutoModelForImageTextToText
 
 from tests.support.hf.published_names import MODELS, TABLE, blueprint, config_named, exported_names, names_of
 from tests.support.short_form import chosen
-from vlmpipe.trainer.checkpoint.published_form import published_form
-from vlmpipe.trainer.checkpoint.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.published_form import published_form
+from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.weights_digest import weights_sha256
 
 PUBLISHED = json.loads(TABLE.read_text())
