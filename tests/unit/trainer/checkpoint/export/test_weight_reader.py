@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
-from vlmpipe.trainer.checkpoint import weight_reader
+from vlmpipe.trainer.checkpoint.export import weight_reader
 from vlmpipe.trainer.checkpoint.manifest import sums_of_file
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles
 from vlmpipe.trainer.storage.local import LocalStorage
