@@ -226,10 +226,10 @@ def open_shards(
         with os_errors(f"making {root / shards.kind}"):
             (root / shards.kind).mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(root).free + sum(file.bytes for kind in root.iterdir() for file in files_in(kind))
-    if int(cache_gib * GIB) > free_bytes:
-        raise _larger_than_disk(root, cache_gib, free_bytes)
     if root.stat().st_dev == os.stat(tempfile.gettempdir()).st_dev:
         free_bytes = max(0, free_bytes - set_aside_bytes)
+    if int(cache_gib * GIB) > free_bytes:
+        raise _larger_than_disk(root, cache_gib, free_bytes)
     room = int(share * (cache_gib * GIB or SHARE_OF_FREE_DISK * free_bytes))
     rooms = iter(divide(room, [list(shards.sizes().values()) for shards in remote]))
     return [
@@ -298,7 +298,8 @@ def _larger_than_cache(shard: str, size_bytes: int, limit_bytes: int) -> ConfigE
 
 def _larger_than_disk(folder: Path, cache_gib: float, free_bytes: int) -> ConfigError:
     return ConfigError(
-        f"data.shard_cache_gib {cache_gib:g} is more than the {free_bytes / GIB:.3g} GiB that {folder} has room for",
+        f"data.shard_cache_gib {cache_gib:g} is more than the {free_bytes / GIB:.3g} GiB that {folder} has room for "
+        "beside checkpoints",
         expected="a cache that fits on the disk",
         fix="lower data.shard_cache_gib, or set it to 0: then the cache takes four fifths of what is free; or set "
         "VLMPIPE_CACHE_DIR to a larger disk",

@@ -10,7 +10,9 @@ from vlmpipe.catalog.steps import StepFacts, load_steps
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job
 from vlmpipe.planner.parallel_layout import layout_of
-from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.planner.time.feature_cache import feature_bytes
+from vlmpipe.trainer.data.shards.disk_cache import GIB, SHARE_OF_FREE_DISK
+from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
 from vlmpipe.trainer.sizing.export_size import FP32_BYTES, PUBLISHED_BYTES, export_size
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.base import in_bucket
@@ -78,12 +80,30 @@ class StepNeeds:
             alone = shape.parameters["tower"] * PUBLISHED_BYTES
             return weights if config.model.pretrained else min(weights, alone), "published weights"
         if job == "train":
-            nodes = config.cluster.replica_count
-            saved = checkpoint_bytes(shape.trainable_parameters, config.train, layout_of(config).replicas) // nodes
-            return weights + saved, "published weights, and a checkpoint until it is uploaded"
+            checkpoints = node_bytes(
+                shape.trainable_parameters,
+                config.train,
+                data_parallel=layout_of(config).replicas,
+                nodes=config.cluster.replica_count,
+                in_bucket=True,
+            )
+            cache, why = self._least_cache(shape), "published weights, a checkpoint that is saved or resumed"
+            return weights + checkpoints + cache, f"{why} and the smallest cache of shards"
         return export_size(shape, config.model).written_bytes + (weights if config.model.exports_adapter else 0), (
             "the export"
         )
+
+    def _least_cache(self, shape: ModelShape) -> int:
+        """Disk of the smallest cache of shards that training starts with: data.shard_cache_gib, or room for the largest
+        shard of each kind (`vlmpipe.trainer.data.shards.disk_cache`)."""
+        data = self.config.data
+        if data.shard_cache_gib:
+            return int(data.shard_cache_gib * GIB)
+        images_bytes = self.config.plan.sample_images * load_steps().rates["image_bytes"]
+        shards = data.shard_samples * (images_bytes + RECORD_BYTES)
+        if self.job_hours.get("cache_features") != 0.0 and not shape.trains_tower:
+            shards += self.config.features.shard_images * feature_bytes(shape)
+        return int(shards / SHARE_OF_FREE_DISK)
 
     def _preparation(self, step: str, base: Need, facts: StepFacts) -> Need:
         data, samples = self.config.data, self.samples

@@ -333,9 +333,12 @@ def test_without_a_bound_the_disk_is_not_filled(data: Fixture, monkeypatch: pyte
     assert other._limit_bytes == 4 * data.shard_bytes
     other = open_shards(DataShards(data.remote), share=0.5)[0]
     assert other._limit_bytes == 4 * data.shard_bytes
-    wanted_gib = 11 * data.shard_bytes / GIB
-    with pytest.raises(ConfigError, match=r"is more than the .* GiB that .* has room for"):
-        open_shards(DataShards(data.remote), cache_gib=wanted_gib)
+    wanted_gib, refused = 6 * data.shard_bytes / GIB, r"is more than the .* GiB that .* has room for beside checkpoints"
+    assert open_shards(DataShards(data.remote), cache_gib=wanted_gib)
+    with pytest.raises(ConfigError, match=refused):
+        open_shards(DataShards(data.remote), cache_gib=wanted_gib, set_aside_bytes=5 * data.shard_bytes)
+    with pytest.raises(ConfigError, match=refused):
+        open_shards(DataShards(data.remote), cache_gib=2 * wanted_gib)
 
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=9)

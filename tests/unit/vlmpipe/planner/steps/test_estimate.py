@@ -100,6 +100,26 @@ def test_the_disk_of_a_job_is_planned_too(seventy_b: ModelShape) -> None:
     assert not errors(load_run_file(SEVENTY_B, [f"{field}={size}"]), seventy_b), "the remedy that is printed"
 
 
+@pytest.mark.parametrize(
+    ("change", "needed_gb"),
+    [
+        ("cluster.boot_disk_size_gb=300", 350),  # 142 of weights, a quarter of 848 of the checkpoint, and shards
+        ("data.shard_cache_gib=200", 570),
+        ("train.strategy=hsdp", 990),  # every node holds, and resumes, the whole checkpoint
+    ],
+)
+def test_weights_checkpoint_and_cache_of_a_training_node_share_its_disk(
+    change: str, needed_gb: int, seventy_b: ModelShape
+) -> None:
+    assert not errors(load_run_file(SEVENTY_B), seventy_b), "four nodes resume a quarter each"
+    (error,) = [one for one in errors(load_run_file(SEVENTY_B, [change]), seventy_b) if one.startswith("job train")]
+    assert int(re.findall(r"take (\d+) GB", error)[0]) == pytest.approx(needed_gb, abs=8)
+    remedy = error.rpartition("; set ")[2]
+    assert remedy.startswith("cluster.boot_disk_size_gb=")
+    changes = {remedy, change} - {"cluster.boot_disk_size_gb=300"}
+    assert not errors(load_run_file(SEVENTY_B, sorted(changes)), seventy_b), "the remedy that is printed"
+
+
 def test_large_images_need_the_disk_of_the_chunks_under_way() -> None:
     many = load_run_file(SEVEN_B, ["plan.sample_images=4"])
     disks = compiled_disks(many)
