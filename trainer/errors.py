@@ -42,6 +42,7 @@ class ExitCode(IntEnum):
     NO_PERMISSION = 77
     MACHINE = 78  # the machine lacks what the job's spec buys, such as its GPUs
     NOT_READY = 79  # vlmpipe doctor found that something is missing
+    BAD_EXPORT = 80  # the exported model does not open as published models of its type do
     INTERRUPTED = 130  # Ctrl-C at the command line
 
 
@@ -49,7 +50,7 @@ CAUSES = frozenset(
     {
         ExitCode.CONFIG, ExitCode.DATA, ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.CHECKPOINT_CORRUPT,
         ExitCode.NO_PERMISSION, ExitCode.NO_PROGRESS, ExitCode.STALLED, ExitCode.SUPERSEDED, ExitCode.BAD_RESULT,
-        ExitCode.MACHINE,
+        ExitCode.MACHINE, ExitCode.BAD_EXPORT,
     }
 )  # fmt: skip
 """Codes with a cause that a person can fix. They take precedence over codes that only report an end."""

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint
+from vlmpipe.trainer.checkpoint.export.opened_export import require_opens
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.checkpoint.export.weight_reader import WeightReader, holds_average, open_weights
 from vlmpipe.trainer.checkpoint.staging import export_folder
@@ -34,6 +35,8 @@ from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
 from vlmpipe.trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
 
+OPENED = "opened"  # of an export's settings, as they were uploaded
+
 
 def export_checkpoint(
     job: JobConfig,
@@ -48,8 +51,9 @@ def export_checkpoint(
     A whole model, or an adapter in PEFT's format (`model.lora.export`). Exports the average of the weights if
     `train.ema_decay` is set and the checkpoint has one. Memory holds one tensor, before that the frozen tower, or the
     adapter; the local disk one file. Returns the export's description, which is written last and makes the export
-    exist. Raises ConfigError when the checkpoint belongs to another model, before touching an earlier export, and
-    DamagedError when a weight is not what was saved, which may leave no export.
+    exist, after the export was opened as another program would open it. Raises ConfigError when the checkpoint belongs
+    to another model, before touching an earlier export, DamagedError when a weight is not what was saved, and UserError
+    (80) when the export does not open: these two may leave no export.
     """
     store = open_storage(job.run.run_uri)
     with contextlib.suppress(DataError):  # there is none, or a damaged one
@@ -82,6 +86,7 @@ def export_checkpoint(
         upload = _Upload(job, store, scratch / FOLDER, max_shard_bytes)
         write = write_adapter_to if job.model.exports_adapter else None
         weights_digest = upload.send_model(blueprint, tokenizer, weights.read, write_adapter=write)
+        upload.open(adapted if write else blueprint, scratch / OPENED, is_adapter=bool(write))
     described = {
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
@@ -109,6 +114,7 @@ def export_initial(job: JobConfig) -> dict[str, Any]:
     with export_folder() as scratch:
         upload = _Upload(job, store, scratch / FOLDER, MAX_SHARD_BYTES)
         digest = upload.send_model(blueprint, tokenizer, lambda name: initial.read(tied.get(name, name)))
+        upload.open(blueprint, scratch / OPENED, is_adapter=False)
     described = {
         "checkpoint": "",
         "step": 0,
@@ -165,6 +171,15 @@ class _Upload:
             if info.name.removeprefix(f"{FOLDER}/") not in self.files:
                 self._store.delete(info.name)  # of an earlier export: from_pretrained might load it
         return digest
+
+    def open(self, model: nn.Module, scratch: Path, *, is_adapter: bool) -> None:
+        """Raise UserError (exit 80) where another program would not open what was sent, which is then no export.
+
+        model: the blueprint that was sent, or that with the adapters that were.
+        """
+        scratch.mkdir()
+        sizes = {name: sums["bytes"] for name, sums in self.files.items()}
+        require_opens(self._store, sizes, model, scratch, is_adapter=is_adapter)
 
     def _send(self, file: Path) -> None:
         name = file.relative_to(self._target).as_posix()

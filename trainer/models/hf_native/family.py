@@ -21,6 +21,7 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
     merged_model,
     require_fitting_adapter,
     require_same_adapter,
+    saved_modules,
 )
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config
 from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
@@ -65,11 +66,13 @@ class TransformersFamily:
     def freeze(self, model: nn.Module, config: ModelConfig, *, is_whole: bool) -> nn.Module:
         """Freeze what the run file says, and add its adapters.
 
-        Raises ConfigError for an adapter to start from that does not fit.
+        Raises ConfigError for an adapter to start from that does not fit, and for one that PEFT could not store.
         """
         freeze_and_adapt(model, config, unused=self.unused(model, config), is_whole=is_whole)
         if config.lora and config.lora.pretrained and is_whole:
             require_fitting_adapter(model, config.lora)
+        if config.exports_adapter and is_whole:
+            saved_modules(model)
         return model
 
     def unused(self, model: nn.Module, config: ModelConfig) -> list[nn.Module]:

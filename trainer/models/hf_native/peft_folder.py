@@ -35,11 +35,33 @@ def write_adapter(model: nn.Module, config: ModelConfig, read: Callable[[str], T
     settings = peft_settings(config.lora, adapted)
     settings.base_model_name_or_path = config.pretrained.weights
     settings.revision = config.pretrained.revision or None
-    settings.modules_to_save = sorted({name.rpartition(".")[0] for name in names if not is_adapter(name)}) or None
+    settings.modules_to_save = saved_modules(model) or None
     settings.inference_mode = True
     with os_errors(f"writing {folder}"):
         settings.save_pretrained(str(folder))
         save_file({stored: read(name) for name, stored in names.items()}, folder / WEIGHTS, {"format": "pt"})
+
+
+def saved_modules(model: nn.Module) -> list[str]:
+    """Modules whose trained weights PEFT saves beside the adapters: it saves modules whole.
+
+    Raises ConfigError where a trained weight lies in none, beside weights that are not saved.
+    """
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    own = {name for name in trained if not is_adapter(name)}
+    parents = sorted({name.rpartition(".")[0] for name in own})
+    outer = [name for name in parents if not any(name.startswith(f"{other}.") for other in parents if other)]
+    for parent in outer:
+        held = {f"{parent}.{name}" for name, _ in model.get_submodule(parent).named_parameters()}
+        if not parent or held - own:
+            name = min(name for name in own if name.rpartition(".")[0] == parent)
+            raise ConfigError(
+                f"{name} is trained, and no adapter folder can hold it: PEFT saves whole modules, and this one also "
+                "has weights that are not trained",
+                expected="adapters, and trained weights that fill their modules",
+                fix=f"set model.freeze_parameters to ['*{name.rpartition('.')[2]}'], or model.lora.export to merged",
+            )
+    return outer
 
 
 def require_same_adapter(config: ModelConfig) -> None:
