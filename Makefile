@@ -102,8 +102,8 @@ build/recipes/%/.installed: recipes/%/requirements.txt recipes/cpu_torch.py
 recipe-lmms-eval: build/recipes/lmms-eval/.installed  ## environment of recipes/lmms-eval, 2.4 GiB: it scores a served model
 
 # The packages alone, to be put before this environment's: exports must open there too.
-.PHONY: recipe-transformers-457
-recipe-transformers-457: build/recipes/transformers-457/transformers  ## transformers of 2025, 60 MiB: tests open exports with it
+.PHONY: recipe-old-transformers
+recipe-old-transformers: build/recipes/transformers-457/transformers  ## transformers of 2025, 60 MiB: tests open exports with it
 
 build/recipes/transformers-457/transformers: | $(INSTALLED_DEV)
 	$(BIN)/python -m pip install --no-deps --target $(@D) 'transformers==4.57.3' 'huggingface_hub==0.36.2' 'tokenizers==0.22.2'

@@ -24,6 +24,7 @@ COMMANDS = [(page, line) for page in PAGES for line in command_lines(page)]
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 MAKE_TARGETS |= {f"recipe-{path.parent.name}" for path in ROOT.glob("recipes/*/requirements.txt")}
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+OF_BUILDS = set(re.findall(r"\$\{([A-Z_]+):-", (ROOT / "container/build.sh").read_text()))
 CLOUD_TOOLS = ("gcloud", "terraform", "kfp", "printf")  # their services are out of a test's reach
 INLINE = re.compile(r"`(?:\.venv/bin/)?(vlmpipe|make) ([a-z][a-z-]*)[^`]*`")
 FILE = re.compile(r"`((?:vlmpipe|trainer|components|pipelines|tests|benchmarks|docs|configs|container)/[\w./-]+)")
@@ -51,8 +52,10 @@ def test_a_documented_command_exists(page: Path, line: str) -> None:
         _check_vlmpipe(arguments)
     elif program == "source":
         assert arguments in ([".venv/bin/activate"], ["env.sh"])
-    elif program == "python":
-        assert arguments[0].startswith("examples/") and (ROOT / arguments[0]).is_file()
+    elif Path(program).name == "python" and arguments[0] == "-m":
+        assert importlib.util.find_spec(arguments[1])
+    elif Path(program).name == "python":
+        assert arguments[0].startswith(("examples/", "container/")) and (ROOT / arguments[0]).is_file()
     elif program not in CLOUD_TOOLS:
         pytest.fail(f"{page.name} tells people to type a program that this test does not know: {line}")
 
@@ -61,7 +64,7 @@ def _check_make(arguments: list[str]) -> None:
     targets = [argument for argument in arguments if "=" not in argument]
     settings = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     assert set(targets) <= MAKE_TARGETS
-    assert settings.keys() <= {"config", "args", "builder", "N", "SEED", "TESTBENCH"}
+    assert settings.keys() <= {"config", "args", "builder", "N", "SEED", "TESTBENCH"} | OF_BUILDS
     assert (ROOT / settings.get("config", "configs/digits.yaml")).is_file()
     subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
 

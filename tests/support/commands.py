@@ -19,10 +19,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def command_lines(page: Path) -> list[str]:
-    """Every command of the page: the lines of its bash and sh blocks."""
-    lines = [
-        line.strip() for language in ("bash", "sh") for block in blocks(page, language) for line in block.splitlines()
-    ]
+    """Every command of the page: the lines of its bash and sh blocks, each with the lines that continue it."""
+    texts = [block.replace("\\\n", " ") for language in ("bash", "sh") for block in blocks(page, language)]
+    lines = [line.strip() for text in texts for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -1,4 +1,4 @@
-"""transformers 4.57 opens exports: it finds every weight and computes the same (`make recipe-transformers-457`).
+"""transformers 4.57 opens exports: it finds every weight and computes the same (`make recipe-old-transformers`).
 
 It runs in a process of its own, without any of vlmpipe, on inputs that 5 has made: its processors of some types need
 torchvision.
@@ -40,7 +40,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "llava_siglip": {"family": "llava"} | TINY["model"],  # the quickstart's form: random weights, a trained tokenizer
     "smolvlm": tiny_native.model_section("smolvlm"),
 }
-needs_older = pytest.mark.skipif(not OLDER.is_dir(), reason="make recipe-transformers-457 makes its environment")
+needs_older = pytest.mark.skipif(not OLDER.is_dir(), reason="make recipe-old-transformers makes its environment")
 QUESTION, SIZE, SPECIALS = [7, 11, 12], (32, 24), ("vision_start_token_id", "vision_end_token_id", "video_token_id")
 
 
