@@ -17,6 +17,7 @@ from vlmpipe.backends.vertex.pipeline_job import Submission, prepare
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import job_spec
 from vlmpipe.pipelines.compile import compile_pipeline
+from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
 
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r"
 
@@ -62,6 +63,7 @@ def test_a_pipeline_job_is_the_same_by_grpc_and_by_rest(
     )
     kept = vertex.jobs[made.name]
     assert kept.pipeline_spec == submission.job.pipeline_spec
+    assert kept.labels.pop(BILLING_LABEL), "the service's own"
     assert (kept.labels, kept.runtime_config) == (submission.job.labels, submission.job.runtime_config)
     assert pipelines.get_pipeline_job(name=made.name).name == made.name
     pipelines.cancel_pipeline_job(CancelPipelineJobRequest(name=made.name))

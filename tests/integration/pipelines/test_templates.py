@@ -28,6 +28,7 @@ from vlmpipe.pipelines.schedules import apply as schedule_plan
 from vlmpipe.pipelines.templates import artifact_registry as template_registry
 from vlmpipe.pipelines.templates.artifact_registry import Registry
 from vlmpipe.pipelines.templates.publish import publish
+from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import ExitCode, UserError
 
@@ -241,7 +242,7 @@ def test_a_run_and_a_schedule_start_from_a_tag_and_stay_with_its_version(
     kept = (tmp_path / "build/pipelines" / f"{NAME}.published.yaml").read_bytes()
     assert (answer.code, content["templateUri"], kept) == (0, published.address, whole.path.read_bytes())
     assert content["pipelineSpec"]["pipelineInfo"]["name"] == content["displayName"] == NAME
-    assert content["labels"].keys() == {vertex_job.SUBMISSION_LABEL}
+    assert content["labels"].keys() == {vertex_job.SUBMISSION_LABEL, BILLING_LABEL}
     assert published.address in answer.out
 
     assert vlmpipe("schedule", "apply", LATEST).code == 0
