@@ -113,8 +113,8 @@ class Counting(LocalStorage):
     def read(self, name: str, max_bytes: int | None = None) -> bytes:
         return self._counted(super().read(name, max_bytes))
 
-    def read_range(self, name: str, start: int, end: int) -> bytes:
-        return self._counted(super().read_range(name, start, end))
+    def read_range(self, name: str, start: int, end: int, *, version: str = "") -> bytes:
+        return self._counted(super().read_range(name, start, end, version=version))
 
     def _counted(self, data: bytes) -> bytes:
         with self._lock:

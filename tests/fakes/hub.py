@@ -1,7 +1,8 @@
-"""A strict Hugging Face hub on this machine: it serves files of its repositories by HEAD and GET, and nothing else."""
+"""A strict Hugging Face hub on this machine: it serves files of its repositories, or ranges of them; nothing else."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ class Repository:
     """`readers` are tokens; empty is public. A gated repository is visible to all and readable by its readers."""
 
     files: tuple[str, ...] = ("config.json", "tokenizer_config.json")
-    content: bytes = b"{}"  # of each file
+    content: bytes = b"{}"  # of each file that `contents` does not name
+    contents: dict[str, bytes] = field(default_factory=dict)
     revisions: tuple[str, ...] = ("main",)
     readers: tuple[str, ...] = ()
     gated: bool = False
@@ -32,6 +34,8 @@ class FakeHub:
     endpoint: str = ""
     status: int = 0  # answer everything with this HTTP status
     requests: list[str] = field(default_factory=list)
+    gives_ranges: bool = True
+    sent_bytes: int = 0  # by ranges
 
     def answer(self, path: str, token: str) -> tuple[int, str]:
         """Status and X-Error-Code, as huggingface.co answers."""
@@ -68,9 +72,20 @@ def running_hub(**repositories: Repository) -> Iterator[FakeHub]:
             if asked:  # the client also asks once a process for what else the hub can do
                 hub.requests.append(self.path)
             status, code = hub.answer(self.path, self.headers.get("Authorization", "").removeprefix("Bearer "))
-            content = hub.repositories[asked["repo"]].content if asked and status == 200 else b""
+            content = b""
+            if asked and status == 200:
+                repository = hub.repositories[asked["repo"]]
+                content = repository.contents.get(asked["file"], repository.content)
+            etag = hashlib.sha256(content).hexdigest()  # clients keep one copy of files with the same
+            span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if span and content and hub.gives_ranges:
+                start, end, whole = int(span[1]), int(span[2]) + 1, len(content)
+                status, content = 206, content[start:end]
+                hub.sent_bytes += len(content)
             self.send_response(status)
-            self.send_header("ETag", '"0"')
+            if status == 206:
+                self.send_header("Content-Range", f"bytes {start}-{start + len(content) - 1}/{whole}")
+            self.send_header("ETag", f'"{etag}"')
             self.send_header("X-Repo-Commit", COMMIT)
             if code:
                 self.send_header("X-Error-Code", code)

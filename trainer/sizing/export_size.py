@@ -20,12 +20,14 @@ class ExportSize:
     """Bytes of one export.
 
     `read_bytes` come from the checkpoint: of each trained weight its fp32 value, or its average, and nothing of the
-    moments. `disk_bytes` is the most that lies on the step's disk at once: one exported file, which is uploaded and
-    deleted before the next is begun, and the published files with the frozen weights. `memory_bytes` is the most that
-    the process holds: a bound, not an expectation.
+    moments. `base_bytes` come from published files of safetensors, where they lie: the frozen weights, once for their
+    digest, and again for what they are merged into. `disk_bytes` is the most that lies on the step's disk at once: one
+    exported file, which is uploaded and deleted before the next is begun. `memory_bytes` is the most that the process
+    holds: a bound, not an expectation.
     """
 
     read_bytes: int
+    base_bytes: int
     written_bytes: int
     disk_bytes: int
     memory_bytes: int
@@ -45,7 +47,8 @@ def export_size(shape: ModelShape, model: ModelConfig) -> ExportSize:
     held = written if model.exports_adapter else TENSOR_COPIES * largest
     return ExportSize(
         read_bytes=trained * FP32_BYTES,
+        base_bytes=frozen * PUBLISHED_BYTES * (1 if model.exports_adapter else 2),
         written_bytes=written,
-        disk_bytes=min(written, max(MAX_SHARD_BYTES, largest)) + frozen * PUBLISHED_BYTES,
+        disk_bytes=written if model.exports_adapter else min(written, max(MAX_SHARD_BYTES, largest)),
         memory_bytes=PROGRAM_BYTES + max(tower, held),
     )

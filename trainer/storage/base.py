@@ -78,10 +78,11 @@ class Storage(Protocol):
         """Raises FileTooLargeError (exit 65) for more than `max_bytes`, before they are in memory."""
         ...
 
-    def read_range(self, name: str, start: int, end: int) -> bytes:
+    def read_range(self, name: str, start: int, end: int, *, version: str = "") -> bytes:
         """Bytes `start` to `end` of an object, or as many of them as it has; nothing is read beside them.
 
-        Not verified, because a store keeps the checksum of whole objects only: the caller must have one of these bytes.
+        Raises VersionConflictError for another version than a given one of `list` or `stat`. Not verified, because a
+        store keeps the checksum of whole objects only: the caller must have one of these bytes.
         """
         ...
 

@@ -90,15 +90,17 @@ class GcsStorage(BucketStorage):
         blob = self._lookup(name)
         return self._info(blob) if blob else None
 
-    def read_range(self, name: str, start: int, end: int) -> bytes:
+    def read_range(self, name: str, start: int, end: int, *, version: str = "") -> bytes:
         if end <= start:  # a Range header cannot ask for nothing
             return b""
-        blob = self._bucket.blob(self._key(name))
+        blob, only = self._bucket.blob(self._key(name)), {"if_generation_match": int(version)} if version else {}
         try:
             with _readable_errors("reading", self.uri(name)):
-                data = blob.download_as_bytes(start=start, end=end - 1, checksum=None, **self._patience)
+                data = blob.download_as_bytes(start=start, end=end - 1, checksum=None, **only, **self._patience)
         except api.NotFound as error:
             raise no_such_object(self.uri(name)) from error
+        except api.PreconditionFailed as error:
+            raise VersionConflictError(self.uri(name)) from error
         except api.RequestRangeNotSatisfiable:  # the object ends before
             return b""
         return bytes(data)

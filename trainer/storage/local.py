@@ -82,8 +82,10 @@ class LocalStorage:
             with open_regular(path) as file:
                 return file.read()
 
-    def read_range(self, name: str, start: int, end: int) -> bytes:
+    def read_range(self, name: str, start: int, end: int, *, version: str = "") -> bytes:
         path = self._inside(name, follow=True)
+        if version and ((info := self.stat(name)) is None or info.version != version):
+            raise VersionConflictError(self.uri(name))
         with os_errors(f"reading {path}"), open_regular(path) as file:
             file.seek(start)
             return file.read(end - start)

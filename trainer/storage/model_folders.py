@@ -19,6 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
@@ -43,7 +44,28 @@ def bucket_address(name: str) -> str:
     return address.rstrip("/") if in_bucket(address) else ""
 
 
-def local_folder(name: str, revision: str = "", *, weights: bool = True) -> Path | None:
+@dataclass(frozen=True)
+class BucketFolder:
+    """A model's files in a bucket, to be read in place in the versions that they had when they were listed."""
+
+    store: Storage
+    files: dict[str, ObjectInfo]
+
+
+def folder_in_bucket(name: str, revision: str = "") -> BucketFolder | None:
+    """The files of a model in a bucket, without copying any; None for other places. Raises as `local_folder` does."""
+    address = bucket_address(name)
+    if not address:
+        return None
+    store = open_storage(address)
+    files = _files(store)
+    _require_revision(address, files, revision)
+    if any(info.name == MARKER for info in files):
+        require_described(store, files)
+    return BucketFolder(store, {info.name: info for info in files})
+
+
+def local_folder(name: str, revision: str = "", *, weights: bool = True, also: str = "") -> Path | None:
     """The folder of a model or tokenizer on this machine; None for what is no folder, such as a hub id.
 
     Raises ConfigError for a bucket's folder without a model, or not of this `revision`; DataError for a file that is no
@@ -51,9 +73,10 @@ def local_folder(name: str, revision: str = "", *, weights: bool = True) -> Path
 
     Args:
         weights: also those, with an export's checksums; otherwise configuration and tokenizer only.
+        also: a small file of safetensors beside the model's weights, if it is there.
     """
     if address := bucket_address(name):
-        return _staged(address, revision, weights=weights)
+        return _staged(address, revision, _Wanted(weights, also))
     folder = Path(name).expanduser()
     if not folder.is_dir():
         return None
@@ -79,12 +102,23 @@ def _require_revision(address: str, files: Sequence[ObjectInfo], expected: str) 
     return found
 
 
-def _staged(address: str, revision: str, *, weights: bool) -> Path:
+@dataclass(frozen=True)
+class _Wanted:
+    """Files of a folder: all, or those of which none but `also` ends as weights do."""
+
+    weights: bool
+    also: str = ""
+
+    def __contains__(self, info: ObjectInfo) -> bool:
+        return self.weights or not info.name.endswith(WEIGHTS) or info.name == self.also
+
+
+def _staged(address: str, revision: str, wanted: _Wanted) -> Path:
     place = hashlib.sha256(address.encode()).hexdigest()[:REVISION_DIGITS]
     root = cache_folder() / CACHE_FOLDER
     listing = root / f"{place}-{revision}" / f"{TEMPORARY_PREFIX}files"
     with contextlib.suppress(FileNotFoundError):  # a known revision is not looked up again
-        if revision and _use(listing.parent) and not _lacking(listing.parent, _listed(listing), weights=weights):
+        if revision and _use(listing.parent) and not _lacking(listing.parent, _listed(listing), wanted):
             return listing.parent
     store = open_storage(address)
     files = _files(store)
@@ -94,9 +128,9 @@ def _staged(address: str, revision: str, *, weights: bool) -> Path:
         _use(folder)
         os.utime(folder)  # the time of last use
         with _locked(root / f"{folder.name}.stage"):
-            if _lacking(folder, files, weights=weights):
+            if _lacking(folder, files, wanted):
                 _delete_unused(root)
-                _download(store, files, folder, weights=weights)
+                _download(store, files, folder, wanted)
     return folder
 
 
@@ -117,15 +151,14 @@ def _revision(files: Sequence[ObjectInfo]) -> str:
     return hashlib.sha256(named.encode()).hexdigest()[:REVISION_DIGITS]
 
 
-def _lacking(folder: Path, files: Sequence[ObjectInfo], *, weights: bool) -> list[ObjectInfo]:
+def _lacking(folder: Path, files: Sequence[ObjectInfo], wanted: _Wanted) -> list[ObjectInfo]:
     """Files that are not in the folder yet. Only whole ones get their names."""
-    wanted = [info for info in files if weights or not info.name.endswith(WEIGHTS)]
-    return [info for info in wanted if not (folder / info.name).is_file()]
+    return [info for info in files if info in wanted and not (folder / info.name).is_file()]
 
 
-def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, *, weights: bool) -> None:
+def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, wanted: _Wanted) -> None:
     """Configuration first, so that what cannot be read costs no download of weights."""
-    if weights and any(info.name == MARKER for info in files):
+    if wanted.weights and any(info.name == MARKER for info in files):
         require_described(store, list(files))
 
     def fetch(info: ObjectInfo) -> None:
@@ -137,7 +170,7 @@ def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, *, weig
         finally:
             Path(temporary).unlink(missing_ok=True)
 
-    for _ in in_parallel(fetch, _lacking(folder, files, weights=weights)):
+    for _ in in_parallel(fetch, _lacking(folder, files, wanted)):
         pass
     if _revision(_files(store)) != _revision(files):
         shutil.rmtree(folder)

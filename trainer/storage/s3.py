@@ -87,14 +87,15 @@ class S3Storage(BucketStorage):
             return None
         return ObjectInfo(name, int(found["ContentLength"]), str(found["ETag"]), _checksum(found))
 
-    def read_range(self, name: str, start: int, end: int) -> bytes:
+    def read_range(self, name: str, start: int, end: int, *, version: str = "") -> bytes:
         if end <= start:  # a Range header cannot ask for nothing
             return b""
+        asked = {**self._at(name), "Range": f"bytes={start}-{end - 1}", **({"IfMatch": version} if version else {})}
         breaks = 0
         try:
             with _readable_errors("reading", self.uri(name)):
                 while True:
-                    answer = self._client.get_object(**self._at(name), Range=f"bytes={start}-{end - 1}")
+                    answer = self._client.get_object(**asked)
                     try:
                         return bytes(answer["Body"].read())
                     except UNANSWERED:
@@ -103,6 +104,8 @@ class S3Storage(BucketStorage):
                             raise
         except _MissingError as error:
             raise no_such_object(self.uri(name)) from error
+        except _ConditionError as error:
+            raise VersionConflictError(self.uri(name)) from error
         except _EndedError:
             return b""
 

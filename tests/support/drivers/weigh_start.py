@@ -23,7 +23,7 @@ from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import run_worker, start_worker
-from vlmpipe.trainer.models.hf_native import weights
+from vlmpipe.trainer.models.hf_native import weight_files
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.setup import build_model, build_strategy, open_data
 
@@ -85,7 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--configs", nargs="+", required=True)
     worker = start_worker()
-    weights.safe_open = CountingFile
+    weight_files.safe_open = CountingFile
     found = {}
     for config in parser.parse_args().configs:
         job = JobConfig.load(config)

@@ -25,6 +25,7 @@ from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.models.arr_coc.module import RelevanceModule, save_relevance
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import stored_names, write_adapter
+from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing
 from vlmpipe.trainer.models.layers.freeze import frozen_weights
 from vlmpipe.trainer.models.layers.lora import Adapter, adapters_of, without_adapters
 from vlmpipe.trainer.models.layers.nf4 import QuantizedWeights, quantized_names
@@ -38,6 +39,7 @@ from vlmpipe.trainer.weights_digest import model_sha256, tensors_sha256, weights
 OPENED = "opened"  # of an export's settings, as they were uploaded
 
 
+@read_in_passing()
 def export_checkpoint(
     job: JobConfig,
     source: Storage,
@@ -49,7 +51,8 @@ def export_checkpoint(
     """Write `<run>/export/` from a checkpoint in `source`, unless that export exists undamaged.
 
     A whole model, or an adapter in PEFT's format (`model.lora.export`). Exports the average of the weights if
-    `train.ema_decay` is set and the checkpoint has one. Memory holds one tensor, before that the frozen tower, or the
+    `train.ema_decay` is set and the checkpoint has one. Frozen weights are read where they lie, twice: the first time
+    their digest is compared with the checkpoint's. Memory holds one tensor, before that the frozen tower, or the
     adapter; the local disk one file. Returns the export's description, which is written last and makes the export
     exist, after the export was opened as another program would open it. Raises ConfigError when the checkpoint belongs
     to another model, before touching an earlier export, DamagedError when a weight is not what was saved, and UserError

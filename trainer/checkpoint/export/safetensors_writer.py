@@ -10,19 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vlmpipe.trainer.checkpoint.export.published_form import StoredTensors, published_form, stored_tensors
 from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.models.hf_native.safetensors_ranges import DTYPES
 from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
 from vlmpipe.trainer.weights_digest import WeightsDigest, raw_bytes
-
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

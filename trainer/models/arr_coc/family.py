@@ -138,7 +138,8 @@ def relevance_of(config: ModelConfig, tokenizer: Any) -> RelevanceModule:
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         module = RelevanceModule(config.relevance, width, marks_of(tokenizer)).float()
-    folder = local_folder(config.tower.weights, config.tower.revision, weights=True) if config.tower.weights else None
+    part = config.tower
+    folder = local_folder(part.weights, part.revision, weights=False, also=FILE) if part.weights else None
     if folder and (folder / FILE).is_file():
         stored = load_relevance(folder / FILE).state_dict()
         shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}

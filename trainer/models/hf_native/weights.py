@@ -6,11 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -18,7 +16,7 @@ from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, part_config
-from vlmpipe.trainer.models.published import model_file
+from vlmpipe.trainer.models.hf_native.weight_files import WeightFiles, weight_files
 
 HEAD = "lm_head.weight"
 ROWS_AT_ONCE = 1024  # of an embedding
@@ -40,8 +38,9 @@ class PretrainedModel:
 class StoredWeights:
     """Pretrained weights in fp32, with at least `num_tokens` rows of embedding and head.
 
-    Read from safetensors files that hold a known name; a model in another form is loaded whole and held in memory for
-    as long as this object lives. No weight is drawn: what is missing is a ConfigError.
+    Read from safetensors files that hold a known name (`vlmpipe.trainer.models.hf_native.weight_files`); a model in
+    another form is loaded whole and held in memory for as long as this object lives. No weight is drawn: what is
+    missing is a ConfigError.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class StoredWeights:
         if not known:
             tensor: Tensor = self._whole[name]
             return _with_rows(tensor, tuple(tensor.shape), self._num_tokens) if has_rows else tensor
-        with safe_open(self._path(known), framework="pt") as file:
+        with self._opened(known) as file:
             if has_rows:
                 stored = file.get_slice(known)
                 return _with_rows(stored, stored.get_shape(), self._num_tokens)
@@ -84,7 +83,7 @@ class StoredWeights:
             )
         wrong = []
         for name, known in stored.items():
-            with safe_open(self._path(known), framework="pt") as file:
+            with self._opened(known) as file:
                 found = torch.Size(file.get_slice(known).get_shape())
             if self._has_rows(name):
                 found = torch.Size((max(found[0], self._num_tokens), *found[1:]))
@@ -126,32 +125,29 @@ class StoredWeights:
     @cached_property
     def _files(self) -> dict[str, str]:
         """Tensor -> name of its safetensors file; empty where the weights are stored in another form."""
-        if single := model_file(self._part, SAFE_WEIGHTS_NAME):
-            with safe_open(single, framework="pt") as file:
+        if self._source.has(SAFE_WEIGHTS_NAME):
+            with self._source.opened(SAFE_WEIGHTS_NAME) as file:
                 return dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
-        if index := model_file(self._part, SAFE_WEIGHTS_INDEX_NAME):
+        if index := self._source.index():
             return dict(json.loads(index.read_text())["weight_map"])
         return {}
 
-    def _path(self, stored_name: str) -> Path:
-        file = self._files[stored_name]
-        if file not in self._paths:
-            path = model_file(self._part, file)
-            if path is None:
-                raise ConfigError(
-                    f"{self._part.weights} has no {file}, which its {SAFE_WEIGHTS_INDEX_NAME} names",
-                    fix="download the model again",
-                )
-            self._paths[file] = path
-        return self._paths[file]
-
     @cached_property
-    def _paths(self) -> dict[str, Path]:
-        return {}
+    def _source(self) -> WeightFiles:
+        return weight_files(self._part)
+
+    def _opened(self, stored_name: str) -> Any:
+        file = self._files[stored_name]
+        if not self._source.has(file):
+            raise ConfigError(
+                f"{self._part.weights} has no {file}, which its {SAFE_WEIGHTS_INDEX_NAME} names",
+                fix="download the model again",
+            )
+        return self._source.opened(file)
 
     def _pickles(self) -> str:
         """Says that there are weights that are not read."""
-        found = [name for name in PICKLES if model_file(self._part, name)]
+        found = [name for name in PICKLES if self._source.has(name)]
         return f"; {found[0]} is a pickle, which may run code when it is read, and is not read" if found else ""
 
 

@@ -159,8 +159,8 @@ class StepNeeds:
             why = f"the result of {trainer.name} as a whole"
             return Need(disk, base.memory_bytes + whole * FP32_BYTES, base.work_s + 2 * disk / rate, why)
         size = export_size(self.shape, self.config.model)
-        work_s = base.work_s + (size.read_bytes + size.written_bytes) / rate
-        return Need(size.disk_bytes, size.memory_bytes, work_s, "published frozen weights, and one exported file")
+        work_s = base.work_s + (size.read_bytes + size.base_bytes + size.written_bytes) / rate
+        return Need(size.disk_bytes, size.memory_bytes, work_s, "one exported file")
 
     def _registration(self, base: Need, facts: StepFacts) -> Need:
         if self.config.register_.hub is None or base.work_s is None:

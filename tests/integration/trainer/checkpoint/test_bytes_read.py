@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForImageTextToText
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.short_form import chosen
+from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import make_run, run_ranks, train_runs
 from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.file_sums import files_below
+from vlmpipe.trainer.storage.model_folders import WEIGHTS
 
 NODES = 2  # of one process
 LANGUAGE = "model.language_model.config"
@@ -85,25 +92,69 @@ def weights_bytes(job: JobConfig) -> int:
     return sum(weight.nbytes for weight in trained_weights(job).values())
 
 
+def sizes_at_uploads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Gets the bytes that lie in the folder at each upload from now on."""
+    on_disk: list[int] = []
+    kind = type(open_storage("gs://bucket"))
+    upload = kind.upload
+
+    def measured(*arguments: Any, **options: Any) -> None:
+        on_disk.append(sum(path.stat().st_size for path in files_below(folder).values()))
+        upload(*arguments, **options)
+
+    monkeypatch.setattr(kind, "upload", measured)
+    return on_disk
+
+
 @pytest.mark.parametrize("name", TRIED)
 def test_an_export_reads_the_trained_weights_alone(
     name: str, runs: dict[str, JobConfig], bucket: FakeGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = uploaded(runs[name])
-    on_disk: list[int] = []
-    upload = type(open_storage(job.run.run_uri)).upload
-
-    def measured(*arguments: Any, **options: Any) -> None:
-        on_disk.append(sum(path.stat().st_size for path in files_below(tmp_path).values()))
-        upload(*arguments, **options)
-
-    monkeypatch.setattr(type(open_storage(job.run.run_uri)), "upload", measured)
+    on_disk = sizes_at_uploads(tmp_path, monkeypatch)
     described = sync_run(job)
     read, weights = read_of(bucket), weights_bytes(runs[name])
     assert weights < read <= MOST_READ * weights
     assert max(on_disk) <= max(file["bytes"] for file in described["files"].values()) + 100_000
     assert described["averaged"] == ("averaged" in name)
     assert described["weights_sha256"] == sync_run(runs[name])["weights_sha256"]
+
+
+def test_a_base_in_a_bucket_is_merged_without_a_copy_of_its_files(
+    runs: dict[str, JobConfig],
+    bucket: FakeGcs,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And gives the weights that an export gives from files on its disk."""
+    sync_run(runs["fsdp"])
+    whole, published = Path(runs["fsdp"].run.run_uri, "export"), tmp_path_factory.mktemp("published")
+    model = AutoModelForImageTextToText.from_pretrained(whole, dtype=torch.bfloat16)
+    model.save_pretrained(published, max_shard_size="200KB")
+    store = open_storage("gs://bucket/base")
+    for name, path in (files_below(whole) | files_below(published)).items():
+        if name not in (MARKER, SAFE_WEIGHTS_NAME):
+            store.upload(path, name)
+    base_bytes = sum(path.stat().st_size for name, path in files_below(published).items() if name.endswith(WEIGHTS))
+    base = {"pretrained": {"weights": store.root_uri}, "tokenizer": store.root_uri, "image_size": 32}
+    changes = {name: value for name, value in ONCE.items() if name not in WIDE}
+    root = tmp_path_factory.mktemp("on-base")
+    trained = make_run(root, "adapters", changes | {"model": base | {"lora": {"rank": 4}}}, features="off")
+    train_runs([trained], processes=1)
+    shutil.rmtree(tmp_path / "cache")  # the training's
+    bucket.downloads.clear()
+    on_disk = sizes_at_uploads(tmp_path, monkeypatch)
+    described = sync_run(uploaded(trained))
+    read = sum(size for name, size in bucket.downloads if name.startswith("base/") and name.endswith(WEIGHTS))
+    assert 1.9 * base_bytes < read < 2.1 * base_bytes, "for the digest, and to merge"
+    assert max(on_disk) <= max(file["bytes"] for file in described["files"].values()) + 100_000
+    assert not [name for name in files_below(tmp_path / "cache") if name.endswith(WEIGHTS)]
+    checkpoint, _ = newest_good(open_storage(trained.run.run_uri))
+    assert checkpoint
+    from_disk = export_checkpoint.__wrapped__(trained, open_storage(trained.run.run_uri), checkpoint, [])  # type: ignore[attr-defined]
+    assert [name for name in files_below(tmp_path / "cache") if name.endswith(WEIGHTS)]
+    assert described["weights_sha256"] == from_disk["weights_sha256"]
 
 
 def test_a_resume_reads_what_each_node_needs_and_leaves_nothing(

@@ -364,3 +364,12 @@ def test_a_range_of_a_missing_or_an_empty_object(store: Storage) -> None:
     assert store.read_range("empty", 0, 5) == b""
     with pytest.raises(UserError, match=r"missing|no such"):
         store.read_range("absent", 0, 5)
+
+
+def test_a_range_of_another_version_is_refused(store: Storage) -> None:
+    store.write("shard", b"0123456789")
+    (listed,) = store.list("shard")
+    assert store.read_range("shard", 2, 4, version=listed.version) == b"23"
+    store.write("shard", b"01234567890")
+    with pytest.raises(VersionConflictError):
+        store.read_range("shard", 2, 4, version=listed.version)

@@ -69,6 +69,13 @@ def test_configurations_are_read_without_weights(server: FakeGcs) -> None:
     assert len(server.ranges) == len(FILES)
 
 
+def test_a_small_file_is_read_without_the_weights_beside_it(server: FakeGcs) -> None:
+    open_storage(ADDRESS).write("relevance.safetensors", b"small")
+    found = contents(local_folder(ADDRESS, weights=False, also="relevance.safetensors"))
+    assert found["relevance.safetensors"] == b"small" and not any("of-00002" in name for name in found)
+    assert contents(local_folder(ADDRESS)) == FILES | {"relevance.safetensors": b"small"}
+
+
 def test_a_damaged_download_is_refused_and_tried_again_by_the_next_start(server: FakeGcs) -> None:
     server.faults.append(Fault("corrupt", path="/download/.*00002-of", times=3))
     with pytest.raises(UserError, match=r"00002\.safetensors arrived corrupted") as caught:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tests.support.drivers.weigh_start import CountingFile
 from tests.support.trainer.measure_memory import Scales
 from vlmpipe.trainer.config.model import WeightsConfig
-from vlmpipe.trainer.models.hf_native import weights
+from vlmpipe.trainer.models.hf_native import weight_files
 from vlmpipe.trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
 
 EMBEDDING = "embed.weight"
@@ -25,7 +25,7 @@ def test_an_embedding_gets_rows_without_a_second_copy(
     weight = torch.randn(40_000, 16, generator=torch.Generator().manual_seed(0)).to(stored_type)
     save_file({EMBEDDING: weight}, tmp_path / "model.safetensors")
     stored = StoredWeights(WeightsConfig(weights=str(tmp_path)), PretrainedModel(None, embedding=EMBEDDING), 40_003)
-    monkeypatch.setattr(weights, "safe_open", CountingFile)
+    monkeypatch.setattr(weight_files, "safe_open", CountingFile)
     with Scales() as scales:
         found = stored.read(EMBEDDING)
     assert scales.peak_bytes < 1.2 * found.nbytes

@@ -71,7 +71,7 @@ def test_a_checkpoint_fetched_whole_is_red_on_a_default_disk(
     assert not errors(config, seventy_b, disks={})
 
     def whole(shape: ModelShape, _model: object) -> ExportSize:
-        return ExportSize(0, 0, checkpoint_bytes(shape.trainable_parameters, config.train, 1), 0)
+        return ExportSize(0, 0, 0, checkpoint_bytes(shape.trainable_parameters, config.train, 1), 0)
 
     monkeypatch.setattr(needs, "export_size", whole)
     (error,) = errors(config, seventy_b, disks={})
@@ -80,15 +80,27 @@ def test_a_checkpoint_fetched_whole_is_red_on_a_default_disk(
     assert not errors(config, seventy_b), "planned with a disk that is large enough"
 
 
-def test_a_base_that_is_larger_than_a_default_disk_gets_one_of_its_own(seventy_b: ModelShape) -> None:
+def test_adapters_are_merged_into_a_base_that_is_read_where_it_lies(seventy_b: ModelShape) -> None:
     frozen = dataclasses.replace(seventy_b, frozen=frozenset(seventy_b.parameters) - {"projector"})
     config = load_run_file(SEVENTY_B)
-    chosen = step_disks(config, shape=frozen, samples=None)
-    assert chosen == {"sync-checkpoint": 200}
-    (error,) = errors(config, frozen, disks={})
+    assert step_disks(config, shape=frozen, samples=None) == {}
+    work_s = {
+        name: needs.StepNeeds(config, shape, None, {}).of("sync-checkpoint").work_s
+        for name, shape in (("frozen", frozen), ("trained", seventy_b))
+    }
+    assert work_s["frozen"] and work_s["trained"]
+    assert work_s["frozen"] > 0.99 * work_s["trained"], "4 bytes of a parameter either way"
+
+
+def test_a_step_that_holds_a_whole_model_gets_a_disk_of_its_own(seventy_b: ModelShape) -> None:
+    hub = ["register.hub.repo_id=example/model"]
+    config = load_run_file(SEVENTY_B, hub)
+    chosen = step_disks(config, shape=seventy_b, samples=None)
+    assert chosen == {"register-model": 400}
+    (error,) = errors(config, seventy_b, disks={})
     field, _, size = error.rpartition("; set ")[2].partition("=")
-    assert not errors(load_run_file(SEVENTY_B, [f"{field}={size}"]), frozen), "the remedy that is printed"
-    assert errors(load_run_file(SEVENTY_B, [f"{field}=100"]), frozen) == [error], "what the run file says is taken"
+    assert not errors(load_run_file(SEVENTY_B, [*hub, f"{field}={size}"]), seventy_b), "the remedy that is printed"
+    assert errors(load_run_file(SEVENTY_B, [*hub, f"{field}=100"]), seventy_b) == [error], "the run file is heeded"
 
 
 def test_the_disk_of_a_job_is_planned_too(seventy_b: ModelShape) -> None:
