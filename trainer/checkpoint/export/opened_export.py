@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, GenerationConfig
+from transformers.initialization import no_init_weights
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from vlmpipe.trainer.checkpoint.export.published_form import published_form, stored_tensors
@@ -22,6 +23,7 @@ from vlmpipe.trainer.checkpoint.export.safetensors_writer import DTYPES
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.hf.processor import kind_of
 from vlmpipe.trainer.models.hf_native.peft_folder import WEIGHTS, stored_names
+from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.lora import ADAPTER
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.export_manifest import FOLDER
@@ -149,7 +151,8 @@ def _load_model(folder: Path, _: nn.Module, tensors: Mapping[str, Tensor]) -> tu
 def _load_adapter(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
     import peft
 
-    base: Any = AutoModelForImageTextToText.from_config(model.config, trust_remote_code=False)
+    with parameters_on_meta(), no_init_weights():  # else the whole base is made in fp32, and drawn
+        base: Any = AutoModelForImageTextToText.from_config(model.config, trust_remote_code=False)
     on_base = peft.get_peft_model(base, peft.PeftConfig.from_pretrained(str(folder)), low_cpu_mem_usage=True)
     result = peft.set_peft_model_state_dict(on_base, dict(tensors), low_cpu_mem_usage=True)
     missing = [name for name in result.missing_keys if any(part in name for part in PARTS) and ADAPTER in name]

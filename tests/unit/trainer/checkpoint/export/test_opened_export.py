@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -142,9 +143,23 @@ def test_an_index_that_points_elsewhere_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llava", "gemma3", "qwen2_5_vl"])
-def test_an_adapter_opens_on_its_base(model_type: str, tmp_path: Path) -> None:
-    """Gemma 3's projector is a parameter and a module beside it: PEFT saves them as one."""
+def test_an_adapter_opens_on_its_base_without_weights_in_memory(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3's projector is a parameter and a module beside it: PEFT saves them as one.
+
+    The base has no memory: of 32 billion parameters it would be twice the step's machine.
+    """
+    given: list[nn.Module] = []
+    get_peft_model = peft.get_peft_model
+
+    def get(base: nn.Module, *arguments: Any, **named: Any) -> Any:
+        given.append(base)
+        return get_peft_model(base, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(peft, "get_peft_model", get)
     open_it(*adapter(model_type, tmp_path), is_adapter=True)
+    assert [parameter.device.type for parameter in given[0].parameters() if not parameter.is_meta] == []
 
 
 def test_an_adapter_that_peft_would_not_find_whole_ends_the_step(tmp_path: Path) -> None:
