@@ -30,7 +30,13 @@ class BoughtMachine(Section):
     compute_capability: float = Field(0.0, description="Compute capability of the GPU.")
     boot_disk_size_gb: int = Field(0, description="Size of the boot disk, in GB of 10^9 bytes.")
     reducers: int = Field(0, ge=0, description="Replicas of the job's Reduction Server.")
-    reads: tuple[str, ...] = Field((), description="Buckets beside the run's that jobs of its account read.")
+    reads: tuple[str, ...] = Field(
+        (), description="Addresses in buckets beside the run's that jobs of its account read."
+    )
+    any_program: bool = Field(
+        False,
+        description="Whether the job's program may compute by another library than torch, beside a torch for CPUs.",
+    )
     check: Literal["fail", "warn"] = Field("fail", description="Whether what is missing ends the job.")
 
     def named(self) -> str:

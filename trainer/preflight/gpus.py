@@ -8,6 +8,7 @@ given up (`look`).
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
 import json
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
     import torch
 
 COMMAND = (sys.executable, "-m", "vlmpipe.trainer.preflight.gpus")
-LOOK_TIMEOUT_S = 120.0  # torch's CUDA libraries are read from a cold disk, and drivers start GPUs one after another
+# torch's CUDA libraries, gigabytes, are read from a cold disk, and a driver starts eight GPUs one after another. A
+# machine without GPUs answers at once, so a long limit costs something only where the driver hangs.
+LOOK_TIMEOUT_S = 300.0
+KILL_S = 5.0  # a process that waits for a driver in the kernel outlives SIGKILL, and is left behind
+ANY_PROGRAM = "--any-program"
 DEVICE_FILES = "/dev/nvidia[0-9]*"
 # A product of small whole numbers is exact in every precision that a GPU may choose for fp32 (TF32 has 11 bits).
 CHECK_SIZE = 1024
@@ -198,7 +203,7 @@ def _tflops(cuda: Cuda, index: int, capability: tuple[int, int]) -> float:
 
 
 def without_torch() -> FoundGpus:
-    """In an image without torch, such as that of a TensorFlow program: what NVIDIA's library lists, uncomputed.
+    """Where torch does not compute, as in the image of a TensorFlow program: what NVIDIA's library lists, uncomputed.
 
     Where that is not here either, device files are counted, and nothing else is known of the GPUs.
     """
@@ -209,38 +214,53 @@ def without_torch() -> FoundGpus:
     return FoundGpus("", "", "", (), driver_version(), reason, tuple(FoundGpu(*gpu) for gpu in listed))
 
 
-def look(*, rates: bool = False, command: Sequence[str] = COMMAND, timeout_s: float = LOOK_TIMEOUT_S) -> FoundGpus:
+def look(
+    *,
+    rates: bool = False,
+    any_program: bool = False,
+    command: Sequence[str] = COMMAND,
+    timeout_s: float = LOOK_TIMEOUT_S,
+) -> FoundGpus:
     """What `main` finds in a process of its own.
+
+    any_program: of an image whose program may compute by another library than torch.
 
     Raises UserError (78) where it does not answer in time, or dies: a driver or a GPU that hangs does that.
     """
-    words = [*command, "--rates"] if rates else list(command)
+    words = [*command, *(["--rates"] if rates else []), *([ANY_PROGRAM] if any_program else [])]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, check=False)
+        answer, said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # not subprocess.run, which waits without a limit
+            process.wait(KILL_S)
         raise UserError(
             f"the GPUs did not answer within {timeout_s:g} s",
             expected="a matrix product on each",
             fix="start the job again, on another machine: a GPU or its driver hangs here",
             code=ExitCode.MACHINE,
         ) from error
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["nothing printed"])[-1]
+    if process.returncode:
+        print(said, file=sys.stderr, flush=True)
+        last = (said.strip().splitlines() or ["nothing printed"])[-1]
         raise UserError(
-            f"looking at the GPUs ended with code {ended.returncode}: {last[:300]}",
+            f"looking at the GPUs ended with code {process.returncode}: {last[:300]}",
             expected="a matrix product on each GPU",
             fix="the lines above are its own; if they name the driver or a GPU, start the job on another machine",
             code=ExitCode.MACHINE,
         )
-    return FoundGpus.parse(ended.stdout.strip().splitlines()[-1])
+    return FoundGpus.parse(answer.strip().splitlines()[-1])
 
 
 def main(arguments: Sequence[str], cuda: Cuda | None = None) -> int:
     """Print what is found, as the last line of stdout."""
-    if cuda is None and importlib.util.find_spec("torch") is None:
+    if cuda is None and importlib.util.find_spec("torch"):
+        cuda = TorchCuda()
+    if cuda is None or (ANY_PROGRAM in arguments and not cuda.versions()[1]):
         found = without_torch()
     else:
-        found = examine(cuda or TorchCuda(), rates="--rates" in arguments, driver=driver_version())
+        found = examine(cuda, rates="--rates" in arguments, driver=driver_version())
     print(json.dumps(asdict(found)), flush=True)
     return 0
 

@@ -96,7 +96,7 @@ def require_machine(
 @functools.cache
 def _looked_at(bought: BoughtMachine, *, own_disk: bool) -> MachineReport:
     """Once a process: a sweep's launcher starts several trainings."""
-    gpus, disk_bytes = look(), shutil.disk_usage(tempfile.gettempdir()).total
+    gpus, disk_bytes = look(any_program=bought.any_program), shutil.disk_usage(tempfile.gettempdir()).total
     found = [*missing(bought, gpus, disk_bytes, own_disk=own_disk)]
     if bought.reducers and gpus.cuda:  # an image without torch has an NCCL of its own
         found += _ignored_plugin()

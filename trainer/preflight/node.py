@@ -20,6 +20,7 @@ from typing import Any
 from vlmpipe.trainer.checkpoint.staging import sweep_staging
 from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
 from vlmpipe.trainer.errors import ExitCode, UserError, print_warning
+from vlmpipe.trainer.preflight.bought import BoughtMachine
 from vlmpipe.trainer.preflight.devices import visible_gpus
 from vlmpipe.trainer.preflight.machine import MachineReport
 from vlmpipe.trainer.storage import open_storage
@@ -84,7 +85,7 @@ def check_node(run_uri: str, node: int, machine: MachineReport | None = None) ->
         store = open_storage(run_uri)
         _check_output(store, report)
         if machine:
-            _check_reads(machine.bought.reads)
+            _check_reads(machine.bought, report)
         if not isinstance(store, LocalStorage):
             _check_clock(report)
     return report
@@ -141,13 +142,23 @@ def _check_output(store: Storage, report: NodeReport) -> None:
         )
 
 
-def _check_reads(buckets: tuple[str, ...]) -> None:
-    """Raise UserError (77) for a bucket that this job's account, or a later job's, which has the same, may not read.
+def _check_reads(bought: BoughtMachine, report: NodeReport) -> None:
+    """Raise UserError (77) for an address that this job's account, or a later job's, which has the same, may not read.
 
-    An object that is not there is not found by who may read the bucket, and forbidden to others.
+    Asked is the object itself, because a grant may be of one folder only; what is not there is not found by who may
+    list its bucket. A warning with cluster.machine_check warn, as what the machine lacks.
     """
-    for bucket in buckets:
-        open_storage(f"gs://{bucket}").stat(NO_OBJECT)
+    for address in bought.reads:
+        bucket, _, name = address.removeprefix("gs://").partition("/")
+        try:
+            open_storage(f"gs://{bucket}").stat(name.rstrip("/") or NO_OBJECT)
+        except UserError as error:
+            if error.code != ExitCode.NO_PERMISSION:
+                raise
+            if bought.check == "fail":
+                fix = f"{error.fix}\ncluster.machine_check=warn starts the job all the same"
+                raise UserError(error.found, expected=error.expected, fix=fix, code=error.code) from error
+            report.warnings.append(error.found)
 
 
 def _check_clock(report: NodeReport) -> None:

@@ -45,6 +45,7 @@ def require_reducers(
     fails: bool,
     reach: Reach = reach,
     sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return when all reducers answer. One that does not in time is a warning: its port may be closed on purpose.
 
@@ -54,10 +55,9 @@ def require_reducers(
 
     Raises UserError (78).
     """
-    waited_s, missing = 0.0, _missing(reducers, reach)
-    while missing and waited_s < timeout_s:
+    until_s, missing = now() + timeout_s, _missing(reducers, reach)
+    while missing and now() < until_s:  # looking takes time, too: CONNECT_S for each that does not answer
         sleep(RETRY_S)
-        waited_s += RETRY_S
         missing = _missing(list(missing), reach)
     unknown = [address for address, why in missing.items() if why == "unknown name"]
     if unknown and fails:

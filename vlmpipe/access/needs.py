@@ -93,12 +93,15 @@ def needs(config: RunConfig) -> list[Need]:
     ]
 
 
-def buckets_read(config: RunConfig, account: Account) -> tuple[str, ...]:
-    """Buckets that steps of the account read and do not write, in a run without its sweep's variants."""
-    found = needs(config.model_copy(update={"sweep": None}))
-    return tuple(
-        need.resource for need in found if (need.account, need.kind, need.uses) == (account, BUCKETS, ("read",))
-    )
+def addresses_read(config: RunConfig, account: Account) -> tuple[str, ...]:
+    """Addresses in buckets that steps of the account read and do not write, in a run without its sweep's variants."""
+    alone = config.model_copy(update={"sweep": None})
+    buckets = {
+        need.resource for need in needs(alone) if (need.account, need.kind, need.uses) == (account, BUCKETS, ("read",))
+    }
+    rows = {access.field for access in load_table().accesses() if (access.account, access.use) == (account, "read")}
+    read = (one for one in named(alone) if one.kind == BUCKETS and one.row in rows and one.resource in buckets)
+    return tuple(dict.fromkeys(one.value for one in read))
 
 
 def _runs(config: RunConfig) -> Iterator[RunConfig]:

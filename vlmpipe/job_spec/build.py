@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vlmpipe.access.needs import buckets_read
+from vlmpipe.access.needs import addresses_read
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import CapacityOption, ClusterConfig, ReservationAffinityConfig
@@ -336,7 +336,8 @@ def _bought_machine(config: RunConfig, job: Job) -> bought.BoughtMachine:
         accelerator_count=cluster.accelerator_count,
         boot_disk_size_gb=cluster.boot_disk_size_gb,
         reducers=reducer_count(cluster),
-        reads=buckets_read(config, "trainer"),
+        reads=addresses_read(config, "trainer"),
+        any_program=job == "train" and config.train.trainer is not None and config.train.trainer.launch != "torchrun",
         check=cluster.machine_check,
         **known,
     )

@@ -32,7 +32,7 @@ PROGRAM: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(machine, "look", lambda: examine(FakeCuda()))
+    monkeypatch.setattr(machine, "look", lambda **_: examine(FakeCuda()))
     for name in ("CLUSTER_SPEC", "TF_CONFIG", "PET_NNODES"):
         monkeypatch.delenv(name, raising=False)
     machine._looked_at.cache_clear()

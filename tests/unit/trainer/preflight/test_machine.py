@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -128,7 +129,7 @@ def test_names_of_drivers_are_those_of_the_catalogue_and_of_no_other_kind(accele
 def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FoundGpus]]:
     """What the node has, in place of a look at it."""
     answers: list[FoundGpus] = [found(FakeCuda())]
-    monkeypatch.setattr(machine, "look", lambda: answers[0])
+    monkeypatch.setattr(machine, "look", lambda **_: answers[0])
     machine._looked_at.cache_clear()
     yield answers
     machine._looked_at.cache_clear()
@@ -154,7 +155,7 @@ def test_a_run_that_only_wants_a_warning_starts(tmp_path: Path, looked: list[Fou
 
 
 def test_nothing_is_looked_at_where_nothing_is_bought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "look", lambda: pytest.fail("looked"))
+    monkeypatch.setattr(machine, "look", lambda **_: pytest.fail("looked"))
     assert require_machine({}, run_uri=str(tmp_path)) is None
 
 
@@ -188,6 +189,22 @@ def test_a_look_that_hangs_or_dies_ends_the_job(program: str, timeout_s: float, 
     with pytest.raises(UserError, match=said) as caught:
         look(command=[sys.executable, "-c", program], timeout_s=timeout_s)
     assert caught.value.code == ExitCode.MACHINE
+
+
+def test_a_look_that_hangs_in_the_kernel_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, SIGKILL does not end a process: to wait for it would pay for the machine until the job's own limit."""
+    monkeypatch.setattr(gpus_module, "KILL_S", 0.0)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: left.append(process))
+    left: list[subprocess.Popen[str]] = []
+    try:
+        with pytest.raises(UserError, match="did not answer within"):
+            look(command=[sys.executable, "-c", "import time; time.sleep(60)"], timeout_s=0.1)
+    finally:
+        monkeypatch.undo()
+        for process in left:
+            with process:
+                process.kill()
+    assert left
 
 
 def test_the_driver_is_read_from_the_kernel_where_its_library_is_not_found(
@@ -235,3 +252,15 @@ def test_a_process_without_torch_lists_the_gpus(
     monkeypatch.setattr(gpus_module.importlib.util, "find_spec", lambda name: None)
     main([])
     assert FoundGpus.parse(capsys.readouterr().out).torch == ""
+
+
+def test_a_torch_for_cpus_beside_another_library_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Programs in JAX or TensorFlow often have one, to read data."""
+    monkeypatch.setattr(gpus_module, "devices", lambda: [L4, L4])
+    main(["--any-program"], FakeCuda(cuda=""))
+    listed = FoundGpus.parse(capsys.readouterr().out)
+    assert [*missing(BOUGHT, listed, 95 * 10**9, own_disk=True)] == []
+    main(["--any-program"], FakeCuda(gpus=[L4]))
+    assert FoundGpus.parse(capsys.readouterr().out).torch, "a torch with CUDA is"

@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import pytest
 import torch
@@ -157,20 +157,37 @@ def test_a_bucket_without_permission_fails_with_its_code(gcs_run: FakeGcs) -> No
     assert caught.value.code == ExitCode.NO_PERMISSION
 
 
-def test_a_bucket_that_a_later_job_reads_is_asked_for_before_anything_is_trained() -> None:
+def test_what_a_later_job_reads_is_asked_for_before_anything_is_trained() -> None:
     with FakeGcs(buckets=["bucket", "data", "closed"]) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
-        check_node("gs://bucket/runs/1", 0, with_reads("data"))
+        check_node("gs://bucket/runs/1", 0, with_reads("gs://data"))
         server.faults.append(Fault("status", method="GET", path="b/closed/", code=403))
-        check_node("gs://bucket/runs/1", 0, with_reads("data"))
-        with pytest.raises(UserError, match=r"no permission while .*gs://closed/") as caught:
-            check_node("gs://bucket/runs/1", 0, with_reads("data", "closed"))
-    assert caught.value.code == ExitCode.NO_PERMISSION
+        check_node("gs://bucket/runs/1", 0, with_reads("gs://data/questions/"))
+        with pytest.raises(UserError, match=r"no permission while .*gs://closed/q.tsv") as caught:
+            check_node("gs://bucket/runs/1", 0, with_reads("gs://data", "gs://closed/q.tsv"))
+        assert caught.value.code == ExitCode.NO_PERMISSION and "cluster.machine_check=warn" in caught.value.fix
+        server.faults.append(Fault("status", method="GET", path="b/closed/", code=403))
+        (warning,) = check_node("gs://bucket/runs/1", 0, with_reads("gs://closed/q.tsv", check="warn")).warnings
+        assert "no permission while" in warning
 
 
-def with_reads(*buckets: str) -> MachineReport:
+def test_an_account_that_may_read_one_folder_only_is_not_refused() -> None:
+    """A grant may have a condition on an object's name; of names outside, the service forbids even to look."""
+    with FakeGcs(buckets=["bucket", "data"]) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        server.faults.append(Fault("status", method="GET", path="b/data/o/vlmpipe", code=403))
+        check_node("gs://bucket/runs/1", 0, with_reads("gs://data/team/q.tsv"))
+        assert server.faults, "nothing outside the folder was asked for"
+
+
+def with_reads(*addresses: str, check: Literal["fail", "warn"] = "fail") -> MachineReport:
     machine = BoughtMachine(
-        step="train", machine_type="g2-standard-4", accelerator_type="NVIDIA_L4", accelerator_count=1, reads=buckets
+        step="train",
+        machine_type="g2-standard-4",
+        accelerator_type="NVIDIA_L4",
+        accelerator_count=1,
+        reads=addresses,
+        check=check,
     )
     return MachineReport(machine, FoundGpus("2", "12.6", "", (), "", "", ()), disk_bytes=0)
 

@@ -27,11 +27,28 @@ def test_late_reducers_are_waited_for() -> None:
     assert len(slept) == 2 and not answers[TWO[0]], "asked again only where one was missing"
 
 
+def test_the_time_that_looking_takes_counts() -> None:
+    """Each look at a reducer that drops packets takes as long as the pause after it."""
+    clock, looks = [0.0], 0
+
+    def reach(_: str) -> str:
+        nonlocal looks
+        looks += 1
+        clock[0] += 5.0
+        return "timed out"
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    require_reducers(TWO[:1], timeout_s=100, fails=True, reach=reach, sleep=sleep, now=lambda: clock[0])
+    assert looks == 11 and clock[0] == 105.0
+
+
 def test_a_reducer_without_a_name_ends_the_job() -> None:
     with pytest.raises(UserError, match="1 of 2 reducers are not there: the name of reducer-1:2222") as caught:
         require_reducers(
             TWO,
-            timeout_s=20,
+            timeout_s=0,
             fails=True,
             reach=lambda address: "unknown name" if address == TWO[1] else "",
             sleep=lambda _: None,

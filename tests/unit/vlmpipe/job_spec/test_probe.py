@@ -71,9 +71,9 @@ def test_a_fallback_is_probed_by_its_first_option() -> None:
     assert probe_spec(machine, RUN_URI)["scheduling"]["strategy"] == "SPOT"
 
 
-def test_a_job_asks_for_the_buckets_that_jobs_of_its_account_read() -> None:
+def test_a_job_asks_for_the_addresses_that_jobs_of_its_account_read() -> None:
     read = "evaluate.benchmarks=[{name: mine, format: mmbench, uri: gs://questions/q.tsv}]"
     (machine,) = probed_machines(config_with(read, "model.language_model.weights=gs://weights/llama"))
     (pool,) = probe_spec(machine, RUN_URI)["worker_pool_specs"]
     (text,) = (one["value"] for one in pool["container_spec"]["env"] if one["name"] == VARIABLE)
-    assert set(BoughtMachine.model_validate_json(text).reads) == {"questions", "weights"}
+    assert set(BoughtMachine.model_validate_json(text).reads) == {"gs://questions/q.tsv", "gs://weights/llama"}
