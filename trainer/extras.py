@@ -4,8 +4,8 @@ from __future__ import annotations
 
 DISTRIBUTION = "vlmpipe"
 MODULES_OF_EXTRAS = {
-    "pipelines": ("cronsim", "google_cloud_pipeline_components", "jinja2", "kfp", "kubernetes", "rich", "typer"),
-    "pipelines,trainer": ("google", "psutil"),  # both bring it
+    "pipelines": ("cronsim", "google_cloud_pipeline_components", "kfp", "kubernetes", "rich", "typer"),
+    "pipelines,trainer": ("google", "jinja2", "psutil"),  # both bring it
     "trainer": (
         "PIL", "deepspeed", "numpy", "peft", "pyarrow", "pynvml", "safetensors", "tensorboard", "tokenizers", "torch",
         "transformers",
