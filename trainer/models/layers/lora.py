@@ -57,18 +57,37 @@ def freeze_and_adapt(
 def add_adapters(model: nn.Module, config: LoraConfig, *, unused: Iterable[nn.Module] = ()) -> None:
     """Add adapters to the layers that `config` names, drawing A from torch's generator, and freeze the rest.
 
-    Raises ConfigError for a target that is no linear layer of `config.parts`.
+    Raises ConfigError for a target that is no linear layer of `config.parts`, and where PEFT adapts other layers.
     """
     import peft
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    targets = _targets(model, config, unused)
     with torch.device("meta"):  # peft moves drawn weights to the layer's device, which fails for fake tensors
-        peft.inject_adapter_in_model(
-            peft_settings(config, _targets(model, config, unused)), model, adapter_name=ADAPTER
-        )
+        peft.inject_adapter_in_model(peft_settings(config, targets), model, adapter_name=ADAPTER)
+    _require_adapted(model, targets)
     for parameter in trained:
         parameter.requires_grad_(True)  # peft freezes all but adapters
     draw_adapters(model, next(model.parameters()).device)
+
+
+def _require_adapted(model: nn.Module, targets: list[str]) -> None:
+    """Raise ConfigError where PEFT has not adapted exactly these layers.
+
+    For some types it takes layers for experts, by their names, and adapts the experts' parameters instead, which no
+    export would merge.
+    """
+    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    wanted = set(targets)
+    if adapted == wanted:
+        return
+    names = [min(some) for some in (adapted - wanted, wanted - adapted) if some]
+    raise ConfigError(
+        f"PEFT adapts other layers of a {model.config.model_type} model than model.lora names: {' and '.join(names)} "
+        "differ",
+        expected="adapters of the linear layers that model.lora names, and of no experts",
+        fix="set model.lora.targets to the layers of the attention, such as [q_proj, k_proj, v_proj, o_proj]",
+    )
 
 
 def peft_settings(config: LoraConfig, names: list[str]) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import nn
 from transformers import GPT2Config, LlavaConfig, PreTrainedTokenizerFast
 
+from tests.support.hf.publish import model_section, publish
+from tests.support.hf.publish import tokenizer_of as published_tokenizer
 from tests.support.trainer.flop_cases import CASES, model_config
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
@@ -61,6 +65,21 @@ def test_adapters_start_without_effect_and_the_same_in_every_process(tokenizer: 
     inputs = {"input_ids": torch.arange(20)[None]}
     with torch.no_grad():
         assert torch.equal(first.eval()(**inputs).logits, plain.eval()(**inputs).logits)
+
+
+def test_adapters_that_peft_would_put_on_experts_are_refused(tmp_path: Path) -> None:
+    """By the names of dense layers. No export merges what is trained there: it would be lost."""
+    base = publish("glm4v_moe", tmp_path)
+
+    def build(**lora: Any) -> nn.Module:
+        config = ModelConfig.model_validate(model_section(base, freeze=["tower"], lora={"rank": 2, **lora}))
+        return family_of(config).blueprint(config, published_tokenizer("glm4v_moe"))
+
+    with pytest.raises(ConfigError, match=r"glm4v_moe model than model.lora names: .*mlp\.experts") as caught:
+        build()
+    assert "model.lora.targets" in caught.value.fix
+    adapted = adapters_of(build(targets=["q_proj", "k_proj", "v_proj", "o_proj"]))
+    assert adapted and all(".self_attn." in name for name in adapted)
 
 
 @pytest.mark.parametrize("case", CASES)
