@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.preflight.gpus import LOOK_TIMEOUT_S
 
 VARIABLE = "VLMPIPE_MACHINE"
 
@@ -37,6 +38,7 @@ class BoughtMachine(Section):
         False,
         description="Whether the job's program may compute by another library than torch, beside a torch for CPUs.",
     )
+    look_timeout_s: float = Field(LOOK_TIMEOUT_S, gt=0, description="Longest time in which its GPUs answer, in s.")
     check: Literal["fail", "warn"] = Field("fail", description="Whether what is missing ends the job.")
 
     def named(self) -> str:

@@ -96,7 +96,12 @@ def require_machine(
 @functools.cache
 def _looked_at(bought: BoughtMachine, *, own_disk: bool) -> MachineReport:
     """Once a process: a sweep's launcher starts several trainings."""
-    gpus, disk_bytes = look(any_program=bought.any_program), shutil.disk_usage(tempfile.gettempdir()).total
+    disk_bytes = shutil.disk_usage(tempfile.gettempdir()).total
+    try:
+        gpus = look(any_program=bought.any_program, timeout_s=bought.look_timeout_s)
+    except UserError as error:  # recorded as what a machine lacks, and no more than a warning where that is one
+        nothing = FoundGpus("", "", "", (), "", error.found, ())
+        return MachineReport(bought, nothing, disk_bytes, (Finding(error.found, error.expected, error.fix),))
     found = [*missing(bought, gpus, disk_bytes, own_disk=own_disk)]
     if bought.reducers and gpus.cuda:  # an image without torch has an NCCL of its own
         found += _ignored_plugin()

@@ -12,6 +12,7 @@ from vlmpipe.trainer.storage.records import read_record, write_record
 
 LIMIT_S = 180  # of the job, by its scheduling
 INSIDE_S = 150.0  # of the program, which then says how far it came
+LOOK_S = 90.0  # of the launcher's look at the GPUs before: where it hangs, the job says so in time
 FOLDER = "probe"  # in the run's folder: <step>.plan.json and <step>.json
 STEP = "probe"
 

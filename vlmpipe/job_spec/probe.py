@@ -10,7 +10,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import ClusterConfig
 from vlmpipe.job_spec.build import Job, capacity_options, job_spec, jobs_of, step_of
 from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine
-from vlmpipe.trainer.preflight.probe_plan import LIMIT_S, STEP
+from vlmpipe.trainer.preflight.probe_plan import LIMIT_S, LOOK_S, STEP
 from vlmpipe.trainer.storage.base import join_uri
 
 MODULE = "vlmpipe.trainer.preflight.probe"
@@ -111,5 +111,5 @@ def _only_warned(variable: Mapping[str, str], step: str) -> dict[str, str]:
     if variable["name"] != VARIABLE:
         return dict(variable)
     bought = BoughtMachine.model_validate_json(variable["value"])
-    changed = bought.model_copy(update={"check": "warn", "step": step})
+    changed = bought.model_copy(update={"check": "warn", "step": step, "look_timeout_s": LOOK_S})
     return {**variable, "value": changed.model_dump_json(exclude_defaults=True)}

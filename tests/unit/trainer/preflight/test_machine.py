@@ -167,6 +167,24 @@ def test_reducers_whose_plugin_nccl_ignores_are_missing_too(tmp_path: Path, look
     assert caught.value.code == ExitCode.MACHINE and "nccl" in caught.value.found.lower()
 
 
+@pytest.mark.parametrize("check", ["fail", "warn"])
+def test_gpus_that_do_not_answer_are_recorded_and_warned_of_as_what_lacks(
+    check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked: list[FoundGpus]
+) -> None:
+    def hangs(**_: Any) -> FoundGpus:
+        raise UserError("the GPUs did not answer within 300 s", code=ExitCode.MACHINE)
+
+    monkeypatch.setattr(machine, "look", hangs)
+    environment = {VARIABLE: BOUGHT.model_copy(update={"check": check}).model_dump_json()}
+    if check == "warn":
+        report = require_machine(environment, run_uri=str(tmp_path))
+        assert report and report.missing[0].found.startswith("the GPUs did not answer")
+        return
+    with pytest.raises(UserError, match="did not answer within 300 s"):
+        require_machine(environment, run_uri=str(tmp_path))
+    assert read_record_file(tmp_path / "steps/train.json")["detail"]["exit_code"] == ExitCode.MACHINE
+
+
 def test_a_text_of_another_version_is_refused() -> None:
     with pytest.raises(ConfigError, match=VARIABLE):
         bought_machine({VARIABLE: BOUGHT.model_dump_json().replace('"version":1', '"version":2')})
