@@ -175,7 +175,11 @@ class VertexSchedules(Schedules[VertexSchedule]):
         if self.must_replace(changes):
             made = self.create(wanted)
             if live.schedule.state == Schedule.State.PAUSED:
-                made = self.pause(made)
+                try:
+                    made = self.pause(made)
+                except UserError:  # a person stopped these runs: the new schedule must not start them
+                    self.delete(made)
+                    raise
             self.delete(live)
             return made
         schedule = Schedule(wanted.schedule)

@@ -17,7 +17,7 @@ from vlmpipe.backends.vertex.client import schedule_client
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
 from vlmpipe.pipelines.schedules import apply as schedule_plan
-from vlmpipe.pipelines.schedules.vertex import VertexSchedules
+from vlmpipe.pipelines.schedules.vertex import VertexSchedule, VertexSchedules
 
 WEEKLY = "schedule.cron=0 3 * * 1"
 NAME = "llava-7b-zero2-spot"
@@ -143,6 +143,22 @@ def test_a_deletion_that_fails_leaves_both_and_the_next_command_says_so(vertex: 
     assert schedule("apply", WEEKLY).code == 77
     assert len(vertex.schedules.schedules) == 2
     assert f"2 schedules of {NAME}" in schedule("plan", WEEKLY).err
+
+
+def test_a_new_schedule_that_cannot_be_paused_as_the_old_one_is_does_not_stay(
+    vertex: FakeVertex, schedule: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule("apply", WEEKLY, "schedule.max_run_count=5")
+    schedule("pause", WEEKLY)
+    before, pause = only(vertex).name, VertexSchedules.pause
+
+    def denied(schedules: VertexSchedules, live: VertexSchedule) -> VertexSchedule:
+        vertex.faults.append(Fault("status", method="POST", code=403, message="denied"))
+        return pause(schedules, live)
+
+    monkeypatch.setattr(VertexSchedules, "pause", denied)
+    assert schedule("apply", WEEKLY).code == 77
+    assert (only(vertex).name, only(vertex).state.name) == (before, "PAUSED")
 
 
 def test_the_stand_in_refuses_to_unset_a_field(vertex: FakeVertex, schedule: Submit) -> None:
