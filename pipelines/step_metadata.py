@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vlmpipe.components.runtime.resolve import compiled_settings
-from vlmpipe.components.runtime.sweep_steps import ENDED_CHARS, VARIANTS_FOLDER
 from vlmpipe.config.sections.sweep import variants_of
 from vlmpipe.job_spec.build import jobs_of, worker_pools
 from vlmpipe.trainer.errors import ConfigError
@@ -42,6 +41,8 @@ def _sizes(config: RunConfig) -> Iterator[tuple[str, int, str]]:
         step = f"{stage}-resolve-run" if stage else "resolve-run"
         yield step, sum(map(_size, taken)), "write a shorter run file, with fewer variants or shorter texts"
     if config.sweep:
+        from vlmpipe.components.runtime.sweep_steps import ENDED_CHARS, VARIANTS_FOLDER  # heavy: it trains
+
         fix = "raise sweep.trainings_per_job, so that there are fewer jobs, or split the sweep"
         names = [variant.name for variant in variants_of(config.sweep)]
         starts = range(config.sweep.starts)

@@ -32,11 +32,12 @@ DISK_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the machine lacks."""
+    """Something that the machine lacks. Not `certain` where the platform does not say how to see it: a warning."""
 
     found: str
     expected: str
     fix: str
+    certain: bool = True
 
     def line(self) -> str:
         """In one sentence, as for a warning."""
@@ -85,7 +86,7 @@ def require_machine(
         return None
     report = _looked_at(bought, own_disk="CLUSTER_SPEC" in environment)  # which Vertex AI alone sets
     print(report.line(), flush=True)
-    if report.missing and bought.check == "fail":
+    if bought.check == "fail" and any(finding.certain for finding in report.missing):
         error = _error(report)
         with contextlib.suppress(UserError):  # the bucket may be out of reach as well: the machine is the cause
             record_failure(run_uri, step or bought.step, node, report.as_dict(), error)
@@ -128,7 +129,8 @@ def missing(bought: BoughtMachine, gpus: FoundGpus, disk_bytes: int, *, own_disk
         yield Finding(
             f"the disk under {tempfile.gettempdir()} has {disk_bytes / GB:,.0f} GB",
             f"a boot disk of {bought.boot_disk_size_gb:,} GB (cluster.boot_disk_size_gb)",
-            "set TMPDIR in cluster.env to a folder of the large disk",
+            "set TMPDIR in cluster.env to a folder of the large disk, if there is one: checkpoints need room there",
+            certain=False,
         )
 
 

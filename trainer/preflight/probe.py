@@ -59,7 +59,8 @@ class Measured:
     @property
     def missing(self) -> list[dict[str, str]]:
         """What would have ended a job, as `trainer.preflight.machine.Finding`."""
-        return list((self.report.get("machine") or {}).get("missing", ()))
+        missing = (self.report.get("machine") or {}).get("missing", ())
+        return [finding for finding in missing if finding["certain"]]
 
 
 def probe(plan: ProbePlan, run_uri: str) -> None:

@@ -15,6 +15,8 @@ from vlmpipe.trainer.errors import ExitCode, UserError, print_warning
 
 CONNECT_S = 5.0
 RETRY_S = 5.0
+NO_ANSWER_S = 60.0  # for addresses whose names are known: a port that drops packets never answers, and GPUs wait
+UNKNOWN_NAME = "unknown name"
 Reach = Callable[[str], str]
 
 
@@ -24,7 +26,7 @@ def reach(address: str, connect_s: float = CONNECT_S) -> str:
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
-        return "unknown name"
+        return UNKNOWN_NAME
     said = ""
     for *_, where in found:
         try:
@@ -51,15 +53,21 @@ def require_reducers(
 
     Args:
         reducers: "host:port" of each, as CLUSTER_SPEC has them. They start minutes apart.
+        timeout_s: for their names to be known; for an answer then NO_ANSWER_S.
         fails: raise where a name is still unknown at the end, and do not warn.
 
     Raises UserError (78).
     """
     until_s, missing = now() + timeout_s, _missing(reducers, reach)
+    named_s = now()  # when the last reducer was without a name
     while missing and now() < until_s:  # looking takes time, too: CONNECT_S for each that does not answer
+        if UNKNOWN_NAME in missing.values():
+            named_s = now()
+        elif now() >= named_s + NO_ANSWER_S:
+            break
         sleep(RETRY_S)
         missing = _missing(list(missing), reach)
-    unknown = [address for address, why in missing.items() if why == "unknown name"]
+    unknown = [address for address, why in missing.items() if why == UNKNOWN_NAME]
     if unknown and fails:
         raise UserError(
             f"{len(unknown)} of {len(reducers)} reducers are not there: the name of {unknown[0]} is unknown",

@@ -63,7 +63,7 @@ def require_opens(run: Storage, sizes: Mapping[str, int], model: nn.Module, scra
     _require_tensors(run, found, tensors)
     _require_index(run, scratch / SAFE_WEIGHTS_INDEX_NAME, found)
     try:
-        AutoTokenizer.from_pretrained(scratch)
+        AutoTokenizer.from_pretrained(scratch, trust_remote_code=False)
         GenerationConfig.from_pretrained(scratch)
         missing, unexpected = (_load_adapter if is_adapter else _load_model)(scratch, model, tensors)
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, AttributeError) as error:
@@ -136,7 +136,7 @@ def _adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _load_model(folder: Path, _: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
     """Names of weights that are missing and that are not known."""
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     _, info = kind_of(type(config)).from_pretrained(
         None,
         config=config,
@@ -144,6 +144,7 @@ def _load_model(folder: Path, _: nn.Module, tensors: Mapping[str, Tensor]) -> tu
         device_map={"": "meta"},
         output_loading_info=True,
         dtype=torch.float32,
+        trust_remote_code=False,
     )
     return [*info["missing_keys"], *map(str, info["mismatched_keys"])], list(info["unexpected_keys"])
 

@@ -21,7 +21,12 @@ from vlmpipe.trainer.sizing.calibration import Calibration, kept_name
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record_file, write_record
 
-MISSING = {"found": "GPU 1 (NVIDIA L4): a matrix product came out wrong", "expected": "a right one", "fix": "again"}
+MISSING = {
+    "found": "GPU 1 (NVIDIA L4): a matrix product came out wrong",
+    "expected": "a right one",
+    "fix": "again",
+    "certain": True,
+}
 
 
 def found(tflops: float = 61.0) -> FoundGpus:
@@ -52,7 +57,7 @@ def probed(tmp_path: Path, plan: ProbePlan, monkeypatch: pytest.MonkeyPatch) -> 
     """Runs a probe with these GPUs and these findings of the launcher; the folder of its run."""
     run = tmp_path / "runs/p1"
 
-    def run_probe(gpus: FoundGpus, *missing: dict[str, str], **changes: Any) -> Path:
+    def run_probe(gpus: FoundGpus, *missing: dict[str, Any], **changes: Any) -> Path:
         plan.model_copy(update=changes).write(str(run))
         report = {"node": 0, "free_bytes": 90 << 30, "shared_memory_bytes": 8 << 30, "warnings": ["clock"]}
         monkeypatch.setenv(REPORT_VARIABLE, json.dumps(report | {"machine": {"missing": missing}}))

@@ -215,7 +215,7 @@ def test_other_code_has_its_own_results_and_old_ones_are_deleted(
     copy = tmp_path / "trainer"
     shutil.copytree(ROOT / "trainer", copy, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "flops.py").write_text("changed = True\n")
-    monkeypatch.setattr(kept.trainer, "__path__", [str(copy)])
+    monkeypatch.setattr(kept.vlmpipe.trainer, "__path__", [str(copy)])
     kept._code.cache_clear()
     forget()
     shape_of(config)
