@@ -53,7 +53,9 @@ def decision(rows: Sequence[Row]) -> str:
         return f"Not ready: {count['missing']} missing, {seen}."
     if not count["ok"]:
         return f"Not known: nothing could be seen ({count['cannot see']} questions)."
-    return f"Ready as far as can be seen: {seen}."
+    if not count["cannot see"]:
+        return f"Ready: {count['ok']} ok."
+    return f"Nothing that can be seen is missing: {seen}."
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:

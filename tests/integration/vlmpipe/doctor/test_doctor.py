@@ -179,7 +179,7 @@ def test_who_may_not_take_tokens_is_told_what_stays_unseen(google: FakeGoogle) -
     found = not_ok(rows)
     assert [row.state for row in found] == ["cannot see", "cannot see"] and exit_code(rows) == 0
     assert "questions about vlmpipe-pipeline@my-project.iam.gserviceaccount.com are open" in found[0].text
-    assert decision(rows).startswith("Ready as far as can be seen")
+    assert decision(rows).startswith("Nothing that can be seen is missing")
 
 
 def test_jobs_without_an_account_of_their_own_are_asked_about_as_the_pipelines(google: FakeGoogle) -> None:
@@ -305,7 +305,7 @@ def test_the_command_prints_the_decision_first_and_remedies_whole(
     google: FakeGoogle, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, text = vlmpipe(monkeypatch, capfd, tmp_path)
-    assert code == 0 and text.startswith("Ready as far as can be seen: ")
+    assert code == 0 and text.startswith("Ready: ")
     without_bucket(google)
     code, text = vlmpipe(monkeypatch, capfd, tmp_path)
     lines = text.splitlines()
