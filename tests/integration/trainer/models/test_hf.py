@@ -322,7 +322,8 @@ def test_the_examination_finds_samples_that_see_each_other(
 
 @pytest.fixture(scope="module")
 def runs(published: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, JobConfig]:
-    """Samples with none, one or two images, also in ranks that have no image in a step."""
+    """Samples with none, one or two images. Packed sequences all have some: what ranks without any do is held by
+    tests/integration/trainer/strategies/test_collective_order.py."""
     root = tmp_path_factory.mktemp("runs")
     base = {
         "model": model_section(published("internvl")),
