@@ -158,7 +158,7 @@ def _too_few(bought: BoughtMachine, gpus: FoundGpus) -> Finding:
         )
     elif driver_runs(gpus.driver, gpus.cuda) is False:
         expected += f"; CUDA {gpus.cuda} needs driver {min_driver(gpus.cuda)} or newer"
-        fix = "build the trainer image for an older CUDA (make build CUDA=...)"
+        fix = "build the trainer image for an older CUDA (make build TORCH_BUILD=cu126)"
     else:
         fix = "start the job on another machine; nvidia-smi there says more"
     return Finding(f"{bought.named()} is paid for, and {seen} ({versions})", expected, fix)
@@ -179,7 +179,7 @@ def _without_code(_bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
     return Finding(
         f"torch {gpus.torch} has no code for {gpu.name} (compute capability {_capability(gpu)})",
         f"one of {', '.join(gpus.arch_list)}",
-        "take a GPU of that list, or an image whose CUDA still has code for it (make build CUDA=...)",
+        "take a GPU of that list, or an image whose CUDA still has code for it (make build TORCH_BUILD=cu126)",
     )
 
 
