@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vlmpipe.trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, read_cluster
+from vlmpipe.trainer.distributed.cluster_env import LAUNCHED_VARIABLE, NODE_LEVEL_VARIABLES, Cluster, read_cluster
 from vlmpipe.trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from vlmpipe.trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
 from vlmpipe.trainer.preflight.devices import require_gpu_each, visible_gpus
@@ -46,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("module", help="module to run, followed by its arguments, after --")
     parser.add_argument("module_arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
+    os.environ[LAUNCHED_VARIABLE] = str(time.monotonic())
     cluster = read_cluster(os.environ) or one_node()
     reducers = f", {cluster.num_reducers} reducers (not counted)" if cluster.num_reducers else ""
     print(f"launcher: node {cluster.node_rank} of {cluster.num_nodes}, chief {cluster.hosts[0]}{reducers}", flush=True)

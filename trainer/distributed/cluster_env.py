@@ -17,6 +17,7 @@ from typing import Any
 from vlmpipe.trainer.errors import ConfigError
 
 REPORT_VARIABLE = "VLMPIPE_PREFLIGHT"  # a node's preflight report, from the launcher to its ranks
+LAUNCHED_VARIABLE = "VLMPIPE_LAUNCHED_S"  # when the launcher began, by this machine's time.monotonic()
 PREFLIGHT_FILE = "preflight.json"  # reports of all nodes, in the run's folder
 TRAINING_POOLS = ("workerpool0", "workerpool1")  # pool 2 holds reducers, pool 3 evaluators: neither trains
 ROLES = ("chief", "worker", "ps", "evaluator")  # by worker pool

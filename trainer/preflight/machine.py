@@ -84,7 +84,7 @@ def require_machine(
     bought = bought_machine(environment)
     if bought is None:
         return None
-    report = _looked_at(bought, own_disk="CLUSTER_SPEC" in environment)  # which Vertex AI alone sets
+    report = _looked_at(bought, exact="CLUSTER_SPEC" in environment)  # which Vertex AI alone sets
     print(report.line(), flush=True)
     if bought.check == "fail" and any(finding.certain for finding in report.missing):
         error = _error(report)
@@ -95,7 +95,7 @@ def require_machine(
 
 
 @functools.cache
-def _looked_at(bought: BoughtMachine, *, own_disk: bool) -> MachineReport:
+def _looked_at(bought: BoughtMachine, *, exact: bool) -> MachineReport:
     """Once a process: a sweep's launcher starts several trainings."""
     disk_bytes = shutil.disk_usage(tempfile.gettempdir()).total
     try:
@@ -103,7 +103,7 @@ def _looked_at(bought: BoughtMachine, *, own_disk: bool) -> MachineReport:
     except UserError as error:  # recorded as what a machine lacks, and no more than a warning where that is one
         nothing = FoundGpus("", "", "", (), "", error.found, ())
         return MachineReport(bought, nothing, disk_bytes, (Finding(error.found, error.expected, error.fix),))
-    found = [*missing(bought, gpus, disk_bytes, own_disk=own_disk)]
+    found = [*missing(bought, gpus, disk_bytes, exact=exact)]
     if bought.reducers and gpus.cuda:  # an image without torch has an NCCL of its own
         found += _ignored_plugin()
     return MachineReport(bought, gpus, disk_bytes, tuple(found))
@@ -118,14 +118,20 @@ def _ignored_plugin() -> list[Finding]:
     return []
 
 
-def missing(bought: BoughtMachine, gpus: FoundGpus, disk_bytes: int, *, own_disk: bool) -> Iterator[Finding]:
-    """What the machine lacks. own_disk: the spec buys the node's disk, as on Vertex AI."""
+def missing(bought: BoughtMachine, gpus: FoundGpus, disk_bytes: int, *, exact: bool) -> Iterator[Finding]:
+    """What the machine lacks.
+
+    exact: the platform starts the very machine and disk that the spec names, as Vertex AI does. A Kubernetes cluster
+    has its own, with GPUs that the catalogue may not know: another kind is then a warning, less memory is not.
+    """
     if len(gpus.gpus) < bought.accelerator_count:
         yield _too_few(bought, gpus)
-    for check in (_faulty, _without_code, _other_kind, _too_small):
+    for check in (_faulty, _without_code, _too_small):
         if finding := check(bought, gpus):
             yield finding
-    if own_disk and disk_bytes < DISK_SHARE * bought.boot_disk_size_gb * GB:
+    if finding := _other_kind(bought, gpus, exact=exact):
+        yield finding
+    if exact and disk_bytes < DISK_SHARE * bought.boot_disk_size_gb * GB:
         yield Finding(
             f"the disk under {tempfile.gettempdir()} has {disk_bytes / GB:,.0f} GB",
             f"a boot disk of {bought.boot_disk_size_gb:,} GB (cluster.boot_disk_size_gb)",
@@ -193,15 +199,17 @@ def _capability(gpu: FoundGpu) -> float:
     return float(f"{gpu.capability[0]}.{gpu.capability[1]}")
 
 
-def _other_kind(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
+def _other_kind(bought: BoughtMachine, gpus: FoundGpus, *, exact: bool) -> Finding | None:
     others = sorted({gpu.name for gpu in gpus.gpus if gpu.name and not _is(bought.device, gpu.name)})
     if not bought.device or not others:
         return None
-    return Finding(
-        f"the GPUs here are {', '.join(others)}",
-        f"{bought.accelerator_type}, by which the run was planned and is paid for",
-        "correct cluster.accelerator_type, or on Kubeflow the node selector, so that the plan is that of these GPUs",
-    )
+    found = f"the GPUs here are {', '.join(others)}"
+    if exact:
+        expected = f"{bought.accelerator_type}, by which the run was planned and is paid for"
+        return Finding(found, expected, "correct cluster.accelerator_type, so that the plan is that of these GPUs")
+    expected = f"{bought.accelerator_type}, whose speed the plan takes; number and memory of the GPUs were compared"
+    fix = "set cluster.accelerator_type to their own type if it has one, or kubeflow.node_selector to other nodes"
+    return Finding(found, expected, fix, certain=False)
 
 
 def _is(device: str, name: str) -> bool:
@@ -222,7 +230,7 @@ def _too_small(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
 
 
 def _error(report: MachineReport) -> UserError:
-    first, *others = report.missing
+    first, *others = sorted(report.missing, key=lambda finding: not finding.certain)
     found = "\n".join([first.found, *(f"  also:     {other.line()}" for other in others)])
     fix = f"{first.fix}\ncluster.machine_check=warn starts the job all the same"
     return UserError(found, expected=first.expected, fix=fix, code=ExitCode.MACHINE)

@@ -53,6 +53,7 @@ class NodeReport:
         None  # vlmpipe.trainer.preflight.machine; None where nothing is bought for the node
     )
     warnings: list[str] = field(default_factory=list)
+    denied: list[dict[str, str]] = field(default_factory=list)  # found, expected, fix of each address it may not read
 
     def line(self) -> str:
         """For people: the findings."""
@@ -158,6 +159,7 @@ def _check_reads(bought: BoughtMachine, report: NodeReport) -> None:
             if bought.check == "fail":
                 fix = f"{error.fix}\ncluster.machine_check=warn starts the job all the same"
                 raise UserError(error.found, expected=error.expected, fix=fix, code=error.code) from error
+            report.denied.append({"found": error.found, "expected": error.expected, "fix": error.fix})
             report.warnings.append(error.found)
 
 

@@ -14,11 +14,12 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vlmpipe.trainer.distributed.cluster_env import PREFLIGHT_FILE, REPORT_VARIABLE
+from vlmpipe.trainer.distributed.cluster_env import LAUNCHED_VARIABLE, PREFLIGHT_FILE, REPORT_VARIABLE
 from vlmpipe.trainer.errors import ExitCode, UserError, leave, print_error, run_main
 from vlmpipe.trainer.preflight.bucket_rate import BucketRate, measure_bucket
 from vlmpipe.trainer.preflight.gpus import FoundGpus, look
@@ -58,15 +59,16 @@ class Measured:
 
     @property
     def missing(self) -> list[dict[str, str]]:
-        """What would have ended a job, as `trainer.preflight.machine.Finding`."""
+        """What ends a job with machine_check fail: found, expected and fix, of the machine and of addresses."""
         missing = (self.report.get("machine") or {}).get("missing", ())
-        return [finding for finding in missing if finding["certain"]]
+        return [*(finding for finding in missing if finding["certain"]), *self.report.get("denied", ())]
 
 
 def probe(plan: ProbePlan, run_uri: str) -> None:
     """Measure, print, and leave `<run>/probe/<step>.json` and the calibration.
 
-    Raises UserError (78) where a job on this machine would end before it begins.
+    Raises UserError (78, or 77 for addresses alone) where a job on this machine would end before it begins. With
+    machine_check warn none would.
     """
     with step_progress(run_uri, plan.step) as progress, _limit(plan, progress):
         gpus = look(rates=True) if plan.accelerator_count else None
@@ -90,9 +92,10 @@ def probe(plan: ProbePlan, run_uri: str) -> None:
         }
         write_record(open_storage(run_uri), f"{FOLDER}/{plan.step}.json", result, indent=1)
         print("\n".join(lines(result)), flush=True)
-        if measured.missing:
-            raise _would_fail(measured.missing)
-        progress.finish(message=f"{plan.machine}: nothing is missing")
+        if measured.missing and plan.machine_check == "fail":
+            raise _would_fail(measured)
+        lacks = f"{len(measured.missing)} missing, of which jobs warn" if measured.missing else "nothing is missing"
+        progress.finish(message=f"{plan.machine}: {lacks}")
 
 
 def table(plan: ProbePlan, measured: Measured) -> list[Row]:
@@ -128,8 +131,13 @@ def lines(result: dict[str, Any]) -> list[str]:
     """A probe's result for people: what would have failed first, then the table."""
     plan, missing = result["plan"], result["missing"]
     head = f"probe of {plan['machine']}, the machine of {' and '.join(plan['jobs'])}: "
-    verdict = f"a job would end here ({len(missing)} missing)" if missing else "a job would start here"
-    found = [f"  would fail: {one['found']}; to do: {one['fix']}" for one in missing]
+    fails = plan["machine_check"] == "fail"
+    verdict = "a job would start here"
+    if missing:
+        lacks = f"({len(missing)} missing)" if fails else f"({len(missing)} missing, cluster.machine_check=warn)"
+        verdict = f"a job would {'end' if fails else 'start'} here {lacks}"
+    word = "would fail:" if fails else "missing:   "
+    found = [f"  {word} {one['found']}; to do: {one['fix']}" for one in missing]
     found += [f"  warning:    {text}" for text in result["warnings"] if not _is_of(text, missing)]
     rows = [Row("", "plan", "measured"), *(Row(**row) for row in result["rows"])]
     widths = [max(len(text) for text in column) for column in zip(*((r.what, r.planned) for r in rows), strict=True)]
@@ -182,11 +190,17 @@ def _all_reduce(run_uri: str) -> float | None:
 
 @contextlib.contextmanager
 def _limit(plan: ProbePlan, progress: Progress) -> Iterator[None]:
-    """End the process where the block takes longer than the plan allows: a hung collective does not return."""
+    """End the process where it takes longer than the plan allows: a hung collective does not return.
+
+    The launcher's time counts, because the job's own limit does not leave room for both.
+    """
+    launched_s = float(os.environ.get(LAUNCHED_VARIABLE) or time.monotonic())
+    left_s = max(0.0, launched_s + plan.limit_s - time.monotonic())
 
     def end() -> None:
         error = UserError(
-            f"the probe did not end within {plan.limit_s:g} s: it came to {progress.record.message or 'the products'}",
+            f"the probe did not end within {plan.limit_s:g} s of its launcher's start: it came to "
+            f"{progress.record.message or 'the products'}",
             expected="all measurements in that time",
             fix="read the log above: what comes next hangs, or is very slow",
             code=ExitCode.UNAVAILABLE,
@@ -197,7 +211,7 @@ def _limit(plan: ProbePlan, progress: Progress) -> Iterator[None]:
             progress.finish("failed", error.found)
         leave(int(error.code))
 
-    timer = threading.Timer(plan.limit_s, end)
+    timer = threading.Timer(left_s, end)
     timer.daemon = True
     timer.start()
     try:
@@ -206,12 +220,12 @@ def _limit(plan: ProbePlan, progress: Progress) -> Iterator[None]:
         timer.cancel()
 
 
-def _would_fail(missing: list[dict[str, str]]) -> UserError:
-    first, others = missing[0], missing[1:]
+def _would_fail(measured: Measured) -> UserError:
+    first, *others = measured.missing
     also = [f"  also:     {one['found']}; to do: {one['fix']}" for one in others]
-    return UserError(
-        "\n".join([first["found"], *also]), expected=first["expected"], fix=first["fix"], code=ExitCode.MACHINE
-    )
+    of_addresses = len(measured.missing) == len(measured.report.get("denied", ()))
+    code = ExitCode.NO_PERMISSION if of_addresses else ExitCode.MACHINE
+    return UserError("\n".join([first["found"], *also]), expected=first["expected"], fix=first["fix"], code=code)
 
 
 def _figure(value: float | None) -> str:

@@ -11,8 +11,8 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 
 LIMIT_S = 180  # of the job, by its scheduling
-INSIDE_S = 150.0  # of the program, which then says how far it came
-LOOK_S = 90.0  # of the launcher's look at the GPUs before: where it hangs, the job says so in time
+INSIDE_S = 150.0  # from the launcher's start to the end of the program, which then says how far it came
+LOOK_S = 90.0  # of these, for the launcher's look at the GPUs: where it hangs, the job says so in time
 FOLDER = "probe"  # in the run's folder: <step>.plan.json and <step>.json
 STEP = "probe"
 
@@ -33,7 +33,10 @@ class ProbePlan(Section):
     bucket_mib: int = Field(256, gt=0, description="MiB that are written to the run's folder, and read back.")
     run_names: tuple[str, ...] = Field((), description="Names of runs that train here, which this calibrates.")
     root_uri: str = Field(description="Root of all runs, where calibrations are kept.")
-    limit_s: float = Field(INSIDE_S, gt=0, description="Longest time of the program, in seconds.")
+    machine_check: Literal["fail", "warn"] = Field("fail", description="Whether what is missing ends the run's jobs.")
+    limit_s: float = Field(
+        INSIDE_S, gt=0, description="Seconds from the launcher's start until the program ends by itself."
+    )
 
     def write(self, run_uri: str) -> None:
         """Hand the plan to the job."""

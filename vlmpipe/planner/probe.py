@@ -33,6 +33,7 @@ def probe_plan(machine: ProbedMachine, root_uri: str) -> ProbePlan:
         bucket_mib=BUCKET_MIB,
         run_names=machine.trained if gpu else (),
         root_uri=root_uri,
+        machine_check=cluster.machine_check,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.support.short_form import only_whole
 from vlmpipe.trainer import launch as launch_module
+from vlmpipe.trainer.distributed.cluster_env import LAUNCHED_VARIABLE
 from vlmpipe.trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError
 from vlmpipe.trainer.launch import TorchrunEnd, _exit_code
 
@@ -93,11 +95,13 @@ def test_segments_of_gpu_memory_grow_unless_the_environment_says_otherwise(
 
     monkeypatch.setattr(launch_module, "_one_process", ended)
     monkeypatch.delenv("CLUSTER_SPEC", raising=False)
-    for name in (EXIT_FOLDER_VARIABLE, *launch_module.ALLOCATOR_VARIABLES):
+    for name in (EXIT_FOLDER_VARIABLE, LAUNCHED_VARIABLE, *launch_module.ALLOCATOR_VARIABLES):
         monkeypatch.setenv(name, "")
     if given:
         monkeypatch.setenv(given, "max_split_size_mb:64")
+    began_s = time.monotonic()
     assert launch_module.main(["--nproc-per-node", "1", "--", "some.module"]) == ExitCode.OK
+    assert began_s <= float(os.environ[LAUNCHED_VARIABLE]) <= time.monotonic(), "a probe's time is counted from here"
     assert seen == [{given: "max_split_size_mb:64"} if given else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +13,7 @@ import pytest
 
 from tests.fakes.cuda import L4, FakeCuda
 from vlmpipe.planner.time.calibration import calibration_of, latest_calibration
-from vlmpipe.trainer.distributed.cluster_env import REPORT_VARIABLE
+from vlmpipe.trainer.distributed.cluster_env import LAUNCHED_VARIABLE, REPORT_VARIABLE
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.preflight import probe as probe_module
 from vlmpipe.trainer.preflight.gpus import FoundGpu, FoundGpus, examine
@@ -56,11 +58,15 @@ def plan(tmp_path: Path) -> ProbePlan:
 def probed(tmp_path: Path, plan: ProbePlan, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a probe with these GPUs and these findings of the launcher; the folder of its run."""
     run = tmp_path / "runs/p1"
+    monkeypatch.delenv(LAUNCHED_VARIABLE, raising=False)
 
-    def run_probe(gpus: FoundGpus, *missing: dict[str, Any], **changes: Any) -> Path:
+    def run_probe(
+        gpus: FoundGpus, *missing: dict[str, Any], denied: tuple[dict[str, str], ...] = (), **changes: Any
+    ) -> Path:
         plan.model_copy(update=changes).write(str(run))
         report = {"node": 0, "free_bytes": 90 << 30, "shared_memory_bytes": 8 << 30, "warnings": ["clock"]}
-        monkeypatch.setenv(REPORT_VARIABLE, json.dumps(report | {"machine": {"missing": missing}}))
+        found_there = {"machine": {"missing": missing}, "denied": denied}
+        monkeypatch.setenv(REPORT_VARIABLE, json.dumps(report | found_there))
         for name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(probe_module, "look", lambda *, rates: gpus)
@@ -119,23 +125,53 @@ def test_a_finding_of_the_launcher_ends_the_probe_after_all_is_measured(
     assert read_record_file(tmp_path / "runs/p1/steps/probe.json")["state"] == "failed"
 
 
-def test_a_probe_that_hangs_ends_within_its_time_and_says_where(
-    probed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_with_machine_check_warn_the_probe_says_what_jobs_warn_of_and_that_they_start(
+    probed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended: list[int] = []
-    began = probe_module.threading.Event()
+    probed(found(), MISSING, machine_check="warn")
+    said = capsys.readouterr().out
+    assert "a job would start here (1 missing, cluster.machine_check=warn)" in said and "would fail" not in said
+    assert f"  missing:    {MISSING['found']}; to do: again" in said
+    assert read_record_file(tmp_path / "runs/p1/steps/probe.json")["state"] == "done"
 
-    def leave(code: int) -> None:
-        ended.append(code)
-        began.set()
+
+def test_addresses_that_jobs_may_not_read_end_the_probe_as_they_end_jobs(
+    probed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    denied = {"found": "no permission to read gs://questions", "expected": "a grant", "fix": "grant it"}
+    with pytest.raises(UserError, match="gs://questions") as caught:
+        probed(found(), denied=(denied,))
+    assert caught.value.code == ExitCode.NO_PERMISSION
+    assert "a job would end here (1 missing)" in capsys.readouterr().out
+
+
+def test_a_probe_that_hangs_ends_within_its_time_and_says_where(
+    probed: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher's time counts: its look and the program's whole time are longer than the job's limit."""
+    ended: list[int] = []
+    timers: list[Timer] = []
+
+    class Timer:
+        def __init__(self, left_s: float, end: Callable[[], None]) -> None:
+            self.left_s, self.end = left_s, end
+
+        def start(self) -> None:
+            timers.append(self)
+
+        def cancel(self) -> None:
+            pass
 
     def hangs(run_uri: str) -> NoReturn:
-        assert began.wait(20), "nobody ended it"
+        timers[0].end()
         raise UserError("given up", code=ExitCode.UNEXPECTED)
 
-    monkeypatch.setattr(probe_module, "leave", leave)
+    monkeypatch.setattr(probe_module.threading, "Timer", Timer)
+    monkeypatch.setattr(probe_module, "leave", ended.append)
     monkeypatch.setattr(probe_module, "_all_reduce", hangs)
+    monkeypatch.setenv(LAUNCHED_VARIABLE, str(time.monotonic() - 100))
     with pytest.raises(UserError, match="given up"):
-        probed(found(), limit_s=0.05)
-    assert ended == [ExitCode.UNAVAILABLE]
-    assert "the probe did not end within 0.05 s: it came to products measured" in capfd.readouterr().err
+        probed(found(), limit_s=150)
+    assert ended == [ExitCode.UNAVAILABLE] and 0 < timers[0].left_s <= 50
+    said = "the probe did not end within 150 s of its launcher's start: it came to products measured"
+    assert said in capfd.readouterr().err

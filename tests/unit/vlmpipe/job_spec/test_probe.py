@@ -12,7 +12,7 @@ from vlmpipe.job_spec.build import check_job_spec, job_spec
 from vlmpipe.job_spec.probe import probe_spec, probed_machines
 from vlmpipe.planner.probe import plan_line, probe_plan, probe_spending
 from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine
-from vlmpipe.trainer.preflight.probe_plan import LIMIT_S, LOOK_S
+from vlmpipe.trainer.preflight.probe_plan import INSIDE_S, LIMIT_S, LOOK_S
 
 RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 RUN_URI = "gs://bucket/runs/p"
@@ -54,8 +54,14 @@ def test_a_probe_only_warns_of_what_is_missing_and_starts_a_rank_for_each_gpu() 
     (text,) = (one["value"] for one in pool["container_spec"]["env"] if one["name"] == VARIABLE)
     bought = BoughtMachine.model_validate_json(text)
     assert (bought.check, bought.step, bought.accelerator_count) == ("warn", "probe", 8)
-    assert bought.look_timeout_s == LOOK_S < LIMIT_S
+    assert bought.look_timeout_s == LOOK_S < INSIDE_S < LIMIT_S, "the look counts as a part of the probe's time"
     assert pool["container_spec"]["args"][:2] == ["--nproc-per-node", "8"]
+
+
+@pytest.mark.parametrize("check", ["fail", "warn"])
+def test_a_probe_is_told_whether_what_is_missing_ends_the_runs_jobs(check: str) -> None:
+    (machine,) = probed_machines(config_with(f"cluster.machine_check={check}"))
+    assert probe_plan(machine, "gs://bucket").machine_check == check
 
 
 def test_another_machine_of_evaluation_gets_a_probe_and_a_plan_of_its_own() -> None:
