@@ -43,7 +43,8 @@ ROLES: dict[str, set[str]] = {
     "roles/iam.serviceAccountUser": {"iam.serviceAccounts.actAs"},
     "roles/iam.serviceAccountTokenCreator": {"iam.serviceAccounts.getAccessToken"},
     "roles/artifactregistry.reader": {"artifactregistry.repositories.downloadArtifacts"},
-    "roles/compute.viewer": {"compute.machineTypes.list"},
+    "roles/compute.viewer": {"compute.machineTypes.list", "compute.acceleratorTypes.list"},
+    "roles/iam.securityReviewer": {"resourcemanager.projects.getIamPolicy", "storage.buckets.getIamPolicy"},
 }  # fmt: skip
 PREFIXES = {"b": "storage.", "secrets": "secretmanager.", "tables": "bigquery.", "serviceAccounts": "iam."}
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -65,7 +66,10 @@ class FakeGoogle(LocalServer):
         self.used: dict[tuple[str, str], int] = {}
         self.images: dict[str, list[str]] = {}  # architectures by HOST/NAME@DIGEST or HOST/NAME:TAG
         self.form: Literal["index", "manifest"] = "index"
+        self.library_path = ""  # LD_LIBRARY_PATH of every image
         self.zones: dict[str, list[str]] = {}  # by machine type
+        self.gpu_zones: dict[str, list[str]] = {}  # by accelerator type
+        self.conditional: dict[str, list[tuple[str, str, str]]] = defaultdict(list)  # role, member, title by resource
         self.silent: set[str] = set()  # services that close the connection
 
     def bind(self, resource: str, role: str, member: str) -> None:
@@ -73,6 +77,23 @@ class FakeGoogle(LocalServer):
         if role not in ROLES:
             raise ApiError(400, f"Role {role} is not supported for this resource.")
         self.policies[resource][role].add(member)
+
+    def bind_with_condition(self, resource: str, role: str, member: str, title: str) -> None:
+        """Grant a role under a condition on names of objects, which no testIamPermissions on the resource meets."""
+        self.conditional[resource].append((role, member, title))
+
+    def policy(self, resource: str, version: str) -> dict[str, Any]:
+        """The policy, whose conditions are seen in version 3 only."""
+        bindings: list[dict[str, Any]] = [
+            {"role": role, "members": sorted(members)} for role, members in self.policies[resource].items()
+        ]
+        for role, member, title in self.conditional[resource]:
+            if version == "3":
+                condition = {"title": title, "expression": 'resource.name.startsWith("a")'}
+                bindings.append({"role": role, "members": [member], "condition": condition})
+            else:
+                bindings.append({"role": f"{role}_withcond_0123456789abcdef", "members": [member]})
+        return {"version": int(version), "bindings": bindings}
 
     def may(self, email: str, permission: str, resource: str) -> bool:
         return any(
@@ -200,11 +221,14 @@ class _Handler(Handler):
         return self._test(caller, match[1], body.get("permissions", []), PREFIXES["serviceAccounts"])
 
     def _cloudresourcemanager(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
-        match = re.fullmatch(r"/v1/projects/([^/:]+):testIamPermissions", path)
+        match = re.fullmatch(r"/v1/projects/([^/:]+):(testIamPermissions|getIamPolicy)", path)
         if not match or self.command != "POST":
             return None
         if match[1] != self.fake.project:
             raise ApiError(403, "The caller does not have permission")
+        if match[2] == "getIamPolicy":
+            self._require(caller, "resourcemanager.projects.getIamPolicy")
+            return self.fake.policy("project", str(body.get("options", {}).get("requestedPolicyVersion", 0)))
         return self._test(caller, "project", body.get("permissions", []), "")
 
     def _secretmanager(self, caller: str, path: str, _query: Any, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -224,11 +248,14 @@ class _Handler(Handler):
         return self._test(caller, table, body.get("permissions", []), PREFIXES["tables"])
 
     def _storage(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
-        match = re.fullmatch(r"/storage/v1/b/([^/]+)/iam/testPermissions", path)
+        match = re.fullmatch(r"/storage/v1/b/([^/]+)/iam(/testPermissions)?", path)
         if not match or self.command != "GET":
             return None
         if match[1] not in self.fake.buckets:
             raise ApiError(404, "The specified bucket does not exist.")
+        if not match[2]:
+            self._require(caller, "storage.buckets.getIamPolicy", f"gs://{match[1]}")
+            return self.fake.policy(f"gs://{match[1]}", query.get("optionsRequestedPolicyVersion", ["1"])[0])
         return self._test(caller, f"gs://{match[1]}", query.get("permissions", []), PREFIXES["b"])
 
     def _serviceusage(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
@@ -276,13 +303,15 @@ class _Handler(Handler):
         return {} if used is None else {"timeSeries": [{"points": [{"value": {"int64Value": str(used)}}]}]}
 
     def _compute(self, caller: str, path: str, query: dict[str, list[str]], _body: Any) -> dict[str, Any] | None:
-        if path != f"/compute/v1/projects/{self.fake.project}/aggregated/machineTypes" or self.command != "GET":
+        parent = f"/compute/v1/projects/{self.fake.project}/aggregated/"
+        known = {"machineTypes": self.fake.zones, "acceleratorTypes": self.fake.gpu_zones}
+        if (kind := path.removeprefix(parent)) not in known or self.command != "GET":
             return None
-        self._require(caller, "compute.machineTypes.list")
-        match = re.fullmatch(r'name = "([^"]+)"', query["filter"][0])
+        self._require(caller, f"compute.{kind}.list")
+        match = re.fullmatch(r'name = "([a-z0-9-]+)"', query["filter"][0])
         if not match:
             raise ApiError(400, "Invalid list filter expression.")
-        zones = {f"zones/{zone}": {"machineTypes": [{"name": match[1]}]} for zone in self.fake.zones.get(match[1], ())}
+        zones = {f"zones/{zone}": {kind: [{"name": match[1]}]} for zone in known[kind].get(match[1], ())}
         return {"items": {"zones/nowhere1-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}, **zones}}
 
     def _images(self, caller: str, path: str, _query: Any, _body: Any) -> dict[str, Any] | None:
@@ -292,7 +321,10 @@ class _Handler(Handler):
         host, name, _, repository, kind, reference = match.groups()
         self._require(caller, "artifactregistry.repositories.downloadArtifacts", repository)
         if kind == "blobs":
-            return {"architecture": reference.partition(":")[2], "os": "linux"}
+            own = [f"LD_LIBRARY_PATH={self.fake.library_path}"] if self.fake.library_path else None
+            return {"architecture": reference.partition(":")[2], "os": "linux", "config": {"Env": own}}
+        if reference.startswith("sha256:of-"):
+            return {"schemaVersion": 2, "config": {"digest": f"sha256:{reference.removeprefix('sha256:of-')}"}}
         joined = f"{host}/{name}@{reference}" if ":" in reference else f"{host}/{name}:{reference}"
         if joined not in self.fake.images:
             raise ApiError(404, "Requested entity was not found.")
@@ -301,5 +333,7 @@ class _Handler(Handler):
         architectures = self.fake.images[joined]
         if self.fake.form == "manifest":
             return {"schemaVersion": 2, "config": {"digest": f"sha256:{architectures[0]}"}}
-        platforms = [{"platform": {"architecture": one, "os": "linux"}} for one in architectures]
+        platforms = [
+            {"digest": f"sha256:of-{one}", "platform": {"architecture": one, "os": "linux"}} for one in architectures
+        ]
         return {"manifests": [*platforms, {"platform": {"architecture": "unknown", "os": "unknown"}}]}

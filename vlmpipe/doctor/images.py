@@ -1,4 +1,4 @@
-"""Whether the run's images are in their registry, for machines with amd64 processors."""
+"""Whether the run's images are in their registry, for machines with amd64 processors, and keep their library path."""
 
 from __future__ import annotations
 
@@ -15,26 +15,33 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 NEEDED = "amd64"
+SERVED, LIBRARIES = "deploy.image_uri", "LD_LIBRARY_PATH"
 REGISTRY = re.compile(r"(?P<host>(?P<location>[a-z0-9-]+)-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/(?P<name>[^@:]+)")
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 
 
 def image_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
-    """A row for each image: one request for its manifest, and one for its settings where the manifest lists none."""
+    """A row for each image: one request for its manifest, and one for its settings where the manifest lists none.
+
+    Two more for the image of an endpoint, whose environment is compared with what its container gets.
+    """
     fields: dict[str, list[Named]] = {}
     for one in named(config):
         if one.kind == "image":
             fields.setdefault(one.resource, []).append(one)
     for image, of_image in fields.items():
         field = ", ".join(one.field for one in of_image)
+        served = any(one.row == SERVED for one in of_image) and config.deploy is not None
+        given = config.deploy.environment.get(LIBRARIES, "") if served and config.deploy else ""
         try:
-            yield _row(field, image, api)
+            yield _row(field, image, api, given)
         except CannotSee as error:
             yield unseen("image", f"{field}: {image}: {error.why}", error.fix)
 
 
-def _row(field: str, image: str, api: GoogleApi) -> Row:
+def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
+    """libraries: LD_LIBRARY_PATH of the image's container, where the run file or its default sets one."""
     parts = REGISTRY.match(image)
     if not parts:
         return unseen("image", f"{field}: {image} is in no registry of Google's")
@@ -52,6 +59,10 @@ def _row(field: str, image: str, api: GoogleApi) -> Row:
     if not found:
         return unseen("image", f"{field}: {image} is there; its manifest names no architecture")
     if NEEDED in found:
+        lost = _lost_folders(_settings(api, host, name, answer.content), libraries) if libraries else ()
+        if lost:
+            text = f"{field}: {image} finds libraries in {', '.join(lost)}, which deploy.env.{LIBRARIES} leaves out"
+            return missing("image", text, f"set deploy.env.{LIBRARIES}: {':'.join((libraries, *lost))}")
         return ok("image", f"{field}: {image} is there, for {NEEDED}")
     text = f"{field}: {image} is for {', '.join(sorted(found))}, and Vertex AI's machines are {NEEDED}"
     return missing(
@@ -64,11 +75,27 @@ def _architectures(api: GoogleApi, host: str, name: str, manifest: dict[str, Any
     if "manifests" in manifest:
         platforms = [one.get("platform", {}) for one in manifest["manifests"]]
         return {str(one.get("architecture")) for one in platforms if one.get("os") == "linux"}
-    digest = manifest.get("config", {}).get("digest", "")
-    if not digest:
-        return set()
-    settings = api.ask("GET", "images", f"/v2/{name}/blobs/{digest}", host=host).content
+    settings = _settings(api, host, name, manifest)
     return {str(settings["architecture"])} if settings.get("architecture") else set()
+
+
+def _settings(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an image's amd64 form; empty where its manifest names none."""
+    for one in manifest.get("manifests", ()):
+        if one.get("platform", {}).get("architecture") == NEEDED and one.get("digest"):
+            path = f"/v2/{name}/manifests/{one['digest']}"
+            accept = {"Accept": ", ".join(MANIFESTS)}
+            manifest = api.ask("GET", "images", path, host=host, headers=accept).content
+            break
+    digest = manifest.get("config", {}).get("digest", "")
+    return api.ask("GET", "images", f"/v2/{name}/blobs/{digest}", host=host).content if digest else {}
+
+
+def _lost_folders(settings: dict[str, Any], libraries: str) -> tuple[str, ...]:
+    """Folders of the image's own LD_LIBRARY_PATH that are not in the container's, which takes its place."""
+    variables = dict(one.partition("=")[::2] for one in settings.get("config", {}).get("Env") or ())
+    kept = libraries.split(":")
+    return tuple(folder for folder in variables.get(LIBRARIES, "").split(":") if folder and folder not in kept)
 
 
 def _let_read(parts: re.Match[str], api: GoogleApi) -> str:

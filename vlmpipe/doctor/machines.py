@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.doctor import remedies
 from vlmpipe.doctor.google_api import CannotSee, GoogleApi
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
@@ -17,46 +19,74 @@ if TYPE_CHECKING:
 NOT_ALL = "Vertex AI may offer less than Compute Engine, and has no list that can be asked"
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A machine type, and the GPU that is attached to it; "" for none, and for GPUs that are part of the machine."""
+
+    machine: str
+    gpu: str
+
+    def __str__(self) -> str:
+        return f"{self.machine} with {self.gpu}" if self.gpu else self.machine
+
+
 def machine_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
-    """A row for each machine type and region of the plan, by one request for each type."""
-    for machine, regions in machines_of(config).items():
+    """A row for each machine and region of the plan, by one request for each machine type and each attached GPU."""
+    for wanted, regions in machines_of(config).items():
         try:
-            zones = zones_of(machine, api)
+            zones = zones_of("machineTypes", wanted.machine, api)
+            if wanted.gpu:
+                zones = _with_gpu(wanted.gpu, zones, api)
         except CannotSee as error:
             for region in regions:
-                yield unseen("machine", f"{machine} in {region}: {error.why}", error.fix)
+                yield unseen("machine", f"{wanted} in {region}: {error.why}", error.fix)
             continue
         for region in regions:
             here = [zone for zone in zones if zone.startswith(f"{region}-")]
             if here:
-                yield ok("machine", f"{machine} in {region}: in {', '.join(here)} of Compute Engine. {NOT_ALL}")
+                yield ok("machine", f"{wanted} in {region}: in {', '.join(here)} of Compute Engine. {NOT_ALL}")
             else:
                 others = sorted({zone.rpartition("-")[0] for zone in zones})
                 elsewhere = f"regions that have it: {', '.join(others) or 'none'}"
-                text = f"{machine} in {region}: in no zone of Compute Engine; {elsewhere}"
+                text = f"{wanted} in {region}: in no zone of Compute Engine; {elsewhere}"
                 yield missing("machine", text, "change gcp.location or cluster.machine_type")
 
 
-def machines_of(config: RunConfig) -> dict[str, list[str]]:
-    """Machine types of all jobs, each with the regions in which the run may start it."""
-    found: dict[str, dict[str, None]] = {}
+def machines_of(config: RunConfig) -> dict[Wanted, list[str]]:
+    """Machines of all jobs, each with the regions in which the run may start it."""
+    found: dict[Wanted, dict[str, None]] = {}
     uri = join_uri(config.root_uri("vertex"), "runs", config.name)
     for run in config.stage_runs().values():
         for job in jobs_of(run):
             for option in capacity_options(run, job):
                 for pool in filter(None, job_spec(option, job, uri)["worker_pool_specs"]):
-                    found.setdefault(str(pool["machine_spec"]["machine_type"]), {})[option.gcp.location] = None
+                    found.setdefault(_wanted(pool["machine_spec"]), {})[option.gcp.location] = None
     return {machine: list(regions) for machine, regions in found.items()}
 
 
-def zones_of(machine: str, api: GoogleApi) -> list[str]:
-    """Compute Engine's zones with a machine type. Raises CannotSee."""
-    path = f"/compute/v1/projects/{api.project}/aggregated/machineTypes"
-    answer = api.get("compute", path, filter=f'name = "{machine}"', returnPartialSuccess="true")
+def _wanted(machine_spec: dict[str, Any]) -> Wanted:
+    machine_type, gpu = str(machine_spec["machine_type"]), str(machine_spec.get("accelerator_type", ""))
+    known = load_catalog().machines.get(machine_type)
+    return Wanted(machine_type, "" if known and known.accelerators_fixed else gpu)
+
+
+def _with_gpu(gpu: str, zones: list[str], api: GoogleApi) -> list[str]:
+    """Those of the zones that have the GPU, too. Raises CannotSee where Compute Engine knows no GPU of that name."""
+    name = gpu.lower().replace("_", "-")  # NVIDIA_TESLA_T4 is nvidia-tesla-t4 there
+    with_it = zones_of("acceleratorTypes", name, api)
+    if not with_it:
+        raise CannotSee(f"Compute Engine names no zone of the GPU {name}")
+    return [zone for zone in zones if zone in with_it]
+
+
+def zones_of(kind: Literal["machineTypes", "acceleratorTypes"], name: str, api: GoogleApi) -> list[str]:
+    """Compute Engine's zones with a type of machine or GPU. Raises CannotSee."""
+    path = f"/compute/v1/projects/{api.project}/aggregated/{kind}"
+    answer = api.get("compute", path, filter=f'name = "{name}"', returnPartialSuccess="true")
     if answer.status != 200:
         fix = remedies.grant_on_project(api.project, api.member, "roles/compute.viewer")
         raise CannotSee(
             f"Compute Engine answers {answer.status}: {answer.message}", fix if answer.status == 403 else ""
         )
     items = answer.content.get("items", {})
-    return sorted(place.removeprefix("zones/") for place, one in items.items() if one.get("machineTypes"))
+    return sorted(place.removeprefix("zones/") for place, one in items.items() if one.get(kind))

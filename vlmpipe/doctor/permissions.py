@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vlmpipe.access.needs import Need, needs
 from vlmpipe.access.table import Account, UseName, load_table
 from vlmpipe.doctor import remedies
+from vlmpipe.doctor.conditions import conditional_grants
 from vlmpipe.doctor.google_api import Answer, CannotSee, GoogleApi
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
 
@@ -32,11 +33,12 @@ WORDS: dict[UseName, str] = {
 
 @dataclass(frozen=True)
 class Asker:
-    """One account of the run, and its requests or why there are none."""
+    """One account of the run, and its requests or why there are none. `own` reads policies: this machine's account."""
 
     account: Account
     email: str
     api: GoogleApi | CannotSee
+    own: GoogleApi
 
     @property
     def member(self) -> str:
@@ -50,18 +52,17 @@ def askers(config: RunConfig, own: GoogleApi) -> list[Asker]:
         "pipeline": config.gcp.service_account,
         "trainer": config.gcp.job_service_account or config.gcp.service_account,
     }
-    found = [Asker("submitter", own.email, own)]
+    found = [Asker("submitter", own.email, own, own)]
     for account in ACCOUNTS[1:]:
         email = emails[account]
         if not email:
-            found.append(
-                Asker(account, "", CannotSee("gcp.service_account is empty: Vertex AI takes a default account"))
-            )
+            unnamed = CannotSee("gcp.service_account is empty: Vertex AI takes a default account")
+            found.append(Asker(account, "", unnamed, own))
             continue
         try:
-            found.append(Asker(account, email, own.as_account(email)))
+            found.append(Asker(account, email, own.as_account(email), own))
         except CannotSee as error:
-            found.append(Asker(account, email, error))
+            found.append(Asker(account, email, error, own))
     return found
 
 
@@ -110,8 +111,22 @@ def _row(config: RunConfig, asker: Asker, need: Need, answer: Answer) -> Row:
     text = f"{question}: may not {', '.join(one for one in need.permissions if one in lacking)}"
     if need.kind == "secret":
         text += ", or there is no such secret (Secret Manager answers alike)"
-    grants = [_grant(need, asker.member, role) for role in need.roles(lacking)]
-    return missing(asker.account, text, "\n".join(grants))
+    fix = "\n".join(_grant(need, asker.member, role) for role in need.roles(lacking))
+    if need.kind == "bucket":
+        return _unless_conditional(asker, need.resource, text, fix)
+    return missing(asker.account, text, fix)
+
+
+def _unless_conditional(asker: Asker, bucket: str, text: str, fix: str) -> Row:
+    """What lacks is missing, but where a grant with a condition may give it for the names that the run needs."""
+    titles = conditional_grants(asker.own, bucket, asker.email)
+    if titles is None:
+        note = "grants with a condition are not counted, because your account may not read the policies"
+        return missing(asker.account, f"{text} ({note})", fix)
+    if not titles:
+        return missing(asker.account, text, fix)
+    text += f", but for a grant with a condition ({', '.join(titles)}), which may allow it for some names"
+    return unseen(asker.account, text, f"see whether the condition holds for the run, or grant without one:\n{fix}")
 
 
 def _question(need: Need) -> str:
@@ -159,4 +174,4 @@ def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
         return ok(asker.account, question)
     names = ", ".join(one for row in lacking for one in row.permissions if one not in has)
     fixes = [remedies.grant_on_project(project, asker.member, row.role) for row in lacking]
-    return missing(asker.account, f"{question}: may not {names}", "\n".join(fixes))
+    return _unless_conditional(asker, "", f"{question}: may not {names}", "\n".join(fixes))

@@ -119,8 +119,12 @@ def test_addresses_on_s3_are_looked_up(s3: S3Storage, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("location", "state", "words"),
-    [("us-central1", "ok", "is a region"), ("us-centrall1", "missing", "did you mean us-central1?")],
+    [
+        ("us-central1", "ok", "is a region"),
+        ("us-centrall1", "cannot see", "did you mean us-central1?"),
+        ("zzz-q1", "cannot see", "it knows africa-south1, asia-east1"),
+    ],
 )
-def test_a_region_that_vertex_does_not_have_is_named(location: str, state: State, words: str) -> None:
+def test_a_region_that_the_client_does_not_know_may_be_newer(location: str, state: State, words: str) -> None:
     found = region_row(config(gcp__project="my-project", gcp__location=location))
     assert found.state == state and words in found.text
