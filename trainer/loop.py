@@ -33,7 +33,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     checkpoints = Checkpoints(job, store, strategy, setup.record, worker)
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
-    report = TrainingMonitor(job, worker, setup, first_step=first_step, damaged=resumed.passed_over if resumed else ())
+    report = TrainingMonitor(job, worker, setup, first_step=first_step, notes=checkpoints.notes(resumed))
     if settings.freeze_gc:
         collect_between_steps()  # on all ranks in the same step, so that none waits for another
     stream = PrefetchingLoader(

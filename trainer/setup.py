@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import nn
 
 from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.checkpoint.random_states import seed_random_states
 from vlmpipe.trainer.checkpoint.resume import versions
+from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
 from vlmpipe.trainer.config.job import DataPointers, JobConfig, defers_weights
 from vlmpipe.trainer.config.train import TrainConfig
@@ -219,9 +220,7 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
     )
     if job.model.quantizes_base:  # last: digests and sizes are those of the source
         quantize_base(model)
-    # Ranks with different tokens draw different dropout masks; the ranks of one model draw equal ones.
-    parts = replica.count * replica.parts
-    torch.manual_seed(parts * job.train.seed + replica.index * replica.parts + replica.part)
+    seed_random_states(job.train.seed, replica, step=0)
     return built
 
 
@@ -368,13 +367,7 @@ def _image_source(
 ) -> ImageSource:
     if features is None:
         return online_images(image_preparer(job.model)) if replica.takes_images else no_images
-    encoded_by = features.shards.tower_sha256
-    if encoded_by not in (None, tower_sha256):
-        raise ConfigError(
-            f"the cached features in {features.shards.storage.root_uri} come from another tower ({encoded_by})",
-            expected=f"the weights of this run's tower ({tower_sha256})",
-            fix="pin model.tower.revision, or delete that folder to encode again",
-        )
+    features.shards.require_tower(tower_sha256)
     return cached_images(features, job.model) if replica.takes_images else no_images
 
 
@@ -401,4 +394,7 @@ def _record(
         tower_sha256=built.tower_sha256,
         frozen_sha256=built.frozen_sha256,
         versions=versions(),
+        settings=settings_of(job),
+        degrees=[job.train.tensor_parallel, job.train.pipeline_parallel, job.train.context_parallel],
+        total_steps=data.total_steps,
     )

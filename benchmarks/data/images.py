@@ -68,7 +68,7 @@ def photographs(bench: Bench, *, count: int) -> None:
         found[hashlib.sha256(buffer.getvalue()).hexdigest()] = buffer.getvalue()
     features_uri = str(bench.scratch / "features-of-photographs")
     features = {name: torch.randn(196, 768).bfloat16() for name in found}
-    write_shard(open_storage(features_uri), bench.scratch, features, {})
+    write_shard(open_storage(features_uri), bench.scratch, features, tower_sha256="0")
     cached_or_decoded(bench, PHOTOGRAPHS, model, features_uri, found)
     decoding(bench, model, list(found.values()))
 

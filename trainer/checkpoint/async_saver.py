@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from vlmpipe.trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files
 from vlmpipe.trainer.checkpoint.manifest import manifest_of
+from vlmpipe.trainer.checkpoint.random_states import random_states
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from vlmpipe.trainer.checkpoint.staging import PREFIX, Staging
 from vlmpipe.trainer.distributed.agreement import agree, raise_together, together
@@ -32,7 +32,6 @@ from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
 
-RNG_FILE, CUDA_RNG_FILE = "rng-{rank}.pt", "rng-cuda-{rank}.pt"
 POLL_S = 0.02
 MANIFEST_POLL_S = 0.1
 PEERS_TIMEOUT_S = 1800.0  # from the end of this node's upload to the end of the slowest one's
@@ -193,28 +192,6 @@ class CheckpointSaver:
                 if time.monotonic() > deadline:
                     raise _not_saved(f"node {node} is not done after {PEERS_TIMEOUT_S:.0f} s")
                 time.sleep(MANIFEST_POLL_S)
-
-
-def random_states(worker: ProcessContext) -> dict[str, Tensor]:
-    """File -> state of this rank's random number generators, which dropout draws from."""
-    states = {RNG_FILE.format(rank=worker.rank): torch.get_rng_state()}
-    if worker.device.type == "cuda":
-        states[CUDA_RNG_FILE.format(rank=worker.rank)] = torch.cuda.get_rng_state(worker.device)
-    return states
-
-
-def random_state_files(worker: ProcessContext) -> tuple[str, str]:
-    """Names of the files with the states of this rank's generators, of the CPU's and of the GPU's."""
-    return RNG_FILE.format(rank=worker.rank), CUDA_RNG_FILE.format(rank=worker.rank)
-
-
-def restore_random_states(folder: Path, worker: ProcessContext) -> None:
-    """Restore this rank's generators. A rank that saved none, in a smaller job, keeps those of its seed."""
-    cpu, cuda = (folder / file for file in random_state_files(worker))
-    if cpu.exists():
-        torch.set_rng_state(torch.load(cpu, weights_only=True))
-    if cuda.exists() and worker.device.type == "cuda":
-        torch.cuda.set_rng_state(torch.load(cuda, weights_only=True), worker.device)
 
 
 def _failure_note(name: str, node: int) -> str:

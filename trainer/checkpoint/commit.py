@@ -19,6 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import attempt_of, order_of, read_attempts, require_current
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
@@ -62,6 +63,10 @@ class CommitRecord:
     versions: dict[str, str]
     frozen_sha256: str = ""  # of all other frozen weights, "" when there are none
     loss: float | None = None  # of the last step
+    settings: dict[str, Any] = field(default_factory=dict)  # see resume_rules.py
+    degrees: list[int] = field(default_factory=lambda: [1, 1, 1])  # of tensor, pipeline and context parallelism
+    total_steps: int = 0  # of the whole training, by the settings that saved
+    learning_rate: float | None = None  # that the next step would have had, of parameters without a rate of their own
     manifests: dict[str, int] = field(default_factory=dict)  # name -> CRC32C
     manifests_sha256: dict[str, str] = field(default_factory=dict)  # name -> SHA-256, where there is a key
     format_version: int = FORMAT_VERSION

@@ -21,12 +21,15 @@ from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed, was_uncom
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
+from vlmpipe.trainer.checkpoint.random_states import have_one_layout, seed_random_states
 from vlmpipe.trainer.checkpoint.resume import Resumed, resume
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.agreement import agree, on_first
+from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.optimizer.build import rate_factor
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
 
@@ -63,6 +66,9 @@ class Checkpoints:
             stores = [self._store, *([self._mirror] if self._mirror else [])]
             resumed = resume(stores, self._strategy, self._record, self._worker, key=self._key)
         step = resumed.checkpoint.record.step if resumed else 0
+        if resumed and not have_one_layout(resumed.checkpoint.record, self._record):
+            train = self._job.train
+            seed_random_states(train.seed, replica_of(train, self._worker), step=step)
         self._name = resumed.checkpoint.name if resumed else ""
         most = self._settings.max_starts_without_progress
         on_first(self._worker, lambda: begin_at(self._store, self._mine, step, most=most))
@@ -73,7 +79,12 @@ class Checkpoints:
     def save(self, step: int, epoch: int, sequences_consumed: int, loss: float, stop: StopRequest) -> None:
         """Begin to save this step, unless a stop request leaves too little time."""
         record = dataclasses.replace(
-            self._record, step=step, epoch=epoch, sequences_consumed=sequences_consumed, loss=loss
+            self._record,
+            step=step,
+            epoch=epoch,
+            sequences_consumed=sequences_consumed,
+            loss=loss,
+            learning_rate=self._learning_rate(step),
         )
         if not agree(self._no_time_left(stop)):
             self._saver.save(record)
@@ -87,9 +98,18 @@ class Checkpoints:
         on_first(self._worker, lambda: note_end(self._store, self._mine, ended))
         return saved.name or self._name
 
+    def notes(self, resumed: Resumed | None) -> list[str]:
+        """What a person should know of the resume."""
+        return resumed.notes(self._record, self._learning_rate(resumed.checkpoint.record.step)) if resumed else []
+
     def mirror_lag(self, step: int) -> MirrorLag | None:
         """How far the mirror lags behind `step`; None on other ranks than 0 and without a mirror."""
         return self._copies.lag(step) if self._copies else None
+
+    def _learning_rate(self, step: int) -> float:
+        """Of the step after `step`."""
+        train, total_steps = self._job.train, self._record.total_steps
+        return train.optimizer.learning_rate * rate_factor(train, min(step, total_steps), total_steps)
 
     def _open_copies(self, mirror: Storage) -> BackgroundMirror:
         copied: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import math
 import platform
 import tempfile
 import uuid
@@ -14,7 +15,6 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from vlmpipe.trainer.checkpoint.async_saver import random_state_files, restore_random_states
 from vlmpipe.trainer.checkpoint.commit import (
     FOLDER,
     Checkpoint,
@@ -29,6 +29,12 @@ from vlmpipe.trainer.checkpoint.commit import (
 )
 from vlmpipe.trainer.checkpoint.kernel_cache import kernel_file, load_kernels
 from vlmpipe.trainer.checkpoint.manifest import DamagedError, Files
+from vlmpipe.trainer.checkpoint.random_states import (
+    have_one_layout,
+    random_state_files,
+    restore_random_states,
+)
+from vlmpipe.trainer.checkpoint.resume_rules import Change, changes
 from vlmpipe.trainer.checkpoint.staging import LOAD_PREFIX, Staging
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, Range, Ranges, total_bytes, union
 from vlmpipe.trainer.distributed.agreement import agree, on_first, raise_together, together
@@ -52,6 +58,34 @@ class Resumed:
 
     checkpoint: Checkpoint
     passed_over: list[str]
+
+    def notes(self, expected: CommitRecord, learning_rate: float) -> list[str]:
+        """What a person should know of this resume.
+
+        Args:
+            expected: the record of this start.
+            learning_rate: of its next step, of parameters without a rate of their own.
+        """
+        name, saved = self.checkpoint.name, self.checkpoint.record
+        found = [
+            f"training continued after step {saved.step}, because a newer checkpoint is damaged: {reason}"
+            for reason in self.passed_over
+        ]
+        taken = changes(saved.settings, expected.settings, saved.checkpoint_format)
+        if taken:
+            found.append(f"settings are others than those of checkpoint {name}: {'; '.join(map(Change.text, taken))}")
+        if saved.learning_rate is not None and not math.isclose(saved.learning_rate, learning_rate, rel_tol=0.01):
+            found.append(
+                f"the learning rate goes on at {learning_rate:.3g}; with the settings of checkpoint {name} it would be "
+                f"{saved.learning_rate:.3g} (step {saved.step} of {saved.total_steps} then, of "
+                f"{expected.total_steps} now)"
+            )
+        if not have_one_layout(saved, expected):
+            found.append(
+                f"checkpoint {name} is of another layout of ranks: dropout goes on with draws of its own, and all else "
+                "as it was"
+            )
+        return found
 
 
 def resume(
@@ -127,7 +161,7 @@ def _try_to_load(
             checkpoint, sums = inspect(store, name, listing, key=key)
         except DamagedError as damaged:
             return str(damaged)
-        _require_same_run(checkpoint, expected)
+        require_same_run(checkpoint, expected)
         return checkpoint, sums
 
     chosen = on_first(worker, choose)
@@ -147,7 +181,8 @@ def _try_to_load(
                 lambda: files.fill(folder, ranges, share=worker.local_rank, shares=worker.local_world_size),
             )
             strategy.load(folder)
-            restore_random_states(folder, worker)
+            if have_one_layout(checkpoint.record, expected):
+                restore_random_states(folder, worker)
             load_kernels(folder, worker)
             dist.barrier()
     except DamagedError as damaged:
@@ -205,29 +240,32 @@ def _load_folder(worker: ProcessContext, lay_out: Callable[[Path], None]) -> Ite
             staging.remove()
 
 
-def _require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
+def require_same_run(checkpoint: Checkpoint, expected: CommitRecord) -> None:
+    """Raise ConfigError, which names the field or the digest, where the run file is another than may continue."""
     found = checkpoint.record
     differences = [
-        (what, getattr(found, name), getattr(expected, name))
+        f"{what} changed from {getattr(found, name)} to {getattr(expected, name)}"
         for name, what in (
+            ("checkpoint_format", "the strategy's checkpoint format"),
             ("plan_sha256", "the data or the packing plan"),
             ("model_sha256", "the model section of the run file"),
-            ("checkpoint_format", "the strategy's checkpoint format"),
             ("tower_sha256", "the frozen tower's weights"),
             ("frozen_sha256", "the frozen weights beside a frozen tower's"),
         )
         if getattr(found, name) != getattr(expected, name)
     ]
+    if found.checkpoint_format == expected.checkpoint_format:
+        settings = changes(found.settings, expected.settings, found.checkpoint_format)
+        differences = [change.text() for change in settings if change.outcome == "refused"] + differences
     if found.checkpoint_format == "deepspeed":
         for what, was, now in (
             ("the number of ranks (ZeRO state is cut by it)", found.world_size, expected.world_size),
             ("the strategy (ZeRO state is laid out by its stage)", found.strategy, expected.strategy),
         ):
-            differences += [(what, was, now)] if was != now else []
+            differences += [f"{what} changed from {was} to {now}"] if was != now else []
     if differences:
-        what, was, now = differences[0]
         raise ConfigError(
-            f"checkpoint {checkpoint.name} cannot be continued: {what} changed from {was} to {now}",
+            f"checkpoint {checkpoint.name} cannot be continued: {differences[0]}",
             expected="the run file that this run was started with",
             fix="restore it, or start a new run (train.resume=never, or another run id)",
         )

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
+
+SEED_MASK = (1 << 64) - 1  # numpy takes no negative seeds
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,11 @@ class DataParallelRank:
     takes_images: bool  # this process is in the first pipeline stage
     part: int = 0  # of its sequences' tokens, whose labels this process has
     parts: int = 1
+
+    def dropout_seed(self, seed: int, step: int) -> int:
+        """Seed of the masks from an optimizer step on: equal for processes with the same tokens and no others."""
+        drawn_from = [seed & SEED_MASK, step, self.index * self.parts + self.part]
+        return int(np.random.SeedSequence(drawn_from).generate_state(1, np.uint64)[0])
 
 
 def replica_of(config: TrainConfig, worker: ProcessContext) -> DataParallelRank:

@@ -20,7 +20,7 @@ from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.distributed.agreement import agree, meet
 from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
-from vlmpipe.trainer.feature_cache.reader import missing_images
+from vlmpipe.trainer.feature_cache.reader import FeatureShards
 from vlmpipe.trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
 from vlmpipe.trainer.models.image_processor import image_preparer, images_within
 from vlmpipe.trainer.models.image_tokens import image_form_of
@@ -38,12 +38,14 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     prepared_uri = job.pointers().prepared_uri
     places = Index.load(prepared_uri).unique_images()
     reader = ShardReader.open(open_prepared(prepared_uri), job.data.shard_cache_gib)
-    missing = agree(missing_images(uri, places))  # listings of different ranks may differ
+    there = FeatureShards(uri)
+    missing = agree(there.missing(places))  # listings of different ranks may differ
     size = images_within(job.model, job.features.shard_images)
     shards = [missing[start : start + size] for start in range(0, len(missing), size)]
     progress = Progress(job.run.run_uri, "cache-features") if worker.is_first else None
     tower = family_of(job.model).build_tower(job.model)
-    description = {"tower_sha256": weights_sha256(tower)}
+    tower_sha256 = weights_sha256(tower)
+    there.require_tower(tower_sha256)  # the key names weights without a revision by their address
     use_tf32(precision, worker.device)
     if precision == "bf16":  # as training without a cache runs it
         cast_to_bf16(tower.parameters())
@@ -61,7 +63,7 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
                 if progress:
                     done = min(len(missing), number * size + len(features))
                     progress.update(done, len(missing), unit="images")
-            write_shard(store, Path(scratch), features, description)
+            write_shard(store, Path(scratch), features, tower_sha256=tower_sha256)
     meet(worker)
     if progress:
         progress.update(len(missing), len(missing), unit="images")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from vlmpipe.trainer.data.shards.disk_cache import open_shards
 from vlmpipe.trainer.data.shards.image_index import HASHES, ImageTable
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.verified_files import ShardFiles, Sidecar
-from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.feature_cache.store import SHARD, SIDECAR, shard_name
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 READS = 16  # sidecars at a time
+SIDECAR_FIELDS = {"bytes", "crc32c", "tower_sha256"}  # beside the images
 HEADER_BYTES = 8  # of the length that a safetensors file begins with (its documentation, "Format")
 
 
@@ -40,12 +41,15 @@ class FeatureShards:
     def __init__(self, uri: str) -> None:
         self.storage: Storage = open_storage(uri)
         self.names: list[str] = []
-        self.tower_sha256: str | None = None  # digest of the tower's weights; None for an empty store
+        # Digest of the weights of the tower that made all features; None for an empty store.
+        self.tower_sha256: str | None = None
         self._sidecars: dict[str, Sidecar] = {}
         images: list[NDArray[np.bytes_]] = [np.empty(0, HASHES)]
         for sidecar in self._read_sidecars():
+            if self.names and sidecar["tower_sha256"] != self.tower_sha256:
+                raise self._mixed(sidecar)
             self.names.append(sidecar["shard"])
-            self.tower_sha256 = self.tower_sha256 or sidecar.get("tower_sha256")
+            self.tower_sha256 = sidecar["tower_sha256"]
             held = np.array(sidecar["images"], HASHES)
             self._sidecars[sidecar["shard"]] = Sidecar(sidecar["shard"], len(held), sidecar["bytes"], sidecar["crc32c"])
             images.append(held)
@@ -67,6 +71,29 @@ class FeatureShards:
             fix=f"delete {self.storage.uri(shard)} and its {SIDECAR}; the next run encodes its images again",
         )
 
+    def missing(self, wanted: Iterable[str]) -> list[str]:
+        """The images (sha256) without features, in the order of `wanted`."""
+        images = np.array(list(wanted), HASHES)
+        return [image.decode() for image in images[self.images.find(images) < 0].tolist()]
+
+    def require_tower(self, tower_sha256: str) -> None:
+        """Raise ConfigError where a tower of other weights has made the features that are there."""
+        if self.tower_sha256 in (None, tower_sha256):
+            return
+        raise ConfigError(
+            f"the cached features in {self.storage.root_uri} come from another tower ({self.tower_sha256})",
+            expected=f"the weights of this run's tower ({tower_sha256})",
+            fix="pin model.tower.revision, or delete that folder to encode again",
+        )
+
+    def _mixed(self, sidecar: Mapping[str, Any]) -> DataError:
+        return DataError(
+            f"the features in {self.storage.root_uri} come from two towers: {self.names[0]} from the weights "
+            f"{self.tower_sha256}, {sidecar['shard']} from {sidecar['tower_sha256']}",
+            expected="features of one tower: the weights behind an address without a revision may have changed",
+            fix="pin model.tower.revision, and delete that folder to encode again",
+        )
+
     def of_places(self, places: Int64Array) -> Int64Array:
         """Number of the shard that holds each position of `images`."""
         return np.searchsorted(self.starts, places, side="right") - 1
@@ -86,7 +113,7 @@ class FeatureShards:
                 shard = name.removesuffix(SIDECAR)
                 try:
                     sidecar = unseal(content, required=True)
-                    is_whole = shard_name(sidecar["images"]) == shard and sidecar.keys() >= {"bytes", "crc32c"}
+                    is_whole = shard_name(sidecar["images"]) == shard and sidecar.keys() >= SIDECAR_FIELDS
                 except (ValueError, TypeError, KeyError):
                     is_whole = False
                 if not is_whole:
@@ -173,6 +200,4 @@ class FeatureReader:
 
 def missing_images(uri: str, wanted: Iterable[str]) -> list[str]:
     """The images (sha256) without features, in the order of `wanted`."""
-    images = np.array(list(wanted), HASHES)
-    missing = images[FeatureShards(uri).images.find(images) < 0]
-    return [image.decode() for image in missing.tolist()]
+    return FeatureShards(uri).missing(wanted)

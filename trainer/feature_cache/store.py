@@ -67,8 +67,11 @@ def shard_name(images: Sequence[str]) -> str:
     return "shard-" + hashlib.sha256("\n".join(images).encode()).hexdigest()[:32]
 
 
-def write_shard(store: Storage, scratch: Path, features: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write one shard, {image sha256: (tokens, hidden) bf16}, then the sidecar that makes it exist."""
+def write_shard(store: Storage, scratch: Path, features: dict[str, Tensor], *, tower_sha256: str) -> None:
+    """Write one shard, {image sha256: (tokens, hidden) bf16}, then the sidecar that makes it exist.
+
+    `tower_sha256`: digest of the weights of the tower that made the features.
+    """
     from safetensors.torch import save_file
 
     images = sorted(features)
@@ -76,6 +79,7 @@ def write_shard(store: Storage, scratch: Path, features: dict[str, Tensor], desc
     file = scratch / f"{name}{SHARD}"
     save_file({image: features[image].contiguous() for image in images}, file)
     store.upload(file, file.name)
-    sidecar = {**description, "images": images, "bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+    sums = {"bytes": file.stat().st_size, "crc32c": crc32c_of_file(file)}
+    sidecar = {"tower_sha256": tower_sha256, "images": images, **sums}
     write_record(store, f"{name}{SIDECAR}", sidecar)
     file.unlink()

@@ -62,7 +62,7 @@ def goodput(lines: Sequence[Mapping[str, Any]], *, until_s: float) -> float | No
 class TrainingMonitor:
     """Counts and logs a run. Only rank 0 writes; the other ranks' calls do nothing.
 
-    `damaged`: what is wrong with checkpoints newer than the one that training continues from.
+    `notes`: what a person should know of the start.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TrainingMonitor:
         setup: TrainingSetup,
         *,
         first_step: int,
-        damaged: Sequence[str] = (),
+        notes: Sequence[str] = (),
     ) -> None:
         self._job, self._worker, self._setup, self._first_step = job, worker, setup, first_step
         self._last_step = first_step
@@ -98,10 +98,8 @@ class TrainingMonitor:
             if lines := self._log.lines():
                 self._first_loss, self._last_loss = lines[0]["loss"], lines[-1]["loss"]
             self._progress = Progress(job.run.run_uri, "train")
-            for reason in damaged:
-                self._warn(
-                    f"training continued after step {first_step}, because a newer checkpoint is damaged: {reason}"
-                )
+            for note in notes:
+                self._warn(note)
             if first_step:
                 print(f"train: continuing after step {first_step} of {setup.total_steps}", flush=True)
 

@@ -40,6 +40,9 @@ class AdamW8bit(torch.optim.AdamW):
         # quantizing dequantized moments again changes no bit.
         self._levels[0][0] = -1.0
         self._moments: dict[Tensor, list[_Moment]] = {}
+        # Updates made of each 8-bit parameter, which the kernel takes as a number. A tensor would do until a state is
+        # loaded: torch moves the counts of a fused optimizer to the GPU, and each step would wait for every one.
+        self._steps: dict[Tensor, int] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -59,7 +62,7 @@ class AdamW8bit(torch.optim.AdamW):
         content: dict[str, Any] = super().state_dict()
         for key, parameter in self._keyed(content):
             if parameter in self._moments:
-                own = dict(content["state"][key])
+                own = dict(content["state"][key]) | {"step": torch.tensor(float(self._steps[parameter]))}
                 for name, moment in zip(MOMENTS, self._moments[parameter], strict=True):
                     own[name] = _like(parameter, moment.dequantized())
                 content["state"][key] = own
@@ -73,7 +76,8 @@ class AdamW8bit(torch.optim.AdamW):
                 own = dict(state[key])
                 for moment, name in zip(self._moments_of(parameter), MOMENTS, strict=True):
                     moment.quantize(_local(own.pop(name)))
-                state[key] = own | {"step": own["step"].detach().float().cpu()}
+                self._steps[parameter] = int(own["step"])
+                state[key] = own
         super().load_state_dict({**state_dict, "state": state})
 
     def moment_tensors(self) -> list[Tensor]:
@@ -98,9 +102,11 @@ class AdamW8bit(torch.optim.AdamW):
     def _update(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         from bitsandbytes.functional import optimizer_update_8bit_blockwise
 
-        own, gradient = self.state[parameter], parameter.grad
+        gradient = parameter.grad
         assert gradient is not None
-        own["step"] = own.get("step", torch.zeros(())) + 1
+        step = self._steps[parameter] = self._steps.get(parameter, 0) + 1
+        # torch.distributed.checkpoint makes a step of an optimizer that has no state yet; `state_dict` has the count.
+        self.state[parameter].setdefault("step", torch.zeros(()))
         weight, first, second = _local(parameter), *self._moments_of(parameter)
         if not weight.numel():
             return  # of this rank's shard
@@ -116,7 +122,7 @@ class AdamW8bit(torch.optim.AdamW):
             0.0,
             0.0,
             group["eps"],
-            int(own["step"]),
+            step,
             group["lr"],
             first.levels,
             second.levels,

@@ -13,6 +13,8 @@ from vlmpipe.trainer.models.layers.freeze import part_of
 from vlmpipe.trainer.optimizer.adamw_8bit import AdamW8bit
 from vlmpipe.trainer.sizing.optimizer_state import fits_8_bits
 
+PLACES = {"projector": 1, "tower": 2}  # of the parts that may have a rate of their own, among the groups
+
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the trainable parameters. Matrices decay; biases, norms and embeddings of one dimension do not.
@@ -21,20 +23,19 @@ def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.A
     are in groups of their own: torch cannot update such together.
     """
     wants_8_bits = config.name == "adamw_8bit"
-    own_rates = {"projector": config.projector_learning_rate, "tower": config.tower_learning_rate}
+    own_rates = (0.0, config.projector_learning_rate, config.tower_learning_rate)
     groups: dict[tuple[int, bool, str, int], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            part = part_of(name)
-            # A tower without a rate of its own is in the common groups, as checkpoints have it.
-            place = 1 if part == "projector" else 2 if part == "tower" and config.tower_learning_rate else 0
+            # Whatever the rates: ZeRO cuts its state by groups, and a run that resumes may have other rates.
+            place = PLACES.get(part_of(name), 0)
             bits = 8 if wants_8_bits and fits_8_bits(name, parameter.shape) else 32
             shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves a partitioned parameter empty
             kind = (place, len(shape) >= 2, str(getattr(parameter, "device_mesh", "")), bits)
             groups.setdefault(kind, []).append(parameter)
     described = []
     for (place, decays, _, bits), parameters in sorted(groups.items()):
-        rate = (0.0, *own_rates.values())[place] or config.learning_rate
+        rate = own_rates[place] or config.learning_rate
         decay = config.weight_decay if decays else 0.0
         described.append({"params": parameters, "lr": rate, "peak_rate": rate, "weight_decay": decay})
         if wants_8_bits:

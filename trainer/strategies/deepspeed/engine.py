@@ -161,9 +161,15 @@ class Zero:
         return {file: [(0, size)] for file, size in sizes if file in own or prefix in file}
 
     def load(self, folder: Path) -> None:
+        clip_grad_norm = self._engine.optimizer.clip_grad
+        groups = [_settings_of(group) for group in self._optimizer.param_groups]
         path, state = self._engine.load_checkpoint(folder, tag=TAG, load_module_strict=False)
         if path is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
+        # DeepSpeed has put back rates, decay, betas and the clip of the start that saved.
+        self._engine.optimizer.clip_grad = clip_grad_norm
+        for group, settings in zip(self._optimizer.param_groups, groups, strict=True):
+            group.update(settings)
         if self._disk:
             self._move_to(self._disk)  # stages 1 and 2 have replaced the moments
         for name in self.loss_scale.state().keys() & state.keys():  # another precision's checkpoint has none
@@ -225,6 +231,11 @@ class Zero:
             optimizer._reassign_or_swap_out_partitioned_parameters(number)
         if small := optimizer.persistent_parameters:  # replicated
             small[0].all_gather(small)
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group's rates, decay, betas and the like."""
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _import_deepspeed(worker: ProcessContext) -> Any:

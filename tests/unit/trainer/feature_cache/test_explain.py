@@ -30,7 +30,7 @@ def encode(job: JobConfig, scratch: Path, *, share: float = 1.0) -> None:
     store = open_storage(job.pointers().features_uri)
     write_description(store, job.model, job.train.precision)
     features = {image: torch.zeros(1, 1, dtype=torch.bfloat16) for image in images[: int(share * len(images))]}
-    write_shard(store, scratch, features, {"tower_sha256": "0"})
+    write_shard(store, scratch, features, tower_sha256="0")
 
 
 def with_model(job: JobConfig, **changes: Any) -> JobConfig:

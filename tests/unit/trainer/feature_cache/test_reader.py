@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.feature_cache.reader import FeatureReader, FeatureShards
 from vlmpipe.trainer.feature_cache.store import write_shard
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -29,7 +29,7 @@ def features_of(image: str, width: int = WIDTH) -> Tensor:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> FeatureReader:
     folder, scratch = tmp_path_factory.mktemp("features"), tmp_path_factory.mktemp("scratch")
     for images in (IMAGES[::3], IMAGES[1::3], IMAGES[2::3]):
-        write_shard(LocalStorage(folder), scratch, {image: features_of(image) for image in images}, {})
+        write_shard(LocalStorage(folder), scratch, {image: features_of(image) for image in images}, tower_sha256="0")
     return FeatureReader.open(str(folder))
 
 
@@ -45,6 +45,27 @@ def test_one_of_many_that_was_never_encoded_is_named(reader: FeatureReader) -> N
 
 def test_features_of_another_width_are_refused(tmp_path: Path) -> None:
     for image, width in zip(IMAGES, (WIDTH, WIDTH + 1), strict=False):
-        write_shard(LocalStorage(tmp_path / "store"), tmp_path, {image: features_of(image, width)}, {})
+        write_shard(LocalStorage(tmp_path / "store"), tmp_path, {image: features_of(image, width)}, tower_sha256="0")
     with pytest.raises(DataError, match=f"its features are {WIDTH + 1} wide, those of others {WIDTH}"):
         FeatureReader.open(str(tmp_path / "store")).read_all(IMAGES[:2])
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_features_of_two_towers_are_refused_whichever_shard_is_read_first(tmp_path: Path, newest_first: bool) -> None:
+    """Weights behind an address without a revision may change, and the store's key does not."""
+    store = LocalStorage(tmp_path / "store")
+    for number, image in enumerate(reversed(IMAGES) if newest_first else IMAGES):
+        # Names of shards are digests: in the order of names the other tower's shard lies anywhere.
+        write_shard(store, tmp_path, {image: features_of(image)}, tower_sha256="new" if number == 6 else "old")
+    with pytest.raises(DataError, match=r"come from two towers: shard-\w+\.safetensors from the weights") as caught:
+        FeatureShards(str(tmp_path / "store"))
+    assert "new" in str(caught.value) and "old" in str(caught.value)
+
+
+def test_features_of_another_tower_are_refused_and_an_empty_store_takes_any(tmp_path: Path) -> None:
+    store = LocalStorage(tmp_path / "store")
+    FeatureShards(str(tmp_path / "store")).require_tower("new")
+    write_shard(store, tmp_path, {IMAGES[0]: features_of(IMAGES[0])}, tower_sha256="old")
+    FeatureShards(str(tmp_path / "store")).require_tower("old")
+    with pytest.raises(ConfigError, match=r"come from another tower \(old\)"):
+        FeatureShards(str(tmp_path / "store")).require_tower("new")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -79,6 +80,27 @@ def test_a_loaded_state_continues_bit_for_bit(steps: int, seed: int) -> None:
     for parameters, own in ((straight, optimizer), (resumed, other)):
         train(parameters, own, range(steps, steps + 2))
     assert all(torch.equal(one, two) for one, two in zip(straight, resumed, strict=True))
+
+
+def test_a_step_after_a_resume_reads_no_number_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number that the host reads of a GPU's tensor waits for the GPU: once for every matrix, in every step."""
+    parameters = parameters_of()
+    optimizer = optimizer_of(parameters)
+    train(parameters, optimizer, range(2))
+    resumed = optimizer_of(parameters)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    reads = list[str]()
+
+    def counted(name: str) -> Callable[[Tensor], object]:
+        original = getattr(Tensor, name)
+        return lambda tensor: (reads.append(name), original(tensor))[1]
+
+    for name in ("__int__", "__float__", "__bool__", "item", "tolist"):
+        monkeypatch.setattr(Tensor, name, counted(name))
+    train(parameters, resumed, range(2, 3))
+    assert not reads
+    assert int(torch.ones(())) == 1 and reads, "the probe sees such reads"
+    assert [int(held["step"]) for held in resumed.state_dict()["state"].values()] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(("first", "then"), [(AdamW8bit, torch.optim.AdamW), (torch.optim.AdamW, AdamW8bit)])

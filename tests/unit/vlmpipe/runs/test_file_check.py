@@ -47,7 +47,8 @@ def write_training_records(run: Path) -> None:
 def run(tmp_path: Path) -> Path:
     _, prepared = prepare_llava(tmp_path, count=20)
     features = tmp_path / "features/0123"
-    write_shard(open_storage(str(features)), tmp_path, {"ab" * 32: torch.zeros(2, 4, dtype=torch.bfloat16)}, {})
+    image = {"ab" * 32: torch.zeros(2, 4, dtype=torch.bfloat16)}
+    write_shard(open_storage(str(features)), tmp_path, image, tower_sha256="0")
     run = tmp_path / "runs/a"
     write_export(run)
     pointers = {"prepared_uri": prepared.uri, "features_uri": str(features), "features": "reuse"}

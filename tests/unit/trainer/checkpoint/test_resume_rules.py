@@ -1,0 +1,204 @@
+"""Every field of `train`, `data` and `model` has a rule for a resume with another value, and the rule is what happens.
+
+A changed copy of a run file is made for each field, whether or not its other fields go with the value: what decides is
+what COMMIT records and what the prepared data is called. That values which are taken are trained with is shown by real
+runs (tests/integration/trainer/checkpoint/test_changed_settings.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tests.support.resume_page import PAGE, resume_page
+from tests.support.trainer.checkpoints import record
+from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.trainer.checkpoint.commit import Checkpoint
+from vlmpipe.trainer.checkpoint.resume import Resumed, require_same_run
+from vlmpipe.trainer.checkpoint.resume_rules import (
+    OUTCOMES,
+    RULES,
+    SECTIONS,
+    Outcome,
+    Rule,
+    changes,
+    leaves,
+    rules_by_field,
+    settings_of,
+)
+from vlmpipe.trainer.config.data import DataPhase, DataSource
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.errors import ConfigError
+
+FIELDS = {path: field for name, section in SECTIONS.items() for path, field, _ in leaves(section, name)}
+STRATEGIES = get_args(TrainConfig.model_fields["strategy"].annotation)
+# Of fields of `data` that preparation reads: another value that it can read.
+OTHERS: dict[str, Any] = {
+    "data.source": "builtin:openmoji",
+    "data.chat_template": "native",
+    "data.split_by": "record",
+    "data.sources[].uri": "builtin:openmoji",
+}
+
+
+def job_of(**changes: Any) -> JobConfig:
+    return JobConfig.model_validate(merged(TINY, {"run": {"run_id": "r", "root_uri": "/runs"}, **changes}))
+
+
+@cache
+def base_of(path: str) -> JobConfig:
+    """A run file that has every section and a mixture where the field is one of its sources'."""
+    job, data = job_of(), job_of().data
+    if "[]" in path:
+        source = DataSource(name="one", uri="builtin:digits", weight=1.0)
+        phases = (DataPhase(weights={"one": 1.0}), DataPhase(weights={"one": 2.0}))
+        job = job.model_copy(
+            update={"data": data.model_copy(update={"source": "", "sources": (source,), "phases": phases})}
+        )
+    return job
+
+
+def with_value(section: BaseModel, path: str, change: Any) -> BaseModel:
+    """A copy of the section with `change(value)` at the path, unchecked. A null section on the way is filled in."""
+    name, _, rest = path.partition(".")
+    name, is_list = name.removesuffix("[]"), name.endswith("[]")
+    value = getattr(section, name)
+    if not rest:
+        changed: Any = change(value)
+    elif is_list:  # the last, such as a phase that has not begun
+        changed = (*value[:-1], with_value(value[-1], rest, change))
+    else:
+        changed = with_value(value if value is not None else below(section, name), rest, change)
+    return section.model_copy(update={name: changed})
+
+
+def below(section: BaseModel, name: str) -> BaseModel:
+    """The section that a null field may hold, of defaults."""
+    annotation = type(section).model_fields[name].annotation
+    (kind,) = (option for option in get_args(annotation) if option is not type(None))
+    return kind.model_construct(**dict.fromkeys(kind.model_fields))
+
+
+def other(field: FieldInfo, path: str) -> Any:
+    """A function that gives another value of the field's type."""
+    if path in OTHERS:
+        return lambda _: OTHERS[path]
+    kind = next(option for option in (*get_args(field.annotation), field.annotation) if option is not type(None))
+    if get_origin(field.annotation) is Literal:
+        return lambda value: next(option for option in get_args(field.annotation) if option != value)
+    if get_origin(field.annotation) in (tuple, dict):
+        kind = get_origin(field.annotation)
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, bool) or kind is bool:
+            return not value
+        if isinstance(value, int | float):
+            return value + 1
+        if isinstance(value, tuple) or kind is tuple:
+            return (*(value or ()), *((value or ())[:1] or ("other",)))
+        if isinstance(value, dict) or kind is dict:
+            return {**(value or {}), "other": 1}
+        return f"{value or ''}other" if not isinstance(value, str) or kind is str else f"{value}other"
+
+    return changed
+
+
+def changed_job(path: str) -> JobConfig:
+    name, _, rest = path.partition(".")
+    job = base_of(path)
+    return job.model_copy(update={name: with_value(getattr(job, name), rest, other(FIELDS[path], path))})
+
+
+def refusal(before: JobConfig, after: JobConfig, strategy: str) -> str:
+    """Why a checkpoint of the one is not continued by the other; empty where it is."""
+    saved, expected = (
+        record(
+            strategy=strategy if job.train.strategy == before.train.strategy else "another",
+            checkpoint_format="deepspeed" if strategy.startswith("zero") else "dcp",
+            settings=settings_of(job),
+        )
+        for job in (before, after)
+    )
+    try:
+        require_same_run(Checkpoint("0001", saved), expected)
+    except ConfigError as error:
+        return error.found
+    return ""
+
+
+def test_every_field_has_exactly_one_rule_and_no_rule_a_field_that_is_gone() -> None:
+    listed = [field for rule in RULES for field in rule.fields]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(FIELDS), "decide in RULES what a resume does with it"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_changed_field_is_refused_by_name_or_accepted_as_its_rule_says(strategy: str) -> None:
+    checkpoint_format = "deepspeed" if strategy.startswith("zero") else "dcp"
+    for path, rule in ours():
+        said = refusal(base_of(path), changed_job(path), strategy)
+        if rule.outcome_under(checkpoint_format) == "refused":
+            assert (path in said) or (path == "train.strategy" and "the strategy" in said), (path, said)
+        else:
+            assert not said, path
+
+
+def test_a_taken_value_is_said_and_one_that_cannot_matter_is_not() -> None:
+    for path, rule in ours():
+        before, after = settings_of(base_of(path)), settings_of(changed_job(path))
+        found = changes(before, after, "dcp")
+        assert [change.field for change in found] == ([path] if rule.outcome in ("taken", "refused") else []), path
+
+
+def test_prepared_data_has_another_name_where_the_rule_says_so_and_nowhere_else() -> None:
+    """Of the section `data`, which no other name covers."""
+    for path, rule in ours():
+        if path.startswith("data.") and path not in FROM_FILES:
+            before, after = base_of(path), changed_job(path)
+            assert (fingerprint(before) != fingerprint(after)) == (rule.outcome == "prepared"), path
+
+
+# Fields that only say something of sources in files; the fingerprints of those cover them.
+FROM_FILES = {"data.image_folder", "data.sources[].image_folder"}
+
+
+def ours() -> Iterator[tuple[str, Rule]]:
+    """The rules of our own trainer."""
+    return ((path, rule) for path, rule in rules_by_field().items() if not path.startswith("train.trainer."))
+
+
+def test_a_setting_that_this_version_does_not_have_is_refused() -> None:
+    saved = record(settings={"train.of_another_version": 3})
+    with pytest.raises(ConfigError, match=r"train.of_another_version changed from 3 to null"):
+        require_same_run(Checkpoint("0001", saved), record())
+
+
+def test_a_field_at_its_default_is_not_recorded_and_compared_all_the_same() -> None:
+    assert "train.seed" not in settings_of(job_of())
+    assert settings_of(job_of(**{"train.seed": 4}))["train.seed"] == 4
+    assert "train.seed changed from 0 to 4" in refusal(job_of(), job_of(**{"train.seed": 4}), "ddp")
+
+
+def test_rates_that_jump_are_said_in_one_sentence_and_equal_ones_are_not() -> None:
+    saved = record(step=90, total_steps=100, learning_rate=1e-4)
+    resumed = Resumed(Checkpoint("0001-00000090-a", saved), [])
+    (note,) = resumed.notes(replace(saved, total_steps=200), 2e-3)
+    assert "goes on at 0.002;" in note and "it would be 0.0001 (step 90 of 100 then, of 200 now)" in note
+    assert not resumed.notes(saved, 1.001e-4)
+
+
+def test_outcomes_are_those_of_the_rules() -> None:
+    used: set[Outcome] = {rule.outcome for rule in RULES} | {rule.under_zero for rule in RULES if rule.under_zero}
+    assert used == set(OUTCOMES)
+
+
+def test_the_reference_has_the_table_of_the_rules() -> None:
+    assert PAGE.read_text() == resume_page(PAGE.read_text()), "run: python -m tests.support.generated_files"

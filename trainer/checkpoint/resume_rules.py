@@ -1,0 +1,278 @@
+"""What a run that resumes takes from its run file, and what must be as it was: a rule for each field.
+
+A checkpoint's COMMIT holds the values of fields that matter (`settings_of`), without those at their defaults.
+docs/reference/resuming.md shows the table.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.train import TrainConfig
+
+Outcome = Literal["taken", "refused", "prepared", "same"]
+SECTIONS: dict[str, type[BaseModel]] = {"train": TrainConfig, "data": DataConfig, "model": ModelConfig}
+OUTCOMES: dict[Outcome, str] = {
+    "taken": "the run file's value counts from the first step after the resume; training says that it changed",
+    "refused": "the resume ends with exit code 64",
+    "prepared": "the resume ends with exit code 64 if other data was prepared",
+    "same": "the run file's value counts, and the training is the same but for rounding",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a changed value of these fields does. `under_zero`: where the strategy is a zero one, if that differs."""
+
+    outcome: Outcome
+    fields: tuple[str, ...]
+    why: str
+    under_zero: Outcome | None = None
+
+    def outcome_under(self, checkpoint_format: str) -> Outcome:
+        """The outcome for a checkpoint of that format."""
+        return self.under_zero if self.under_zero and checkpoint_format == "deepspeed" else self.outcome
+
+
+def _in(section: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names.split())
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "taken",
+        _in(
+            "train",
+            "optimizer.name optimizer.learning_rate optimizer.projector_learning_rate optimizer.tower_learning_rate "
+            "optimizer.batch_scaling optimizer.reference_batch_size optimizer.weight_decay optimizer.betas "
+            "optimizer.eps clip_grad_norm dpo_beta simpo_beta simpo_gamma",
+        ),
+        "How an update is made. Moments are kept.",
+    ),
+    Rule(
+        "taken",
+        _in("train", "epochs max_steps lr_schedule warmup_fraction decay_fraction final_rate_fraction"),
+        "The learning rate is a function of the step and of all steps: with other ones it may jump, and training says "
+        "from where to where.",
+    ),
+    Rule(
+        "taken",
+        _in("train", "ema_decay"),
+        "An average that the checkpoint lacks begins at its weights; one that is no longer kept is dropped.",
+    ),
+    Rule(
+        "taken",
+        _in(
+            "train",
+            "precision gradient_accumulation_dtype reduce_dtype float8 gradient_compression powersgd.rank "
+            "powersgd.start_step zero_quantized_weights zero_quantized_gradients deterministic",
+        ),
+        "How numbers are rounded. Masters and moments are fp32 in every checkpoint.",
+    ),
+    Rule(
+        "same",
+        _in("train", "strategy"),
+        "Strategies of one checkpoint format read each other's. ZeRO's state is laid out by its stage.",
+        under_zero="refused",
+    ),
+    Rule(
+        "same",
+        _in(
+            "train",
+            "tensor_parallel sequence_parallel pipeline_parallel virtual_stages context_parallel micro_batch_size "
+            "offload nvme_path shard_frozen_weights reshard_after_forward prefetch_layers activation_checkpointing "
+            "activation_offloading loss_chunk_tokens compile compile_backend overlap_vision_encoder zero_hpz",
+        ),
+        "Where and how the same sums are computed. With another number of ranks or other degrees, dropout goes on with "
+        "draws of its own.",
+    ),
+    Rule(
+        "refused",
+        _in("train", "deepspeed"),
+        "DeepSpeed cuts its state by some of these settings.",
+    ),
+    Rule(
+        "refused",
+        (*_in("train", "seed global_batch_size"), *_in("data", "pack shuffle_shards stopping_strategy")),
+        "Which samples a step reads.",
+    ),
+    Rule(
+        "refused",
+        _in("data", "phases[].epochs phases[].weights sources[].weight sources[].samples sources[].epochs"),
+        "Which samples a step reads, also in phases that have not begun.",
+    ),
+    Rule("refused", _in("train", "objective"), "What is learned, and from which data."),
+    Rule(
+        "same",
+        _in(
+            "train",
+            "wandb.project wandb.entity wandb.api_key_secret mlflow.tracking_uri mlflow.experiment log_every_steps "
+            "validate_every_steps validation_sequences checkpoint_every_steps keep_checkpoints freeze_gc "
+            "measure_communication profile.start_step profile.steps profile.ranks stall_factor stall_floor_s",
+        ),
+        "What is measured, logged and kept.",
+    ),
+    Rule("same", _in("train", "resume"), "Read when a job starts: see above."),
+    Rule(
+        "refused",
+        _in("train", "trainer.name"),
+        "A program of one's own has checkpoints of its own, which are known by its name.",
+    ),
+    Rule(
+        "taken",
+        _in(
+            "train",
+            "trainer.kind trainer.image_uri trainer.package_uris trainer.executor_image_uri trainer.python_module "
+            "trainer.python trainer.command trainer.resume_args trainer.resume_as_model trainer.launch "
+            "trainer.roles.ps trainer.roles.evaluator trainer.roles.ps_machine_type trainer.data_format "
+            "trainer.result trainer.total_steps trainer.stop_grace_s trainer.evaluate_command",
+        ),
+        "Given to a program of one's own when it starts. What it does with its checkpoint is its own.",
+    ),
+    Rule(
+        "prepared",
+        _in(
+            "data",
+            "source image_folder sources[].uri sources[].image_folder sources[].caption_question "
+            "sources[].max_samples sources[].name caption_question chat_template answer_end max_samples "
+            "validation_fraction split_by max_reject_fraction duplicates max_image_pixels max_image_bytes "
+            "max_media_bytes video video_frames video_fps video_times min_image_side max_image_aspect animated "
+            "shard_samples chunk_samples sequence_length max_images_per_sequence overlong_policy",
+        ),
+        "What the samples are. Prepared data is named by its content.",
+    ),
+    Rule(
+        "same",
+        _in("data", "workers tasks shard_cache_gib sources[].license"),
+        "How data is prepared and kept, and its licence.",
+    ),
+    Rule("same", _in("model", "hub_token_secret lora.export"), "Access to weights, and the form of the export."),
+    Rule(
+        "refused",
+        _in(
+            "model",
+            "family pretrained.weights pretrained.revision pretrained.config tower.weights tower.revision "
+            "tower.config projector.weights projector.revision projector.config language_model.weights "
+            "language_model.revision language_model.config tokenizer feature_layer feature_select image_size "
+            "longest_edge min_pixels max_pixels image_processor freeze freeze_parameters train_parameters lora.rank "
+            "lora.alpha lora.use_rslora lora.use_dora lora.parts lora.dropout lora.targets lora.pretrained "
+            "lora.quantize_base relevance.channels relevance.scorers relevance.balancer relevance.allocation "
+            "relevance.max_tokens relevance.min_tokens relevance.mass relevance.temperature relevance.explore "
+            "relevance.estimator relevance.samples relevance.token_cost relevance.centre_questions relevance.width "
+            "seed",
+        ),
+        "What is trained, and from which weights. Frozen weights and those of the vision encoder are compared by their "
+        "digests too.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field whose value differs from that of the start that saved the checkpoint."""
+
+    field: str
+    was: Any
+    now: Any
+    outcome: Outcome
+
+    def text(self) -> str:
+        return f"{self.field} changed from {_shown(self.was)} to {_shown(self.now)}"
+
+
+def rules_by_field() -> dict[str, Rule]:
+    """The rule of each field."""
+    return {field: rule for rule in RULES for field in rule.fields}
+
+
+def settings_of(job: JobConfig) -> dict[str, Any]:
+    """Values of the fields whose change is refused or said, as JSON; fields at their defaults are left out."""
+    recorded = {field for rule in RULES if rule.outcome in ("taken", "refused") for field in rule.fields}
+    values = {field: _value_at(job, field) for field in recorded if not field.startswith("train.trainer.")}
+    return {field: values[field] for field in sorted(values) if values[field] != _DEFAULTS[field]}
+
+
+def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_format: str) -> list[Change]:
+    """Fields of two `settings_of` that differ, those that are refused first."""
+    rules = rules_by_field()
+    differing = []
+    for field in sorted({*found, *expected}):
+        was, now = found.get(field, _DEFAULTS.get(field)), expected.get(field, _DEFAULTS.get(field))
+        if was != now:
+            # A field that this version does not have decided something for the one that saved.
+            outcome = rules[field].outcome_under(checkpoint_format) if field in rules else "refused"
+            differing.append(Change(field, was, now, outcome))
+    return sorted(differing, key=lambda change: change.outcome != "refused")
+
+
+def leaves(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo, bool]]:
+    """Dotted path of each field that is no section, the field, and whether a section above it may be null.
+
+    Fields of the sections in a list have `[]` behind the list's name.
+    """
+    for name, field in section.model_fields.items():
+        below, is_list, may_lack = _section_of(field)
+        path = f"{prefix}.{name}{'[]' if is_list else ''}"
+        if below is None:
+            yield path, field, False
+            continue
+        for inner, leaf, lacks in leaves(below, path):
+            yield inner, leaf, lacks or may_lack or is_list
+
+
+def _section_of(field: FieldInfo) -> tuple[type[BaseModel] | None, bool, bool]:
+    """The section that a field holds, if it is one; whether it holds a list of them; whether it may be null."""
+    annotation = field.annotation
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    for option in options:
+        is_list = get_origin(option) is tuple
+        held = get_args(option)[0] if is_list else option
+        if isinstance(held, type) and issubclass(held, BaseModel):
+            return held, is_list, type(None) in options
+    return None, False, False
+
+
+def _default_of(path: str, field: FieldInfo, lacks: bool) -> Any:
+    if lacks:
+        return [] if "[]" in path else None
+    return None if field.is_required() else _plain(field.get_default(call_default_factory=True, validated_data={}))
+
+
+def _value_at(job: JobConfig, path: str) -> Any:
+    """The value at a dotted path, as JSON; of fields in a list that of each item, None below a null section."""
+    found: Any = job
+    name, _, rest = path.partition(".")
+    while name:
+        if found is None:
+            return None
+        found = getattr(found, name.removesuffix("[]"))
+        if name.endswith("[]"):
+            return [_plain(getattr(item, rest)) for item in found]
+        name, _, rest = rest.partition(".")
+    return _plain(found)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_DEFAULTS = {
+    path: _default_of(path, field, lacks)
+    for name, section in SECTIONS.items()
+    for path, field, lacks in leaves(section, name)
+}
