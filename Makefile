@@ -198,7 +198,7 @@ test-numerics: $(INSTALLED_DEV)  ## tests that compare numbers, under other kern
 	@$(BIN)/python -m tests.numerics.table $(args)
 
 .PHONY: test-versions
-test-versions: $(INSTALLED_DEV)  ## Python 3.11 to 3.13 with the lowest and newest dependencies: quickstart and laws, an environment each (needs uv)
+test-versions: $(INSTALLED_DEV)  ## Python 3.11 with the lowest dependencies, 3.12 and 3.13 with the newest: quickstart and laws, an environment each (needs uv)
 	@$(BIN)/python -m tests.versions.table $(args)
 
 .PHONY: incidents
@@ -254,9 +254,9 @@ bench-evaluation: $(INSTALLED_DEV)  ## benchmarks of answering and scoring
 bench-planner: $(INSTALLED_DEV)  ## the planner's memory, FLOPs and step times beside what is measured here; cost of commands
 	@$(BIN)/python -W ignore -m benchmarks.bench_planner $(args)
 
-.PHONY: bench-quickstart
-bench-quickstart: $(INSTALLED_DEV)  ## the quickstart from five random starts, and how far its figures spread (a minute each)
-	@$(BIN)/python -m benchmarks.bench_quickstart $(args)
+.PHONY: bench-starts
+bench-starts: $(INSTALLED_DEV)  ## scores of shipped run files from five random starts, and their spread (minutes a start): args=digits-preferences
+	@$(BIN)/python -m benchmarks.bench_starts $(args)
 
 .PHONY: bench-published
 bench-published: $(INSTALLED_DEV)  ## what the planner predicts for published training runs; args=--picture draws the docs' picture

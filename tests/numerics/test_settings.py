@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.numerics.settings import ALONE_ROUNDING, ALONE_THREADS, SETTINGS, Setting
+from tests.numerics.settings import ALONE_ROUNDING, ALONE_THREADS, SETTINGS, TWO_RUNS, Setting
 from tests.numerics.table import comparing, tried
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen
@@ -19,8 +19,7 @@ from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_tra
 from tests.support.trainer.runs import ends_of_ranks, make_run, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 
-CHANGING = ("SSE2", "rounding in one of two runs")  # the others change nothing in sums as short as a tiny model has
-TRIED = chosen(SETTINGS, "rounding in one of two runs".__eq__)
+TRIED = chosen(SETTINGS, "rounding and 4 threads in one of two runs".__eq__)
 DRIVER = "tests.support.drivers.train_many"
 RUN = {"features.cache": "off", "train.max_steps": 3, **EVERY_STEP}
 
@@ -58,9 +57,8 @@ def test_a_run_is_the_same_under_another_setting_and_not_to_the_bit(
     job = make_run(root, name.replace(" ", "-"), RUN, features="off")
     _train(job, setting)
     require_equal_training(job, reference)
-    if name in CHANGING:
-        found, expected = trained_weights(job), trained_weights(reference)
-        assert not all(torch.equal(found[each], weight) for each, weight in expected.items()), "it changed nothing"
+    found, expected = trained_weights(job), trained_weights(reference)
+    assert not all(torch.equal(found[each], weight) for each, weight in expected.items()), "it changed nothing"
 
 
 def test_a_setting_that_this_processor_lacks_is_named() -> None:
@@ -73,13 +71,14 @@ def test_the_files_that_compare_numbers_are_found() -> None:
     assert "tests/integration/trainer/models/test_lora.py" in found
     assert "tests/unit/trainer/models/layers/test_preference.py" in found
     assert "tests/unit/trainer/test_redaction.py" not in found
+    assert {str(path) for path in comparing(TWO_RUNS)} < found
 
 
 def test_a_failure_is_counted_and_shown(tmp_path: Path) -> None:
     file = tmp_path / "test_wrong.py"
     tests = [f"def test_{number}():\n    assert os.environ['OMP_NUM_THREADS'] == '{number}'\n" for number in (1, 4)]
     file.write_text("\n".join(["import os\n", *tests]))
-    counts, said = tried(SETTINGS["4 threads"], file)
+    counts, said = tried(SETTINGS["AVX2 and 4 threads"], [file])
     assert counts == {"failed": 1, "passed": 1} and "'4' == '1'" in said
     file.write_text("no python")
-    assert tried(SETTINGS["as it is"], file)[0]["error"] == 1
+    assert tried(Setting({}), [file])[0]["error"] == 1

@@ -1,9 +1,10 @@
 """vlmpipe with other versions of Python and of what it depends on (make test-versions).
 
-python -m tests.versions.table [--python 3.12] [--resolution lowest-direct] [--torch-backend cpu]
+python -m tests.versions.table [--python 3.12] [--torch-backend cpu]
 
-A row is one interpreter with the lowest or the newest versions that pyproject.toml allows for what vlmpipe itself
-imports, in an environment of its own: it runs the quickstart in its short form and laws that take seconds. Rows whose
+A row is one interpreter, in an environment of its own, with the versions that pyproject.toml allows for what vlmpipe
+itself imports: the lowest with the oldest interpreter, the newest with the others, since a release made before an
+interpreter often has no wheel for it. It runs the quickstart in its short form and laws that take seconds. Rows whose
 interpreter is not on this machine are left out, and the table says so. Needs a package index and `uv`.
 """
 
@@ -22,8 +23,6 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 
-PYTHONS = ("3.11", "3.12", "3.13")
-RESOLUTIONS = ("lowest-direct", "highest")
 EXTRAS = ("pipelines", "trainer", "data")  # what `make install` has
 TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "webdataset", "boto3", "bitsandbytes")
 # Run files, the compiled graph, the optimizer's steps, checkpoints, and one process beside two.
@@ -44,7 +43,10 @@ class RowFailedError(Exception):
 @dataclass(frozen=True)
 class Row:
     python: str
-    resolution: str
+    resolution: str  # of uv
+
+
+ROWS = (Row("3.11", "lowest-direct"), Row("3.12", "highest"), Row("3.13", "highest"))
 
 
 def interpreter(python: str) -> str:
@@ -120,21 +122,16 @@ def tried(row: Row, uv: str, torch_backend: str) -> tuple[bool, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", choices=PYTHONS, help="one of the interpreters")
-    parser.add_argument("--resolution", choices=RESOLUTIONS, help="one of the resolutions")
+    parser.add_argument("--python", choices=[row.python for row in ROWS], help="the row of one interpreter")
     parser.add_argument("--torch-backend", default="cpu", help="uv's name of a build; '' takes the index's")
     given = parser.parse_args(arguments)
     uv = shutil.which("uv")
     if not uv:
         sys.exit("uv is not on the PATH; expected the tool that resolves versions; fix: pip install uv")
-    rows = [
-        Row(python, resolution)
-        for python in PYTHONS
-        for resolution in RESOLUTIONS
-        if given.python in (None, python) and given.resolution in (None, resolution)
-    ]
     failed = False
-    for row in rows:
+    for row in ROWS:
+        if given.python not in (None, row.python):
+            continue
         passed, said = tried(row, uv, given.torch_backend)
         failed = failed or not passed
         print(f"Python {row.python}  {row.resolution:<14} {said}", flush=True)

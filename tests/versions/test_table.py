@@ -9,12 +9,15 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.versions import table
-from tests.versions.table import LAWS, PYTHONS, Row, RowFailedError, main, tried
+from tests.versions.table import LAWS, ROWS, Row, RowFailedError, main, tried
 
 
 def test_all_versions_that_the_package_allows_are_rows() -> None:
     allowed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
-    assert allowed == f">={PYTHONS[0]},<3.{int(PYTHONS[-1].partition('.')[2]) + 1}"
+    minors = [int(row.python.partition(".")[2]) for row in ROWS]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert allowed == f">=3.{minors[0]},<3.{minors[-1] + 1}"
+    assert {row.resolution for row in ROWS} == {"lowest-direct", "highest"}
 
 
 def test_the_laws_are_there() -> None:
@@ -45,13 +48,13 @@ def test_a_step_that_fails_fails_the_row_and_the_table(
     def fails(python: Path, folder: Path) -> None:
         raise RowFailedError("pytest ended with 1")
 
-    monkeypatch.setattr(table, "interpreter", lambda python: f"/bin/python{python}" if python == "3.11" else "")
+    monkeypatch.setattr(table, "interpreter", lambda python: f"/bin/python{python}" if python == "3.13" else "")
     monkeypatch.setattr(table, "install", lambda *_: Path("python"))
     monkeypatch.setattr(table.shutil, "which", lambda _: "uv")
     monkeypatch.setattr(table, "STEPS", {"quickstart": lambda *_: None, "laws": fails})
-    assert main(["--resolution", "highest"]) == 1
+    assert main([]) == 1
     said = capsys.readouterr().out
-    assert "Python 3.11  highest        failed: laws" in said and "pytest ended with 1" in said
+    assert "Python 3.13  highest        failed: laws" in said and "pytest ended with 1" in said
     assert said.count("left out") == 2
 
 

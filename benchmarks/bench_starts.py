@@ -1,0 +1,147 @@
+"""Scores of shipped run files from several random starts, and how far they spread, by `make bench-starts`.
+
+A small model that trains for a minute ends elsewhere with another seed, and on a processor with other rounding errors:
+its scores are ranges. The seeds are those of the model's weights and of the order of data; the data are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.environment import environment
+
+VLMPIPE = "from vlmpipe.cli.entry import console; console()"
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Share:
+    """Where a run's folder has the share of questions or pairs that a column shows."""
+
+    column: str
+    keys: tuple[str, ...]  # into evaluate.json
+    stage: str = ""  # one before the last
+
+    def read(self, run: Path) -> float:
+        value: Any = evaluated(run / "stages" / self.stage if self.stage else run)
+        for key in self.keys:
+            value = value[key]
+        return float(value)
+
+
+# By run file in configs/, what README and the guides state.
+RUN_FILES: dict[str, tuple[Share, ...]] = {
+    "digits": (
+        Share("right image", ("exact_match",)),
+        Share("another image", ("controls", "shuffled_image", "exact_match")),
+        Share("no image", ("controls", "no_image", "exact_match")),
+        Share("chance", ("chance",)),
+    ),
+    "digits-preferences": (
+        Share("right answer likelier, before", ("reference_preference_accuracy",)),
+        Share("right answer likelier", ("preference_accuracy",)),
+        Share("right answer gained more", ("reward_accuracy",)),
+        Share("answered exactly, before", ("exact_match",), stage="answer"),
+        Share("answered exactly", ("exact_match",)),
+    ),
+    "arr-coc": (
+        Share("base, all tokens", ("exact_match",), stage="base"),
+        Share("4 tokens", ("exact_match",)),
+        Share("all tokens", ("controls", "all_tokens", "exact_match")),
+        Share("4 evenly spaced tokens", ("controls", "uniform_tokens", "exact_match")),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one trained model, in the order of the run file's shares."""
+
+    seed: int
+    questions: int
+    shares: tuple[float, ...]
+
+
+def evaluated(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "evaluate.json").read_text()))
+
+
+def scores(run_file: str, seed: int, run: Path) -> Scores:
+    """The scores in a finished run's folder."""
+    return Scores(seed, evaluated(run)["questions"], tuple(share.read(run) for share in RUN_FILES[run_file]))
+
+
+def train(run_file: str, seed: int, root: Path, overrides: Sequence[str]) -> Scores:
+    """Run the pipeline to its end. Its data are prepared once for all seeds under `root`."""
+    before = set(root.glob("runs/*"))
+    settings = [f"output.root_uri={root}", f"model.seed={seed}", f"train.seed={seed}", *overrides]
+    command = [sys.executable, "-c", VLMPIPE, "run", f"configs/{run_file}.yaml", *settings]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"seed {seed} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    (folder,) = set(root.glob("runs/*")) - before
+    return scores(run_file, seed, folder)
+
+
+def row(found: Scores) -> str:
+    shares = " | ".join(f"{100 * share:.1f} %" for share in found.shares)
+    return f"| {found.seed} | {found.questions:,} | {shares} |"
+
+
+def table(run_file: str, found: Sequence[Scores]) -> list[str]:
+    """A line for each seed, then the range and the standard deviation of each share."""
+    columns = [share.column for share in RUN_FILES[run_file]]
+    lines = ["| seed | questions | " + " | ".join(columns) + " |", "|---|--:|" + "--:|" * len(columns)]
+    lines += map(row, found)
+    of_column = [[100 * share for share in shares] for shares in zip(*(one.shares for one in found), strict=True)]
+    ranges = " | ".join(f"{min(shares):.1f} to {max(shares):.1f} %" for shares in of_column)
+    lines.append(f"| range | | {ranges} |")
+    if len(found) > 1:
+        deviations = " | ".join(f"{statistics.stdev(shares):.1f}" for shares in of_column)
+        lines.append(f"| standard deviation, points | | {deviations} |")
+    return lines
+
+
+def page(run_file: str, found: Sequence[Scores], about: Mapping[str, Any]) -> Iterator[str]:
+    """The results with where they come from, as benchmarks/results has them."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    yield f"# {about['title']}\n"
+    yield f"{about['date']}. `{about['command']}`. {about['machine']}, {about['shared']}. Versions: {versions}.\n"
+    yield f"Each row is `vlmpipe run configs/{run_file}.yaml model.seed=N train.seed=N`: shares of the held-out"
+    yield "questions or pairs. Nothing here is a time, and other work on the machine changes no figure.\n"
+    yield from table(run_file, found)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_file", nargs="?", choices=RUN_FILES, default="digits", help="one of configs/")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="further settings of the run file")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many random starts")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results to this file too")
+    given = parser.parse_args(arguments)
+    load = os.getloadavg()[0]
+    found = []
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-starts-") as root:
+        for seed in range(given.seeds):
+            found.append(train(given.run_file, seed, Path(root), given.overrides))
+            print(row(found[-1]), flush=True)
+    about = environment(f"{given.run_file} from {given.seeds} random starts", load)
+    text = "\n".join(page(given.run_file, found, about))
+    print(text)
+    if given.markdown:
+        given.markdown.write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

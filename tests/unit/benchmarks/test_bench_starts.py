@@ -1,0 +1,68 @@
+"""The table of random starts, and the docs that state its ranges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.bench_starts import RUN_FILES, Scores, scores, table
+from tests.support.paths import ROOT
+
+EVALUATED = {
+    "samples": 300,
+    "questions": 1100,
+    "exact_match": 0.95,
+    "chance": 0.275,
+    "preference_accuracy": 0.85,
+    "reference_preference_accuracy": 0.78,
+    "reward_accuracy": 0.8,
+    "controls": {
+        name: {"exact_match": 0.21} for name in ("shuffled_image", "no_image", "all_tokens", "uniform_tokens")
+    },
+}
+# Shares of the last stage's evaluate.json, and of an earlier stage's where the run file has one.
+READ = {
+    "digits": (0.95, 0.21, 0.21, 0.275),
+    "digits-preferences": (0.78, 0.85, 0.8, 0.5, 0.95),
+    "arr-coc": (0.5, 0.95, 0.21, 0.21),
+}
+
+
+@pytest.mark.parametrize("run_file", RUN_FILES)
+def test_all_shares_are_read_from_a_run(run_file: str, tmp_path: Path) -> None:
+    for stage in {"", *(share.stage for share in RUN_FILES[run_file])}:
+        folder = tmp_path / "stages" / stage if stage else tmp_path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "evaluate.json").write_text(json.dumps(EVALUATED | {"exact_match": 0.5 if stage else 0.95}))
+    assert scores(run_file, 3, tmp_path) == Scores(3, 1100, READ[run_file])
+
+
+@pytest.mark.parametrize("run_file", RUN_FILES)
+def test_the_run_files_and_their_stages_are_there(run_file: str) -> None:
+    stages = [
+        stage["name"] for stage in yaml.safe_load((ROOT / f"configs/{run_file}.yaml").read_text()).get("stages", [])
+    ]
+    assert {share.stage for share in RUN_FILES[run_file]} <= {"", *stages[:-1]}
+
+
+def test_a_share_is_a_range_with_its_spread() -> None:
+    found = [Scores(seed, 1100, (share, 0.21, 0.22, 0.275)) for seed, share in enumerate((0.95, 0.93, 0.94))]
+    lines = table("digits", found)
+    assert lines[2] == "| 0 | 1,100 | 95.0 % | 21.0 % | 22.0 % | 27.5 % |"
+    assert lines[-2].startswith("| range | | 93.0 to 95.0 % | 21.0 to 21.0 % |")
+    assert lines[-1].startswith("| standard deviation, points | | 1.0 | 0.0 |")
+
+
+def test_one_start_has_no_spread() -> None:
+    assert table("digits", [Scores(0, 1100, (0.95, 0.21, 0.22, 0.275))])[-1].startswith("| range |")
+
+
+def test_the_readme_has_the_range_of_the_newest_results() -> None:
+    newest = sorted((ROOT / "benchmarks/results").glob("*-cpu-quickstart.md"))[-1]
+    (line,) = (line for line in newest.read_text().splitlines() if line.startswith("| range |"))
+    right_image = line.split("|")[3].strip()
+    (claim,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "quickstart's model uses" in line)
+    assert f": {right_image} of 1,100 validation questions" in claim and newest.name in claim
