@@ -19,6 +19,7 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.components.runtime.resolve import compiled_settings, resolve
 from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.labels import require_labels
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
@@ -193,7 +194,9 @@ def submit_spec(
 def _labels(given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"labels is {given!r}", expected="names with their values")
-    return {str(name): str(value) for name, value in given.items()}
+    labels = {str(name): str(value) for name, value in given.items()}
+    require_labels(labels)
+    return labels
 
 
 def _of_training(config: RunConfig) -> Spending:

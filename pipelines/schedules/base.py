@@ -99,7 +99,7 @@ class Schedules(ABC, Generic[AnySchedule]):
         """Bring the live schedule to the wanted one, or replace it. Runs that have begun are not affected.
 
         A new schedule is there before the old one is deleted: a failure between the two leaves both, which `find`
-        reports, and not none.
+        reports, and not none. At no time do both start runs.
         """
 
     @abstractmethod

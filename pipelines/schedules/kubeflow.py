@@ -185,9 +185,13 @@ class KubeflowSchedules(Schedules[KubeflowSchedule]):
         return "Kubeflow changes no recurring run, so apply makes a new one" if changes else ""
 
     def update(self, live: KubeflowSchedule, wanted: KubeflowSchedule, changes: Sequence[Change]) -> KubeflowSchedule:
-        made = self._create(wanted, is_enabled=live.is_enabled)
+        made = self._create(wanted, is_enabled=False)  # with the old one, both would start what is due
         self.delete(live)
-        return made
+        if not live.is_enabled:
+            return made
+        with self._api.translated(f"enable the new schedule of {wanted.name} on"):
+            self._api.client.enable_recurring_run(made.address)
+        return self._get(made)
 
     def pause(self, live: KubeflowSchedule) -> KubeflowSchedule:
         with self._api.translated(f"pause {live.name} on"):

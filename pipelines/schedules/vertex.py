@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from google.api_core import exceptions
@@ -23,7 +23,7 @@ from vlmpipe.backends.vertex.client import Place, translate_errors
 from vlmpipe.backends.vertex.pipeline_job import SUBMISSION_LABEL, Submission
 from vlmpipe.backends.vertex.retries import Answer, may_have_arrived, retrying, send_once
 from vlmpipe.pipelines.schedules.base import UNSET, Change, Schedules
-from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.errors import UserError, print_warning
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.schedule_service import ScheduleServiceClient
@@ -173,13 +173,7 @@ class VertexSchedules(Schedules[VertexSchedule]):
 
     def update(self, live: VertexSchedule, wanted: VertexSchedule, changes: Sequence[Change]) -> VertexSchedule:
         if self.must_replace(changes):
-            made = self.create(wanted)
-            if live.schedule.state == Schedule.State.PAUSED:
-                try:
-                    made = self.pause(made)
-                except UserError:  # a person stopped these runs: the new schedule must not start them
-                    self.delete(made)
-                    raise
+            made = self._made_anew(live, wanted)
             self.delete(live)
             return made
         schedule = Schedule(wanted.schedule)
@@ -189,6 +183,41 @@ class VertexSchedules(Schedules[VertexSchedule]):
         return VertexSchedule(
             self._call(lambda: send_once(self._client.update_schedule, schedule=schedule, update_mask=mask))
         )
+
+    def _made_anew(self, live: VertexSchedule, wanted: VertexSchedule) -> VertexSchedule:
+        """The wanted schedule in the state of the live one, which is paused: together, both would start what is due."""
+        if live.schedule.state == Schedule.State.PAUSED:
+            made = self.create(wanted)
+            try:
+                made = self.pause(made)
+            except UserError:  # a person stopped these runs: the new schedule must not start them
+                self.delete(made)
+                raise
+            if made.started:
+                print_warning(f"{made.address} started {made.started} runs before it was paused", step="schedule")
+            return made
+        self.pause(live)
+        try:
+            made = self.create(wanted)
+        except UserError as error:
+            self._resume_after(live, error)
+            raise
+        due = live.next_start
+        if due and due <= datetime.now(UTC):
+            print_warning(f"the run that was due at {due:%Y-%m-%d %H:%M} UTC was not started", step="schedule")
+        return made
+
+    def _resume_after(self, live: VertexSchedule, error: UserError) -> None:
+        """Let the old schedule start runs again, those that were due meanwhile too, where no new one was made."""
+        try:
+            self.resume(live, catch_up=True)
+        except UserError as second:
+            raise UserError(
+                f"{error.found}\n  also:     {live.address} is paused and could not be resumed: {second.found}",
+                expected=error.expected,
+                fix=f"{error.fix}\nvlmpipe schedule resume CONFIG --catch-up lets the old schedule start runs again",
+                code=error.code,
+            ) from error
 
     def pause(self, live: VertexSchedule) -> VertexSchedule:
         self._call(lambda: send_once(self._client.pause_schedule, name=live.schedule.name))

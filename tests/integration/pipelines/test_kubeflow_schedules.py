@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.kubeflow_pipelines import FakePipelines
+from tests.fakes.kubeflow_pipelines import FakePipelines, _Handler
 from tests.support.paths import ROOT
 from tests.support.vertex.submit_runs import Answer, Submit
 from vlmpipe.config.run_config import RunConfig
@@ -103,6 +103,22 @@ def test_a_changed_schedule_is_made_anew_and_stays_paused(
     after = only(pipelines)
     assert after["recurring_run_id"] != before["recurring_run_id"] and after["status"] == "DISABLED"
     assert schedule("plan", WEEKLY, override, "--json").json["action"] == "nothing"
+
+
+def test_an_old_and_a_new_schedule_never_start_runs_at_the_same_time(
+    pipelines: FakePipelines, schedule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, answer = list[int](), _Handler._recurring
+
+    def counted(handler: _Handler, *given: Any) -> Any:
+        result = answer(handler, *given)
+        counts.append(sum(one["status"] == "ENABLED" for one in pipelines.recurring.values()))
+        return result
+
+    schedule("apply", WEEKLY)
+    monkeypatch.setattr(_Handler, "_recurring", counted)
+    assert schedule("apply", "schedule.cron=30 6 * * 6").code == 0
+    assert (only(pipelines)["status"], max(counts)) == ("ENABLED", 1)
 
 
 def test_pause_resume_delete_and_list(pipelines: FakePipelines, schedule: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
 from vlmpipe.pipelines.schedules import apply as schedule_plan
 from vlmpipe.pipelines.schedules.vertex import VertexSchedule, VertexSchedules
+from vlmpipe.rehearsal.vertex.messages import Call, Json
+from vlmpipe.rehearsal.vertex.schedules import Schedules
 
 WEEKLY = "schedule.cron=0 3 * * 1"
 NAME = "llava-7b-zero2-spot"
@@ -135,6 +138,62 @@ def test_a_schedule_with_a_field_removed_is_made_anew_and_stays_paused(vertex: F
         0,
         False,
     )
+
+
+@pytest.fixture
+def active(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of active schedules after each request about one; of a server that starts later."""
+    counts, answer = list[int](), Schedules.answer
+
+    def counted(schedules: Schedules, call: Call) -> Json:
+        try:
+            return answer(schedules, call)
+        finally:
+            counts.append(sum(one.state.name == "ACTIVE" for one in schedules.schedules.values()))
+
+    monkeypatch.setattr(Schedules, "answer", counted)
+    return counts
+
+
+def test_an_old_and_a_new_schedule_never_start_runs_at_the_same_time(
+    active: list[int], vertex: FakeVertex, schedule: Submit
+) -> None:
+    schedule("apply", WEEKLY, "schedule.max_run_count=5")
+    assert schedule("apply", WEEKLY).code == 0
+    assert (only(vertex).state.name, only(vertex).max_run_count) == ("ACTIVE", 0)
+    assert max(active) == 1
+
+
+@pytest.mark.parametrize(("refused", "state"), [(1, "ACTIVE"), (2, "PAUSED")])
+def test_where_no_new_schedule_can_be_made_the_old_one_goes_on(
+    vertex: FakeVertex, schedule: Submit, monkeypatch: pytest.MonkeyPatch, refused: int, state: str
+) -> None:
+    schedule("apply", WEEKLY, "schedule.max_run_count=5")
+    create = VertexSchedules.create
+
+    def denied(schedules: VertexSchedules, wanted: VertexSchedule) -> VertexSchedule:
+        vertex.faults.append(Fault("status", method="POST", times=refused, code=403, message="denied"))
+        return create(schedules, wanted)
+
+    monkeypatch.setattr(VertexSchedules, "create", denied)
+    done = schedule("apply", WEEKLY)
+    live = only(vertex)
+    assert (done.code, live.max_run_count, live.state.name) == (77, 5, state)
+    assert live.catch_up is (state == "ACTIVE"), "runs that were due meanwhile are started"
+    if state == "PAUSED":
+        assert "is paused and could not be resumed" in done.err
+        vertex.faults.clear()
+        assert "vlmpipe schedule resume CONFIG --catch-up" in done.err
+        assert schedule("resume", WEEKLY, "--catch-up").code == 0 and only(vertex).state.name == "ACTIVE"
+
+
+def test_a_run_that_was_due_while_the_schedule_was_made_anew_is_named(
+    vertex: FakeVertex, schedule: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule("apply", WEEKLY, "schedule.max_run_count=5")
+    only(vertex).next_run_time = datetime(2020, 1, 6, 3, 0, tzinfo=UTC)
+    done = schedule("apply", WEEKLY)
+    assert (done.code, "the run that was due at 2020-01-06 03:00 UTC was not started" in done.err) == (0, True)
 
 
 def test_a_deletion_that_fails_leaves_both_and_the_next_command_says_so(vertex: FakeVertex, schedule: Submit) -> None:

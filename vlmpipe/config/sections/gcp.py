@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from vlmpipe.config.sections.labels import MOST_LABELS, LabelKey, LabelValue
 from vlmpipe.trainer.config.base import Section
 
 
@@ -47,8 +48,11 @@ class GcpConfig(Section):
     psc_interface_config: PscInterfaceConfig | None = Field(
         None, description="Private Service Connect interface, instead of network."
     )
-    labels: dict[str, str] = Field(
-        default_factory=dict, max_length=63, description="Labels of pipeline and jobs; vlmpipe adds one of its own."
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict,
+        max_length=MOST_LABELS,
+        description="Labels of pipeline, jobs, model and endpoint; vlmpipe and Vertex AI add some of their own. At "
+        "most 63 of a to z, digits, dashes and underscores; a letter or digit at the ends, a letter first in a name.",
     )
     tensorboard: str = Field("", description="Vertex AI TensorBoard instance, full resource name.")
     experiment: str = Field(
