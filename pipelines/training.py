@@ -140,7 +140,7 @@ def build(config: RunConfig, target: TargetName) -> BaseComponent:
             max_steps: Optimizer steps after which training stops; 0 trains all epochs (train.max_steps).
             learning_rate: Peak learning rate (train.optimizer.learning_rate).
             seed: Seed of the data order (train.seed).
-            resume: auto continues from the newest good checkpoint, never starts anew (train.resume).
+            resume: auto continues from the newest good checkpoint; never gives up those of earlier runs (train.resume).
             min_exact_match: Share of held-out questions that must be answered exactly (gate.min_exact_match).
             overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_size": 2}.
         """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,7 @@ def resolve(
         run_file: the run file as a JSON text.
         compiled: `compiled_settings` of the pipeline.
         run_id: name of the run; empty takes `job_name`, the pipeline job's own.
+        job_name: tells this submission from others of the run; empty makes each call one.
         overrides: JSON object of dotted keys, for example {"train.optimizer.weight_decay": 0.1}; empty for none.
         parameters: those of PARAMETER_FIELDS. One that equals its compiled default, or is blank, does not override the
             run file, which may have been replaced as well.
@@ -127,8 +129,10 @@ def resolve(
     root_uri = settings["root_uri"]
     if not in_bucket(root_uri):
         root_uri = open_storage(root_uri).root_uri  # absolute: a job may run in another folder
+    submission = job_name or uuid.uuid4().hex
     paths = {
-        name: RunPaths(run_id=stage_run_id(run_id or job_name, name, stages), root_uri=root_uri) for name in stages
+        name: RunPaths(run_id=stage_run_id(run_id or job_name, name, stages), root_uri=root_uri, submission=submission)
+        for name in stages
     }
     if root_uri.startswith("s3://"):
         from vlmpipe.trainer.storage.s3 import (  # not above: its library is an extra

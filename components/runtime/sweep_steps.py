@@ -26,7 +26,6 @@ from vlmpipe.trainer.trials.files import (
     is_done,
     outcome_of,
     settings_sha256,
-    sweep_start_s,
 )
 
 VARIANTS_FOLDER = "variants"  # in the run's folder
@@ -37,7 +36,7 @@ STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 
 def training_paths(run: RunPaths, variant: str, start: int) -> RunPaths:
     """Where a training reads and writes: it is a run of its own inside the sweep's."""
-    return RunPaths(run_id=f"{run.run_id}/{VARIANTS_FOLDER}/{variant}/{start}", root_uri=run.root_uri)
+    return run.model_copy(update={"run_id": f"{run.run_id}/{VARIANTS_FOLDER}/{variant}/{start}"})
 
 
 def started_at(config: RunConfig, start: int) -> RunConfig:
@@ -146,8 +145,7 @@ def open_jobs(run_uri: str) -> list[str]:
     if not any(leader.stat("prepared.json") for leader in leaders):
         record = read_record(leaders[0], "steps/prepare-data.json")
         raise UserError(f"no variant's data could be prepared: {record['message']}", code=ExitCode.DATA)
-    since_s = sweep_start_s(open_storage(run_uri))
-    done = [is_done(open_storage(one["run_uri"]), since_s) for one in sweep["trainings"]]
+    done = [is_done(open_storage(one["run_uri"])) for one in sweep["trainings"]]
     return [
         f"{number} {run_uri}" for number, job in enumerate(sweep["jobs"]) if not all(done[training] for training in job)
     ]

@@ -26,6 +26,7 @@ class Attempts:
 
     attempt: int = 0  # number of the last start
     fresh_from: int = 0  # first start that may be resumed; resume=never gave up those before
+    fresh_for: str = ""  # submission for which that was done
     start_step: int | None = None  # where the last start began
     without_progress: int = 0  # starts in a row before the last one that crashed without a checkpoint
     ended: str = ""  # of the last one: done, preempted, or "" while it runs or after a crash
@@ -36,21 +37,39 @@ def read_attempts(store: Storage) -> Attempts:
     return _read(store)[0]
 
 
-def claim_attempt(store: Storage, *, fresh: bool, above: int = 0) -> Attempts:
-    """Take the next number, above `above`, a mirror's last one. `fresh` gives up the checkpoints of earlier starts."""
+def claim_attempt(store: Storage, *, fresh: bool, submission: str = "", above: int = 0) -> Attempts:
+    """Take the next number, above `above`, a mirror's last one.
+
+    `fresh` gives up the checkpoints of earlier starts, once for each `submission`: when a platform restarts a job, what
+    the submission itself has saved counts. Of an empty one, every start gives up those before.
+    """
+    asked = fresh
     while True:
         found, version = _read(store)
+        fresh = asked and not begun_by(found, submission)
         # The file may be lost or rolled back: checkpoints with a number below the existing ones would not be read.
         number = max(found.attempt, _highest_saved(store), above) + 1
         # A start that recorded no end has crashed.
         crashes = found.without_progress + 1 if found.attempt and not found.ended and not fresh else 0
         fresh_from = number if fresh else found.fresh_from
-        mine = replace(found, attempt=number, fresh_from=fresh_from, without_progress=crashes, ended="")
+        mine = replace(
+            found,
+            attempt=number,
+            fresh_from=fresh_from,
+            fresh_for=submission if fresh else found.fresh_for,
+            without_progress=crashes,
+            ended="",
+        )
         try:
             store.replace(FILE, seal(asdict(mine)), version)
             return mine
         except VersionConflictError:
             continue  # another start took the number
+
+
+def begun_by(found: Attempts, submission: str) -> bool:
+    """Whether a start of this submission has given up the checkpoints before it."""
+    return bool(submission) and found.fresh_for == submission
 
 
 def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:

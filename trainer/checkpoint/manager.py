@@ -60,9 +60,9 @@ class Checkpoints:
         )
 
     def resume(self) -> Resumed | None:
-        """Load the newest good checkpoint, unless there is none or train.resume is never."""
+        """Load the newest good checkpoint, unless there is none or this start gives up those before it."""
         resumed = None
-        if self._job.train.resume == "auto":
+        if self._mine.fresh_from < self._mine.attempt:  # else this start has given up all before it
             stores = [self._store, *([self._mirror] if self._mirror else [])]
             resumed = resume(stores, self._strategy, self._record, self._worker, key=self._key)
         step = resumed.checkpoint.record.step if resumed else 0
@@ -136,7 +136,8 @@ class Checkpoints:
         if self._mirror:
             with contextlib.suppress(UserError):  # an unreachable mirror is reported by `resume`
                 above = read_attempts(self._mirror).attempt
-        mine = claim_attempt(self._store, fresh=self._job.train.resume == "never", above=above)
+        run, fresh = self._job.run, self._job.train.resume == "never"
+        mine = claim_attempt(self._store, fresh=fresh, submission=run.submission_name, above=above)
         require_beginning(mine, most=self._settings.max_starts_without_progress)
         return mine
 

@@ -97,6 +97,16 @@ class RunPaths(Section):
 
     run_id: str = Field(description="Name of the run, unique under root_uri.")
     root_uri: str = Field(description="Folder or prefix of a bucket that holds everything.")
+    submission: str = Field(
+        "",
+        description="What tells one submission of the run from the next, such as the pipeline job's name. Restarts of "
+        "a job and retries of a step have the same; empty: all starts of the run are of one.",
+    )
+
+    @property
+    def submission_name(self) -> str:
+        """The submission; where none is named, the run is the only one."""
+        return self.submission or self.run_id
 
     @property
     def run_uri(self) -> str:

@@ -227,7 +227,11 @@ class TrainConfig(Section):
     )
     checkpoint_every_steps: Positive = Field(100, description="Steps between checkpoints.")
     keep_checkpoints: Positive = Field(2, description="Newest committed checkpoints to keep.")
-    resume: Literal["auto", "never"] = Field("auto", description="auto continues from the newest good checkpoint.")
+    resume: Literal["auto", "never"] = Field(
+        "auto",
+        description="auto continues from the newest good checkpoint. never gives up the checkpoints of earlier "
+        "submissions of the run; restarts of the same submission continue from its own.",
+    )
     deterministic: bool = Field(False, description="Deterministic kernels: bit-equal reruns, slower on GPUs.")
     freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks do not stall apart.")
     measure_communication: bool = Field(

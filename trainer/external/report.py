@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from vlmpipe.trainer.checkpoint.attempts import begun_by, read_attempts
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.external.base_model import model_section_sha256
 from vlmpipe.trainer.external.follow import TrainingProgress
 from vlmpipe.trainer.external.process import Node
 from vlmpipe.trainer.external.progress_endpoint import Posted
-from vlmpipe.trainer.external.states import newest_result
+from vlmpipe.trainer.external.states import newest_result, results_of
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
@@ -35,7 +36,8 @@ def settings_sha256(job: JobConfig) -> str:
 def is_done(job: JobConfig) -> bool:
     """Whether an earlier start of this very training has left a result that verifies."""
     store = open_storage(job.run.run_uri)
-    if job.train.resume == "never" or store.stat(SUMMARY) is None:
+    begun = begun_by(read_attempts(results_of(job.run.run_uri)), job.run.submission_name)
+    if (job.train.resume == "never" and not begun) or store.stat(SUMMARY) is None:
         return False
     summary = read_record(store, SUMMARY)
     if summary.get("settings_sha256") != settings_sha256(job) or not summary.get("result"):

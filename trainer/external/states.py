@@ -56,8 +56,9 @@ class SavedStates:
         self._job, self._folders, self._key = job, folders, signing_key(job.checkpoint)
         self._store, self._results = states_of(job.run.run_uri), results_of(job.run.run_uri)
         fresh, most = job.train.resume == "never", job.checkpoint.max_starts_without_progress
-        self._mine: Attempts = claim_attempt(self._store, fresh=fresh)
-        claim_attempt(self._results, fresh=fresh, above=self._mine.attempt - 1)
+        submission = job.run.submission_name
+        self._mine: Attempts = claim_attempt(self._store, fresh=fresh, submission=submission)
+        claim_attempt(self._results, fresh=fresh, submission=submission, above=self._mine.attempt - 1)
         require_beginning(self._mine, most=most)
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._seen: dict[Path, tuple[tuple[str, int, int], ...]] = {}  # files, when it was looked at last

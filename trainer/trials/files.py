@@ -28,16 +28,11 @@ def outcome_of(store: Storage) -> dict[str, Any]:
     return read_record(store, OUTCOME) if store.stat(OUTCOME) else {}
 
 
-def is_done(store: Storage, began_s: float) -> bool:
-    """Whether a training is not to be trained. began_s: Unix seconds when this start of the sweep began, from which on
-    train.resume never counts."""
+def is_done(store: Storage) -> bool:
+    """Whether a training is not to be trained: an earlier start of the sweep's job did, or with train.resume auto an
+    earlier submission."""
     outcome = outcome_of(store)
     if outcome.get("state") != "done":
         return False
-    return read_record(store, "run.json")["train"].get("resume") != "never" or outcome["started_s"] >= began_s
-
-
-def sweep_start_s(sweep_run: Storage) -> float:
-    """Unix seconds when this start of the sweep began; 0 where no step has written that."""
-    step = "steps/resolve-run.json"
-    return float(read_record(sweep_run, step)["started_s"]) if sweep_run.stat(step) else 0.0
+    content = read_record(store, "run.json")
+    return content["train"].get("resume") != "never" or outcome.get("submission") == content["run"].get("submission")

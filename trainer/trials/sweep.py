@@ -25,7 +25,7 @@ from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.secret_manager import use_secrets
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
-from vlmpipe.trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, is_done, settings_sha256, sweep_start_s
+from vlmpipe.trainer.trials.files import FEATURES_ERROR, JOB_STEP, OUTCOME, is_done, settings_sha256
 from vlmpipe.trainer.trials.forked import Ended, ForkedChildren
 
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
             progress.record.done, progress.record.total = done, len(trainings)
             progress.record.unit, progress.record.message = "trainings", _title(training)
             progress.flush()
-        state = _train(training, run, sweep_start_s(open_storage(folder)), is_chief=is_chief)
+        state = _train(training, run, is_chief=is_chief)
         if state == "stopped":
             return int(ExitCode.PREEMPTED)
         failed += state == "failed"
@@ -78,11 +78,11 @@ def _title(training: Mapping[str, Any]) -> str:
     return f"{training['variant']}, start {training['start']}"
 
 
-def _train(training: Mapping[str, Any], run: Run, sweep_began_s: float, *, is_chief: bool) -> str:
+def _train(training: Mapping[str, Any], run: Run, *, is_chief: bool) -> str:
     """Train, export and evaluate; record what became of it. Returns done, failed or stopped."""
     store, started_s = open_storage(training["run_uri"]), time.time()
     title = _title(training)
-    if is_done(store, sweep_began_s):
+    if is_done(store):
         print(f"sweep: {title}: done before", flush=True)
         return "done"
     print(f"sweep: {title}", flush=True)
@@ -97,11 +97,13 @@ def _train(training: Mapping[str, Any], run: Run, sweep_began_s: float, *, is_ch
     state = "failed" if ended.code else "done"
     print(f"sweep: {title}: {state} in {time.time() - started_s:.1f} s {ended.error}".rstrip(), flush=True)
     if is_chief:
+        run_json = read_record(store, "run.json")
         outcome = {
             "state": state,
             "exit_code": ended.code,
             "error": ended.error,
-            "settings": settings_sha256(read_record(store, "run.json")),
+            "settings": settings_sha256(run_json),
+            "submission": run_json["run"].get("submission"),
             "started_s": started_s,
             "ended_s": time.time(),
             **took,

@@ -9,13 +9,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import PurePosixPath
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import order_of
-from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
+from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.external.states import STATES
+from vlmpipe.trainer.external.states import states_of
 from vlmpipe.trainer.progress import StepRecord
 from vlmpipe.trainer.redaction import redact_all
 from vlmpipe.trainer.storage.base import Storage
@@ -69,13 +68,8 @@ def recorded_job(store: Storage, step: str) -> Iterator[JobRecord]:
 
 
 def newest_checkpoint_step(store: Storage) -> int | None:
-    """Optimizer steps in the newest committed checkpoint of a run; None without any."""
-    folders = (CHECKPOINTS, f"{STATES}/{CHECKPOINTS}")  # our trainer's, and those of a program of the user's own
-    names = [
-        PurePosixPath(info.name).parent.name
-        for folder in folders
-        for info in store.list(folder)
-        if info.name.endswith("/COMMIT")
-    ]
+    """Optimizer steps in the newest committed checkpoint of a run that was not given up; None without any."""
+    # Our trainer's, and those of a program of the user's own.
+    names = [*committed(store), *committed(states_of(store.root_uri))]
     newest = max(map(order_of, names), default=(-1, -1, ""))
     return newest[1] if newest[0] >= 0 else None

@@ -44,7 +44,7 @@ class Candidate(Section):
     checkpoint: str = Field("", description="Checkpoint that the export was made from.")
     metrics: dict[str, Any] = Field(description="evaluate.json of the run.")
     data_fingerprint: str = Field("", description="Fingerprint of the prepared data.")
-    config_digest: str = Field("", description="sha256 of run.json.")
+    config_digest: str = Field("", description="sha256 of run.json without its submission.")
     base: str = Field("", description="The model that an adapter belongs to, with its revision; empty for a model.")
 
 

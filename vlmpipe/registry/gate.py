@@ -60,7 +60,7 @@ class Decision(Section):
     reason: str
     checks: tuple[Check, ...]
     champion: Champion | None = None
-    run_sha256: str = ""  # of the run.json that the run had
+    run_sha256: str = ""  # of the run.json that the run had, without its submission
 
 
 def decide(

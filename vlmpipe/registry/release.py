@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from typing import Any
 
 from vlmpipe.config.sections.output import GateConfig
@@ -38,7 +39,7 @@ def decide_run(run_uri: str) -> Decision:
         shared = shared_questions(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
     gate = GateConfig.model_validate(settings["gate"])
     decision = decide(evaluation, gate, entry.as_champion() if entry else None, shared)
-    decision = decision.model_copy(update={"run_sha256": _run_sha256(store)})
+    decision = decision.model_copy(update={"run_sha256": run_sha256(store)})
     write_record(store, "decision.json", decision.model_dump(mode="json"), indent=1)
     return decision
 
@@ -50,7 +51,7 @@ def was_accepted(run_uri: str) -> bool:
     if store.stat("decision.json") is None or job.train.resume == "never":
         return False
     decision = Decision.model_validate(read_record(store, "decision.json"))
-    if not decision.accepted or decision.run_sha256 != _run_sha256(store):
+    if not decision.accepted or decision.run_sha256 != run_sha256(store):
         return False
     with contextlib.suppress(DataError):
         require_whole_export(store)
@@ -85,7 +86,7 @@ def register_run(run_uri: str) -> Entry:
         checkpoint=summary.get("checkpoint", ""),
         metrics=evaluation,
         data_fingerprint=pointers.prepared_uri.rstrip("/").rpartition("/")[2],
-        config_digest=_run_sha256(store),
+        config_digest=run_sha256(store),
         base=base.origin(config.model.seed) if base else "",
     )
     card = model_card(config, evaluation, summary, model=model)
@@ -111,8 +112,11 @@ def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:
     return FolderRegistry(place or root_uri, alias=alias), model, alias
 
 
-def _run_sha256(store: Storage) -> str:
-    return hashlib.sha256(store.read("run.json")).hexdigest()
+def run_sha256(store: Storage) -> str:
+    """Digest of a run's run.json, whichever submission has written it."""
+    content = read_record(store, "run.json")
+    content["run"].pop("submission", None)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read(store: Storage, name: str, step: str) -> dict[str, Any]:

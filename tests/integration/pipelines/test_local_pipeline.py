@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import hashlib
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ from tests.support.short_form import only_whole
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.pipelines.local_runner import print_put_back, run_local
+from vlmpipe.registry.release import run_sha256
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -138,8 +138,7 @@ def test_a_stage_begins_when_the_one_before_was_accepted_and_an_accepted_one_is_
     assert trace.read_text().splitlines() == [*stage, "notify r1 SUCCEEDED"]
     assert (align / "steps/train.json").exists() and not (align.parents[1] / "steps/train.json").exists()
 
-    digest = hashlib.sha256((align / "run.json").read_bytes()).hexdigest()
-    decision = {"accepted": True, "reason": "good", "checks": [], "run_sha256": digest}
+    decision = {"accepted": True, "reason": "good", "checks": [], "run_sha256": run_sha256(LocalStorage(align))}
     write_record(LocalStorage(align), "decision.json", decision)  # the stand-in leaves none
     trace.unlink()
     again = load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={staged.output.root_uri}", *changes])

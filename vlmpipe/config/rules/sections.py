@@ -256,9 +256,6 @@ def _capacity_problems(config: RunConfig) -> Iterator[Problem]:
     if not cluster.accelerator_count:
         for name in train.quantized:
             yield Problem(f"train.{name}", "found without GPUs, expected GPU nodes (its kernels are CUDA's), or false")
-    if fallback and train.resume == "never":
-        text = "found never with cluster.capacity_fallback, whose next option continues; expected auto"
-        yield Problem("train.resume", text)
     if fallback and config.gcp.persistent_resource_id:
         text = "found with gcp.persistent_resource_id, whose machines are there already"
         yield Problem("cluster.capacity_fallback", text)

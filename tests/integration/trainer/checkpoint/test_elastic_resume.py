@@ -125,7 +125,7 @@ def test_another_model_is_refused_and_nothing_is_deleted(moved: dict[Move, JobCo
     move = MOVES[-1]
     before = committed(open_storage(moved[move].run.run_uri))
     job = _job(root, move, "ddp", {"model.seed": 7})
-    assert "the model section of the run file changed" in _refusal(job, processes=1)
+    assert "model.seed changed from 0 to 7" in _refusal(job, processes=1)
     assert committed(open_storage(job.run.run_uri)) == before
 
 

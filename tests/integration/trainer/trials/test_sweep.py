@@ -128,14 +128,14 @@ def test_a_job_of_two_processes_a_training_ends_well_and_trains_anew_where_that_
     assert code == 0 and "done before" in said and outcome(job) == first
     store = open_storage(job.run.run_uri)
     content = read_record(store, "run.json")
-    write_record(store, "run.json", content | {"train": content["train"] | {"resume": "never"}})
-    write_record(open_storage(sweep), "steps/resolve-run.json", {"started_s": time.time()})
-    for _ in range(2):  # the second, a job that is restarted within this start of the sweep repeats nothing
+    never = {"train": content["train"] | {"resume": "never"}}
+    write_record(store, "run.json", content | never | {"run": content["run"] | {"submission": "second"}})
+    for _ in range(2):  # the second, a job that is restarted within this submission of the sweep repeats nothing
         code, said = finish(sweep)
         assert code == 0, said
     assert "done before" in said and outcome(job)["started_s"] > first["ended_s"]
     write_record(store, FEATURES_ERROR, {"error": "no machines"})
-    write_record(open_storage(sweep), "steps/resolve-run.json", {"started_s": time.time()})
+    write_record(store, "run.json", content | never | {"run": content["run"] | {"submission": "third"}})
     finish(sweep)
     assert outcome(job)["error"] == "the images of its data could not be encoded: no machines"
 

@@ -520,7 +520,6 @@ REFUSALS = {
         "cluster.capacity_fallback=[{scheduling_strategy: spot, wait: 0s}, standard]",
         "only the last option",
     ),
-    "nothing to resume": ("train.resume=never", "whose next option continues"),
     "persistent machines": ("gcp.persistent_resource_id=mine", "machines are there already"),
     "reducers": ("cluster.reduction_server={replica_count: 2}", "cluster.capacity_fallback flex_start"),
     "too long for flex_start": ("cluster.timeout=700000s", "at most 604800s with flex_start"),

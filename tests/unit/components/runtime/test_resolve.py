@@ -130,6 +130,15 @@ def test_run_json_is_what_the_jobs_read(config: RunConfig, tmp_path: Path) -> No
         assert pools[0]["container_spec"]["args"][-1] == f"{answer.run_uri}/run.json"
 
 
+def test_run_json_names_the_submission_for_which_resume_never_counts_once(config: RunConfig) -> None:
+    def submission(**inputs: Any) -> str:
+        return JobConfig.load(f"{resolved(config, run_id='mine', **inputs).run_uri}/run.json").run.submission_name
+
+    assert submission(job_name="job-1") == submission(job_name="job-1") == "job-1", "a retried step is no other one"
+    assert submission(job_name="job-2") == "job-2"
+    assert submission(job_name="") != submission(job_name=""), "each call without a pipeline is one"
+
+
 def test_without_a_run_id_the_job_name_is_the_run(config: RunConfig, tmp_path: Path) -> None:
     assert resolved(config).run_uri == str(tmp_path / "runs/digits-1")
 

@@ -200,10 +200,23 @@ def test_save_that_exceeds_the_preemption_notice_is_not_begun(
     assert read_attempts(store).ended == "preempted"
 
 
-def _checkpoints(store: LocalStorage) -> Checkpoints:
+def test_a_restart_continues_although_the_run_file_says_never(store: LocalStorage) -> None:
+    """Only the first start of a submission gives up what earlier ones have saved."""
+    begun = []
+    for submission, last_step in (("one", 5), ("one", 9), ("two", 3), ("two", 7)):
+        checkpoints = _checkpoints(store, resume="never", submission=submission)
+        resumed = checkpoints.resume()
+        begun.append(resumed.checkpoint.record.step if resumed else 0)
+        checkpoints.save(last_step, 0, 8 * last_step, 2.0, Stop(None))  # type: ignore[arg-type]
+        checkpoints._saver.finish()  # and no end is recorded: the job crashes
+    assert begun == [0, 5, 0, 3]
+
+
+def _checkpoints(store: LocalStorage, *, resume: str = "auto", submission: str = "one") -> Checkpoints:
     from tests.support.trainer.runs import TINY
 
-    content = {**TINY, "run": {"run_id": "r", "root_uri": store.root_uri}}
+    run = {"run_id": "r", "root_uri": store.root_uri, "submission": submission}
+    content = {**TINY, "run": run, "train": {**TINY["train"], "resume": resume}}
     job = JobConfig.model_validate(content).model_copy(
         update={"checkpoint": CheckpointConfig(async_save=True, preemption_notice_s=30)}
     )

@@ -55,6 +55,22 @@ def test_fresh_start_gives_up_earlier_checkpoints_for_good(store: LocalStorage) 
     assert claim_attempt(store, fresh=True).fresh_from == 4
 
 
+def test_a_submission_gives_up_earlier_checkpoints_once_however_often_it_is_restarted(store: LocalStorage) -> None:
+    """A platform's restart reads the same run file, with train.resume never."""
+    claim_attempt(store, fresh=False, submission="one")
+    found = [claim_attempt(store, fresh=True, submission=name).fresh_from for name in ("two", "two", "three", "three")]
+    assert found == [2, 2, 4, 4]
+    assert claim_attempt(store, fresh=False, submission="three").fresh_from == 4
+
+
+def test_crashes_of_a_submission_that_began_anew_are_counted(store: LocalStorage) -> None:
+    """Otherwise a job that always crashes would be restarted for ever."""
+    for _ in range(3):
+        begin_at(store, claim_attempt(store, fresh=True, submission="one"), 0, most=3)
+    with pytest.raises(UserError, match="crashed 3 times in a row"):
+        begin_at(store, claim_attempt(store, fresh=True, submission="one"), 0, most=3)
+
+
 def test_only_the_last_start_is_current(store: LocalStorage) -> None:
     first, second = claim_attempt(store, fresh=False), claim_attempt(store, fresh=False)
     require_current(store, second.attempt)

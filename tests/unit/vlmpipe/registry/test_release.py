@@ -77,6 +77,8 @@ def test_only_an_accepted_whole_model_of_the_very_settings_is_known_to_be_accept
         assert not was_accepted(str(run)), section
     (run / "run.json").write_text(settings)
     assert was_accepted(str(run))
+    edit(run / "run.json", run=json.loads(settings)["run"] | {"submission": "the next"})
+    assert was_accepted(str(run)), "it has no part in the settings"
     (run / "export/config.json").write_text("[]")
     assert not was_accepted(str(run)), "the export is damaged"
 

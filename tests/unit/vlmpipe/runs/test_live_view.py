@@ -20,6 +20,7 @@ from vlmpipe.runs.local.state import ATTEMPT_LINE, first_error, read_state
 from vlmpipe.runs.local.summary import RunReport, report_of
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.runs.steps import OPTIONAL, STEPS, Step
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -209,6 +210,9 @@ def test_only_committed_checkpoints_count(tmp_path: Path) -> None:
     assert newest_checkpoint_step(store) == 120
     store.write("trainer/checkpoints/0001-00000300-b63507eb/COMMIT", b"{}")  # of a training program of the user's own
     assert newest_checkpoint_step(store) == 300
+    for folder in (store, LocalStorage(tmp_path / "trainer")):  # with resume: never
+        claim_attempt(folder, fresh=True)
+    assert newest_checkpoint_step(store) is None
 
 
 def test_of_several_errors_the_first_is_the_cause(tmp_path: Path) -> None:
