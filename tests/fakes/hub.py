@@ -98,7 +98,7 @@ def running_hub(**repositories: Repository) -> Iterator[FakeHub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
         yield hub
     finally:

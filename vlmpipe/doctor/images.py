@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 NEEDED = "amd64"
+READ = "artifact-registry-manifests"
 SERVED, LIBRARIES = "deploy.image_uri", "LD_LIBRARY_PATH"
 REGISTRY = re.compile(r"(?P<host>(?P<location>[a-z0-9-]+)-docker\.pkg\.dev|([a-z]+\.)?gcr\.io)/(?P<name>[^@:]+)")
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
@@ -57,17 +58,17 @@ def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
         return unseen("image", f"{field}: {image}: {answer.status} {answer.message}".strip(), _let_read(parts, api))
     found = _architectures(api, host, name, answer.content)
     if not found:
-        return unseen("image", f"{field}: {image} is there; its manifest names no architecture")
+        return unseen("image", f"{field}: {image} is there; its manifest names no architecture").showing(READ, False)
     if NEEDED in found:
         lost = _lost_folders(_settings(api, host, name, answer.content), libraries) if libraries else ()
         if lost:
             text = f"{field}: {image} finds libraries in {', '.join(lost)}, which deploy.env.{LIBRARIES} leaves out"
-            return missing("image", text, f"set deploy.env.{LIBRARIES}: {':'.join((libraries, *lost))}")
-        return ok("image", f"{field}: {image} is there, for {NEEDED}")
+            fix = f"set deploy.env.{LIBRARIES}: {':'.join((libraries, *lost))}"
+            return missing("image", text, fix).showing(READ, True)
+        return ok("image", f"{field}: {image} is there, for {NEEDED}").showing(READ, True)
     text = f"{field}: {image} is for {', '.join(sorted(found))}, and Vertex AI's machines are {NEEDED}"
-    return missing(
-        "image", text, "build it for them: docker buildx build --platform=linux/amd64, or make build builder=gcloud"
-    )
+    fix = "build it for them: docker buildx build --platform=linux/amd64, or make build builder=gcloud"
+    return missing("image", text, fix).showing(READ, True)
 
 
 def _architectures(api: GoogleApi, host: str, name: str, manifest: dict[str, Any]) -> set[str]:

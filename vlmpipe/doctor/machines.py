@@ -16,7 +16,12 @@ from vlmpipe.trainer.storage.base import join_uri
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
+GPU_NAMES = "compute-gpu-names"
 NOT_ALL = "Vertex AI may offer less than Compute Engine, and has no list that can be asked"
+
+
+class UnknownGpu(CannotSee):
+    """A GPU that Compute Engine calls otherwise."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +44,22 @@ def machine_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
                 zones = _with_gpu(wanted.gpu, zones, api)
         except CannotSee as error:
             for region in regions:
-                yield unseen("machine", f"{wanted} in {region}: {error.why}", error.fix)
+                row = unseen("machine", f"{wanted} in {region}: {error.why}", error.fix)
+                yield row.showing(GPU_NAMES, False) if isinstance(error, UnknownGpu) else row
             continue
         for region in regions:
-            here = [zone for zone in zones if zone.startswith(f"{region}-")]
-            if here:
-                yield ok("machine", f"{wanted} in {region}: in {', '.join(here)} of Compute Engine. {NOT_ALL}")
-            else:
-                others = sorted({zone.rpartition("-")[0] for zone in zones})
-                elsewhere = f"regions that have it: {', '.join(others) or 'none'}"
-                text = f"{wanted} in {region}: in no zone of Compute Engine; {elsewhere}"
-                yield missing("machine", text, "change gcp.location or cluster.machine_type")
+            row = _row(wanted, region, zones)
+            yield row.showing(GPU_NAMES, True) if wanted.gpu else row
+
+
+def _row(wanted: Wanted, region: str, zones: list[str]) -> Row:
+    here = [zone for zone in zones if zone.startswith(f"{region}-")]
+    if here:
+        return ok("machine", f"{wanted} in {region}: in {', '.join(here)} of Compute Engine. {NOT_ALL}")
+    others = sorted({zone.rpartition("-")[0] for zone in zones})
+    elsewhere = f"regions that have it: {', '.join(others) or 'none'}"
+    text = f"{wanted} in {region}: in no zone of Compute Engine; {elsewhere}"
+    return missing("machine", text, "change gcp.location or cluster.machine_type")
 
 
 def machines_of(config: RunConfig) -> dict[Wanted, list[str]]:
@@ -71,11 +81,11 @@ def _wanted(machine_spec: dict[str, Any]) -> Wanted:
 
 
 def _with_gpu(gpu: str, zones: list[str], api: GoogleApi) -> list[str]:
-    """Those of the zones that have the GPU, too. Raises CannotSee where Compute Engine knows no GPU of that name."""
+    """Those of the zones that have the GPU, too. Raises UnknownGpu where Compute Engine knows none of that name."""
     name = gpu.lower().replace("_", "-")  # NVIDIA_TESLA_T4 is nvidia-tesla-t4 there
     with_it = zones_of("acceleratorTypes", name, api)
     if not with_it:
-        raise CannotSee(f"Compute Engine names no zone of the GPU {name}")
+        raise UnknownGpu(f"Compute Engine names no zone of the GPU {name}")
     return [zone for zone in zones if zone in with_it]
 
 

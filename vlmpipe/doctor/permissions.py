@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ACCOUNTS: tuple[Account, ...] = ("submitter", "pipeline", "trainer")  # of a run
 MOST_FIELDS = 3  # named in a row
+UPLOAD = "aiplatform.models.upload"
+TESTED, UPLOADS = "iam-test-permissions", "vertex-registry-role"  # assumptions
 WORDS: dict[UseName, str] = {
     "look": "looks up",
     "read": "reads",
@@ -77,7 +79,8 @@ def permission_rows(config: RunConfig, asker: Asker) -> Iterator[Row]:
         yield ok(asker.account, f"asked as {asker.email}")
     for need in wanted:
         try:
-            yield _row(config, asker, need, _ask(asker.api, need))
+            answer = _ask(asker.api, need)
+            yield _answered(asker, answer, _row(config, asker, need, answer))
         except CannotSee as error:
             yield unseen(asker.account, f"{_question(need)}: {error.why}", error.fix)
     try:
@@ -97,6 +100,13 @@ def _ask(api: GoogleApi, need: Need) -> Answer:
         path = f"/bigquery/v2/projects/{project}/datasets/{dataset}/tables/{table}"
         return api.granted("bigquery", path, need.permissions)
     return api.granted("iam", f"/v1/projects/-/serviceAccounts/{need.resource}", need.permissions)
+
+
+def _answered(asker: Asker, answer: Answer, row: Row) -> Row:
+    """The row, with what it shows: 400 is said of a permission that the service does not know of such a resource."""
+    if answer.status == 400:
+        return row.showing(TESTED, False)
+    return row.showing(TESTED, True) if answer.status == 200 and asker.account != "submitter" else row
 
 
 def _row(config: RunConfig, asker: Asker, need: Need, answer: Answer) -> Row:
@@ -167,11 +177,16 @@ def _project_row(config: RunConfig, asker: Asker, api: GoogleApi) -> Row:
     if answer.status == 404:
         return missing(asker.account, f"{question}: there is no such project", "correct gcp.project")
     if answer.status != 200:
-        return unseen(asker.account, f"{question}: {answer.status} {answer.message}")
+        return _answered(asker, answer, unseen(asker.account, f"{question}: {answer.status} {answer.message}"))
     has = set(answer.content.get("permissions", ()))
     lacking = [row for row in roles if not set(row.permissions) <= has]
     if not lacking:
-        return ok(asker.account, question)
+        row = ok(asker.account, question)
+        return _answered(asker, answer, row.showing(UPLOADS, True) if UPLOAD in permissions else row)
     names = ", ".join(one for row in lacking for one in row.permissions if one not in has)
     fixes = [remedies.grant_on_project(project, asker.member, row.role) for row in lacking]
-    return _unless_conditional(asker, "", f"{question}: may not {names}", "\n".join(fixes))
+    row = _unless_conditional(asker, "", f"{question}: may not {names}", "\n".join(fixes))
+    of_role = {one for row in roles if UPLOAD in row.permissions for one in row.permissions}
+    if UPLOAD in of_role - has and has & of_role:  # it has the role, by its other permissions
+        row = row.showing(UPLOADS, False)
+    return _answered(asker, answer, row)

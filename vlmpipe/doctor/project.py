@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vlmpipe.doctor.google_api import GoogleApi
 
 ENABLED = "ENABLED"
+BY_NAME = "apis-by-name"
 
 
 def services_of(config: RunConfig) -> list[Service]:
@@ -37,13 +38,15 @@ def api_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
     if answer.status != 200:
         role = "roles/serviceusage.serviceUsageViewer"
         fix = remedies.grant_on_project(api.project, api.member, role)
-        yield unseen("APIs", f"Service Usage answers {answer.status} for {api.project}: {answer.message}", fix)
+        row = unseen("APIs", f"Service Usage answers {answer.status} for {api.project}: {answer.message}", fix)
+        yield row.showing(BY_NAME, False) if answer.status == 400 else row
         return
     states = {one["name"].rpartition("/")[2]: one.get("state") for one in answer.content.get("services", ())}
     if off := [name for name in needed if states.get(name) != ENABLED]:
-        yield missing("APIs", f"not enabled in {api.project}: {', '.join(off)}", remedies.enable(api.project, *off))
+        text = f"not enabled in {api.project}: {', '.join(off)}"
+        yield missing("APIs", text, remedies.enable(api.project, *off)).showing(BY_NAME, True)
     else:
-        yield ok("APIs", f"{len(needed)} that the run needs are enabled in {api.project}")
+        yield ok("APIs", f"{len(needed)} that the run needs are enabled in {api.project}").showing(BY_NAME, True)
 
 
 def region_row(config: RunConfig) -> Row:

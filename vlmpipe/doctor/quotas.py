@@ -18,6 +18,7 @@ SERVICE = "aiplatform.googleapis.com"
 USAGE = "serviceruntime.googleapis.com/quota/allocation/usage"
 LOOK_BACK = timedelta(hours=25)  # Cloud Monitoring gets the use of such quotas about once a day, and when it changes
 UNLIMITED = -1
+BY_NAME = "quota-metrics-by-name"
 
 
 def quota_rows(config: RunConfig, api: GoogleApi) -> Iterator[Row]:
@@ -43,17 +44,19 @@ def _row(api: GoogleApi, name: str, needed: int, region: str) -> Row:
         return unseen("quota", f"{where}: {needed} needed; {answer.message}", fix)
     limit = limit_of(answer.content, region) if answer.status == 200 else None
     if limit is None:
-        return unseen("quota", f"{where}: {needed} needed; Vertex AI names no limit ({answer.status})")
+        unknown = unseen("quota", f"{where}: {needed} needed; Vertex AI names no limit ({answer.status})")
+        return unknown.showing(BY_NAME, False)
     used, note = _used(api, metric, region)
     said = f"{where}: {needed} needed, limit {'none' if limit == UNLIMITED else limit}, {note}"
     if limit == UNLIMITED or needed <= limit - used:
-        return ok("quota", said)
+        return ok("quota", said).showing(BY_NAME, True)
     if needed > limit:
-        return missing("quota", said, remedies.raise_quota(api.project, metric, region, needed))
-    text = "wait until others are done, or raise it:\n"
-    return missing(
-        "quota", f"{said}: too little is free", text + remedies.raise_quota(api.project, metric, region, needed + used)
+        fix = remedies.raise_quota(api.project, metric, region, needed)
+        return missing("quota", said, fix).showing(BY_NAME, True)
+    fix = (
+        f"wait until others are done, or raise it:\n{remedies.raise_quota(api.project, metric, region, needed + used)}"
     )
+    return missing("quota", f"{said}: too little is free", fix).showing(BY_NAME, True)
 
 
 def limit_of(metric: Mapping[str, Any], region: str) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from vlmpipe.trainer.errors import ExitCode
@@ -14,12 +14,22 @@ STATES: tuple[State, ...] = ("missing", "cannot see", "ok")
 
 @dataclass(frozen=True)
 class Row:
-    """The answer to one question. `fix` has the commands that mend it, or that let it be seen, one a line."""
+    """The answer to one question.
+
+    Attributes:
+        fix: the commands that mend it, or that let it be seen, one a line.
+        shows: assumptions (catalog/unproved.yaml) that the service's answer confirms or contradicts.
+    """
 
     subject: str
     state: State
     text: str
     fix: str = ""
+    shows: tuple[tuple[str, bool], ...] = ()
+
+    def showing(self, assumption: str, holds: bool) -> Row:
+        """The row, with what it shows of an assumption."""
+        return replace(self, shows=(*self.shows, (assumption, holds)))
 
 
 def ok(subject: str, text: str) -> Row:

@@ -48,8 +48,8 @@ class DeployConfig(Section):
     )
     env: Environment = Field(
         default_factory=dict,
-        description="Environment of the container. LD_LIBRARY_PATH names the folders of the GPU's driver unless it is "
-        "set here. No secrets.",
+        description="Environment of the container. LD_LIBRARY_PATH, in place of the image's own, names the folders of "
+        "the GPU's driver unless it is set here; vlmpipe doctor names folders that are lost. No secrets.",
     )
     shared_memory_size_mb: Positive = Field(
         16384, description="Size of /dev/shm, in MB of the machine's memory; vLLM on several GPUs needs it."

@@ -1,0 +1,54 @@
+"""What the doctor's answers show of the assumptions about Google's services (catalog/unproved.yaml)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from google.api_core.retry import Retry
+
+from vlmpipe.catalog.unproved import Sighting, note_sightings
+from vlmpipe.doctor.google_api import TIMEOUT_S
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.storage.gcs import GcsStorage
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.doctor.rows import Row
+
+ONCE = Retry(predicate=lambda error: False)  # a store that does not answer is not waited for
+
+
+def sightings_of(rows: Sequence[Row]) -> list[Sighting]:
+    """One for each assumption of which the rows show something. One that contradicts it outranks all others."""
+    found: dict[str, list[tuple[bool, str]]] = {}
+    for row in rows:
+        for name, holds in row.shows:
+            found.setdefault(name, []).append((holds, f"{row.subject}: {row.text}"))
+    return [Sighting(name, *_decided(seen), tool="doctor") for name, seen in found.items()]
+
+
+def _decided(seen: list[tuple[bool, str]]) -> tuple[bool, str]:
+    against = [text for holds, text in seen if not holds]
+    of_result = against or [text for _, text in seen]
+    more = f" (and {len(of_result) - 1} rows more)" if len(of_result) > 1 else ""
+    return not against, of_result[0] + more
+
+
+def note_rows(config: RunConfig, rows: Sequence[Row]) -> list[str]:
+    """Record what the rows show in the folder of all runs, if that is a bucket of Google's.
+
+    Returns a line for each that is new, or one that says why nothing was recorded. No request takes longer than those
+    of the doctor.
+    """
+    root_uri, seen = config.root_uri("vertex"), sightings_of(rows)
+    if not seen or not root_uri.startswith("gs://"):
+        return []
+    try:
+        new = note_sightings(GcsStorage(root_uri, retry=ONCE, timeout_s=TIMEOUT_S), seen)
+    except UserError as error:
+        return [f"note: what the answers show was not recorded: {error.found.splitlines()[0]}"]
+    return [
+        f"note: {one.id} {'holds' if one.holds else 'is contradicted'}: {one.said} (docs/reference/unproved.md)"
+        for one in new
+    ]
