@@ -9,8 +9,8 @@ def reuse_features(run_uri: str, features: str) -> str:
         features: reuse (all images have features) or off (no cache).
     """
     from vlmpipe.components.runtime.step_context import step_context
+    from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
 
     with step_context(run_uri, "cache-features") as progress:
-        reasons = {"reuse": "every image has features already", "off": "no cache: images are encoded while training"}
-        progress.finish("reused" if features == "reuse" else "done", reasons[features])
+        progress.finish("reused" if features == "reuse" else "done", why_nothing_is_encoded(run_uri, features))
     return run_uri

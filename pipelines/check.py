@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from vlmpipe.trainer.storage.model_folders import bucket_address
 if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
 
-FIRST_SAMPLES = 8
 LEAST_FREE_GIB = 2
 EXAMPLE_PROJECT = "example-project"
 # Rules that `vlmpipe.config.run_config.warnings` reports in the run file's own terms: a longest wait, a restart, an
@@ -235,24 +233,14 @@ def _data(config: RunConfig) -> Iterator[Finding]:
 def _one_source(data: DataConfig) -> Finding:
     if in_bucket(data.source) or data.source.startswith(BIGQUERY):
         return Finding("data", "unchecked", f"{data.source} is read when the run starts")
-    from vlmpipe.trainer.data.rejects import Reject
+    from vlmpipe.trainer.data.prepare.look import look_at
     from vlmpipe.trainer.data.sources import open_source
     from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
 
     if data.source.startswith(BUILTIN_PREFIX):
         require_builtin(data.source)
         return Finding("data", "ok", f"{data.source} comes inside an installed package")
-    first = list(itertools.islice(open_source(data), FIRST_SAMPLES))
-    bad = [item for item in first if isinstance(item, Reject)]
-    if not first:
-        return Finding("data", "failed", f"{data.source} holds no samples", ExitCode.DATA)
-    if len(bad) == len(first):
-        text = f"the first {len(first)} samples of {data.source} are bad, for example: {bad[0]}"
-        return Finding("data", "failed", text, ExitCode.DATA)
-    if bad:
-        text = f"{len(bad)} of the first {len(first)} samples of {data.source} are bad, for example: {bad[0]}"
-        return Finding("data", "warning", text)
-    return Finding("data", "ok", f"{data.source}: the first {len(first)} samples can be read")
+    return Finding("data", *look_at(open_source(data), data).verdict(data))
 
 
 def _benchmarks(config: RunConfig) -> Iterator[Finding]:

@@ -25,6 +25,8 @@ METRIC_FILES = {
 
 def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[str, int]]:
     """Prepare the run's data; write `prepared.json`, `data_changes.json`. Returns the first, and counts of samples."""
+    from vlmpipe.trainer.data.accounting.coverage import images_sentence
+    from vlmpipe.trainer.data.prepare.chunks.merge import IMAGES, WITHOUT_IMAGES
     from vlmpipe.trainer.data.prepare.pipeline import prepare
 
     prepared = prepare(job, progress)
@@ -35,7 +37,9 @@ def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[
         write_base_model(job, prepared.uri)
     write_record(open_storage(job.run.run_uri), "prepared.json", pointers.model_dump(), indent=1)
     _note_changes(job.run.run_uri, prepared)
-    parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in prepared.counts.items() if count)]
+    shown = {name: count for name, count in prepared.counts.items() if count and name not in (IMAGES, WITHOUT_IMAGES)}
+    parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in shown.items())]
+    parts.append(images_sentence(prepared.counts[IMAGES], prepared.counts[WITHOUT_IMAGES]) + prepared.not_read)
     if prepared.changes:
         parts.append(prepared.changes.sentence())
     if prepared.chunks and prepared.chunks.total > 1:
@@ -90,6 +94,20 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
         images = Index.load(prepared_uri).unique_images()
         features = "encode" if missing_images(uri, images) else "reuse"
     return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features=features)
+
+
+def why_nothing_is_encoded(run_uri: str, features: str) -> str:
+    """Why the step cache-features has nothing to do: `features` is reuse or off."""
+    if features == "off":
+        return "no cache: images are encoded while training"
+    from vlmpipe.trainer.data.prepare.chunks.merge import IMAGES
+    from vlmpipe.trainer.data.shards.prepared_files import Manifest
+
+    pointers = DataPointers.model_validate(read_record(open_storage(run_uri), "prepared.json"))
+    images = Manifest.read(open_storage(pointers.prepared_uri)).counts.get(IMAGES)
+    if images == 0:
+        return "the data has no images: nothing to encode"
+    return "every image has features already" + (f" ({images:,} images)" if images else "")
 
 
 def job_metrics(run_uri: str, job: str) -> dict[str, float]:

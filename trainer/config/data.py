@@ -30,6 +30,31 @@ def source_uri(value: str) -> str:
 SourceUri = Annotated[str, AfterValidator(source_uri)]
 
 
+class Columns(Section):
+    """Names of a record's keys or columns, where they differ from those that are read."""
+
+    image: tuple[str, ...] = Field((), description="Keys of images or of their paths, in their order.")
+    question: str = Field("", description="Key of the question.")
+    answer: str = Field("", description="Key of the answer; without a question that of data.caption_question.")
+    messages: str = Field("", description="Key of the conversation, a list of messages.")
+    id: str = Field("", description="Key of the id.")
+    split: str = Field("", description="Key of the split.")
+    weight: str = Field("", description="Key of a weight. A record whose weight is not 1 is rejected.")
+    ignored: tuple[str, ...] = Field(
+        (), description="Keys that are known not to be needed. Media in them does not end the step."
+    )
+
+    @field_validator("image", "ignored", mode="before")
+    @classmethod
+    def _one_or_many(cls, names: object) -> object:
+        return (names,) if isinstance(names, str) and names else names or ()
+
+    def named(self) -> dict[str, str]:
+        """The keys that are read under another name, by that name, but for images."""
+        names = {name: getattr(self, name) for name in ("question", "answer", "messages", "id", "split", "weight")}
+        return {name: key for name, key in names.items() if key}
+
+
 class DataSource(Section):
     """One of several sources of samples."""
 
@@ -40,6 +65,7 @@ class DataSource(Section):
     uri: SourceUri = Field(min_length=1, description="As data.source.")
     image_folder: StorageUri = Field("", description="As data.image_folder.")
     caption_question: str = Field("", description="As data.caption_question, which is taken where this is empty.")
+    columns: Columns = Field(Columns(), description="As data.columns, which is taken where this is empty.")
     max_samples: int = Field(0, ge=0, description="Use only the first N samples; 0 is all.")
     weight: NonNegative | None = Field(
         None, description="Share of the samples that are drawn, relative to the weights of the other sources."
@@ -96,6 +122,9 @@ class DataConfig(Section):
     )
     caption_question: str = Field(
         "Describe this image.", min_length=1, description="What is asked about an image that comes with a caption only."
+    )
+    columns: Columns = Field(
+        Columns(), description="Names of the records' keys or columns, such as {image: image_path, answer: label}."
     )
     chat_template: StorageUri = Field(
         "",
@@ -210,8 +239,12 @@ class DataConfig(Section):
     def of_source(self, source: DataSource) -> DataConfig:
         """This section with one of its sources alone."""
         alone = {"source": source.uri, "sources": (), "phases": (), "max_samples": source.max_samples}
-        asked = source.caption_question or self.caption_question
-        return self.model_copy(update=alone | {"image_folder": source.image_folder, "caption_question": asked})
+        own = {
+            "image_folder": source.image_folder,
+            "caption_question": source.caption_question or self.caption_question,
+            "columns": self.columns if source.columns == Columns() else source.columns,
+        }
+        return self.model_copy(update=alone | own)
 
     def weights(self, epoch: int) -> tuple[float, ...] | None:
         """The weight of each source in an epoch; None where they have numbers of samples or epochs."""

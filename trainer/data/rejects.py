@@ -29,6 +29,7 @@ class RejectCode(StrEnum):
     RECORD_ENCODING = "record.encoding"  # text that is not UTF-8, or spells half a character
     RECORD_PARSE = "record.parse"  # a line or member is not JSON
     RECORD_FORM = "record.form"  # a record lacks a field, or a field has the wrong type
+    RECORD_CONFLICT = "record.conflict"  # two statements of one thing that disagree
     TAR_UNSAFE_MEMBER = "tar.unsafe_member"  # a link, a device, or a name that leaves the archive
     TAR_INCOMPLETE = "tar.incomplete"  # a key without text, or members that come twice
     ID_UNSAFE = "id.unsafe"  # empty, too long, a path out of a folder, or not printable
@@ -36,6 +37,8 @@ class RejectCode(StrEnum):
     SAMPLE_DUPLICATE = "sample.duplicate"  # the same images with the same text came before (data.duplicates=drop)
     CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
     CONV_IMAGE_COUNT = "conv.image_count"  # <image> marks and images differ in number, or a system text has one
+    CONV_NO_MEDIA = "conv.no_media"  # a caption without an image, or <video> or <audio> without a file
+    CONV_LABELS = "conv.labels"  # a key that changes what is a label, such as weight or tool_calls, which is not read
     CONV_TEMPLATE = "conv.template"  # the chat template does not allow or changes the conversation
     CONV_TOO_LONG = "conv.too_long"  # more tokens than data.sequence_length
     CONV_TOO_MANY_IMAGES = "conv.too_many_images"  # more images than data.max_images_per_sequence
@@ -92,6 +95,10 @@ class Reject:
     code: RejectCode
     message: str
     image: ImageRef | None = None  # its first image, for people
+
+    def sentence(self) -> str:
+        """One printable line for people."""
+        return f"{_line(self.where)}: {self.code}: {_line(self.message)}"
 
 
 class Ledger:

@@ -6,7 +6,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.storage.base import crc32c_of
@@ -18,6 +18,10 @@ DEFAULT_SLICE = "all"
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("eval", "train")  # sorted: the order of splits in the index
+SPLIT_NAMES: dict[str, Split] = {  # as sources name them, in a column and in names of files and folders
+    "train": "train", "training": "train", "validation": "eval", "valid": "eval", "val": "eval", "dev": "eval",
+    "test": "eval", "eval": "eval",
+}  # fmt: skip
 # Image formats, and the file name suffixes of each.
 EXTENSIONS = {
     "JPEG": {".jpg", ".jpeg"},
@@ -97,6 +101,13 @@ class ImageRef:
         return self.known() if self.known else content_of(self.read())
 
 
+class Unread(NamedTuple):
+    """Something of a record that no reader took. `media`: why it looks like an image, a video or a sound, or ""."""
+
+    name: str
+    media: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One image-text record as a source gives it, before any image is opened."""
@@ -107,6 +118,7 @@ class Sample:
     where: str  # for people: file and line, or the name within a built-in set
     split: Split | None = None  # None: decided by data.split_by
     group: str = ""  # the value of the field that data.split_by names
+    unread: tuple[Unread, ...] = ()  # of its record
 
     def image_bytes(self) -> int:
         """Total size of its stored images."""

@@ -45,10 +45,21 @@ def inspect(
     """Show samples in the chat template, as tokens. Labels, which the loss counts, are in colour."""
     job = _job(config, overrides, stage)
     if prepare:
+        from vlmpipe.trainer.data.accounting.coverage import images_sentence
+        from vlmpipe.trainer.data.prepare.chunks.merge import IMAGES, WITHOUT_IMAGES
         from vlmpipe.trainer.data.prepare.pipeline import prepare as prepare_data
         from vlmpipe.trainer.progress import Progress
 
-        prepare_data(job, Progress(job.run.run_uri, "data-inspect"))
+        made = prepare_data(job, Progress(job.run.run_uri, "data-inspect"))
+        if not as_json:
+            counts = made.counts
+            print_lines(
+                [
+                    f"{counts['read']:,} samples read, {counts['rejected']:,} rejected; "
+                    + images_sentence(counts[IMAGES], counts[WITHOUT_IMAGES])
+                    + made.not_read
+                ]
+            )
     with doing(f"reading samples of {config}"):
         from vlmpipe.trainer.data.prepare.inspect import inspect as inspected
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from vlmpipe.report.load import RunFiles, count, mapping, number, sequence
 from vlmpipe.report.samples import Picture, thumbnail
+from vlmpipe.trainer.data.accounting.coverage import images_sentence, not_read
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
@@ -19,7 +20,7 @@ def data_view(files: RunFiles) -> dict[str, Any]:
         "changes": _changes(mapping(files.changes.get("changes"))),
         "sources": _sources(files.stats),
         "histograms": _histograms(files.stats),
-        "warnings": _warnings(files.stats),
+        "warnings": [*_coverage(files.stats), *_warnings(files.stats)],
         "rejects": _rejects(files.rejects, open_storage(files.rejects_uri) if files.rejects_uri else None),
         "repairs": [(name.replace("_", " "), value) for name, value in repairs.items() if number(value) is not None],
         "sheet": _sheet(files.contact_sheet, open_storage(uri) if uri else None),
@@ -74,6 +75,24 @@ def _histograms(stats: dict[str, Any]) -> list[dict[str, Any]]:
         heights, ends = [bar / max(bars) for bar in bars], (count(round(edges[0])), count(round(edges[-1])))
         found.append({"split": split, "heights": heights, "low": ends[0], "high": ends[1], "label": label})
     return found
+
+
+def _coverage(stats: dict[str, Any]) -> list[str]:
+    """Images, samples without one, and keys of the records that nothing read; nothing for older statistics."""
+    splits = [mapping(one) for one in mapping(stats.get("splits")).values()]
+    if not any(number(one.get("images")) is not None for one in splits):
+        return []
+    images = sum(int(number(one.get("images")) or 0) for one in splits)
+    without = sum(int(number(next(iter(sequence(one.get("images_per_sample"))), 0)) or 0) for one in splits)
+    lines = [images_sentence(images, without)]
+    for name, one in mapping(stats.get("coverage")).items():
+        unread = {key: int(number(times) or 0) for key, times in mapping(mapping(one).get("unread")).items()}
+        if unread:
+            of = f" of {name}" if len(mapping(stats.get("coverage"))) > 1 else ""
+            lines.append(
+                f"Keys{of}" + not_read(unread, int(number(mapping(one).get("samples")) or 0)).replace(";", "", 1)
+            )
+    return lines
 
 
 def _warnings(stats: dict[str, Any]) -> list[str]:

@@ -10,18 +10,21 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
+from vlmpipe.trainer.data.accounting.coverage import COVERAGE, not_read
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import format_identity, make_chat
 from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
-from vlmpipe.trainer.data.prepare.chunks.merge import Part, Shard, merge
+from vlmpipe.trainer.data.prepare.chunks.merge import STATS, Part, Shard, merge
 from vlmpipe.trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
 from vlmpipe.trainer.data.prepare.chunks.prepare import ChunkedPreparation, find_plan, make_plan, store_plan
 from vlmpipe.trainer.data.prepare.chunks.worker_pool import threads_for
@@ -45,7 +48,7 @@ from vlmpipe.trainer.storage.model_folders import local_folder
 from vlmpipe.trainer.storage.regular_files import read_regular
 from vlmpipe.trainer.storage.transfer import in_parallel
 
-FORMAT_VERSION = 6  # raise it when the same input gives other bytes
+FORMAT_VERSION = 7  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {
@@ -55,7 +58,7 @@ NOT_IN_FINGERPRINT = {
 
 
 # Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
-LATER_FIELDS = {"max_media_bytes", "video", "video_frames", "video_fps", "video_times"}
+LATER_FIELDS = {"columns", "max_media_bytes", "video", "video_frames", "video_fps", "video_times"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Prepared:
     uri: str
     fingerprint: str
     reused: bool
-    counts: dict[str, int]  # read, accepted, rejected, repaired, and samples of each split
+    counts: dict[str, int]  # read, accepted, rejected, repaired, samples of each split, images, samples without one
+    not_read: str = ""  # keys that nothing read, with their shares; begins with "; "
     chunks: ChunkCounts | None = None  # None: the set was reused
     changes: Changes | None = None  # against the last set of this name and root, if any
 
@@ -107,7 +111,16 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
             open_storage(config.run.run_uri).delete_folder(KEPT)  # of an attempt before
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
-    return Prepared(uri, identity, reused, counts, chunks, changes_since_last(config, identity))
+    coverage = json.loads(storage.read(STATS)).get("coverage", {})
+    return Prepared(uri, identity, reused, counts, _not_read(coverage), chunks, changes_since_last(config, identity))
+
+
+def _not_read(coverage: dict[str, Any]) -> str:
+    """Of all sources together, from `stats.json`."""
+    unread: Counter[str] = Counter()
+    for one in coverage.values():
+        unread.update(one["unread"])
+    return not_read(dict(unread), sum(one["samples"] for one in coverage.values()))
 
 
 def plan_chunks(config: JobConfig, progress: Progress) -> int:
@@ -206,8 +219,13 @@ def _build(config: JobConfig, source: Source, identity: str, scratch: Path, prog
         chunks = planned.without_repeats()
         prepared += planned.make(chunks, progress)
     tile_tokens = image_form_of(config.model).tile_tokens
-    counts, shards = merge(planned.parts(chunks), folder, config.data, tile_tokens)
+    counts, shards = merge(planned.parts(chunks), folder, config.data, tile_tokens, _coverage(plan))
     return _Built(counts, shards, ChunkCounts(len(chunks), prepared))
+
+
+def _coverage(plan: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((plan / COVERAGE).read_text())
+    return found
 
 
 def _planned(
@@ -237,7 +255,7 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Ch
     build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
     tile_tokens = image_form_of(config.model).tile_tokens
     part = Part("", LocalStorage(chunk), Places(scratch / "plan").of(planned))
-    counts, shards = merge([part], folder, config.data, tile_tokens)
+    counts, shards = merge([part], folder, config.data, tile_tokens, _coverage(scratch / "plan"))
     for shard in shards:
         (chunk / shard.name).rename(folder / shard.new_name)
     return _Built(counts, [], ChunkCounts())

@@ -11,11 +11,12 @@ from itertools import chain, islice
 from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.records import SHAPES, group_named, require_media, split_named, turns_of
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Turn, stable_digest
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import open_image_files
-from vlmpipe.trainer.data.sources.records import SHAPES, group_named, split_named, turns_of
 
 Records = Iterable[Sample | Reject]
 
@@ -82,17 +83,26 @@ class FileSource(Source):
     def __iter__(self) -> Iterator[Sample | Reject]:
         return chain.from_iterable(self.parts())
 
-    def build(self, record: Mapping[str, Any], images: tuple[ImageRef, ...], where: str, identity: str) -> Sample:
-        """The sample of a record whose images and id are known."""
+    def build(
+        self, record: Record, images: tuple[ImageRef, ...], where: str, identity: str, *, videos: int = 0
+    ) -> Sample:
+        """The sample of a record whose images, number of videos and id are known. Raises RejectedError."""
         turns = turns_of(record, len(images), self.config.caption_question, self.shapes)
-        return Sample(identity, turns, images, where, split_named(record), group_named(record, self.config.split_by))
+        split, group = split_named(record), group_named(record, self.config.split_by)
+        unread = record.unread(has_media=bool(images) or bool(videos))
+        require_media(record, turns, len(images), videos)
+        return Sample(identity, turns, images, where, split, group, unread)
+
+    def named(self, record: Any) -> Any:
+        """The record under the names of `data.columns`."""
+        return Record.of(record, self.config.columns) if isinstance(record, dict) else record
 
     def checked(self, where: str, record: Any) -> Sample | Reject:
         """The sample of a record, or a Reject that says what is wrong with it. `where` names its place for people."""
         if isinstance(record, Reject):
             return record
         try:
-            return self.sample(where, record)
+            return self.sample(where, self.named(record))
         except RejectedError as error:
             return Reject(where, self.record_id(record), error.code, str(error))
 
@@ -139,7 +149,7 @@ def _named(record: Sample | Reject, name: str) -> Sample | Reject:
     if isinstance(record, Reject):
         return replace(record, where=where, id=identity)
     turns = tuple(_in_slice(turn, name) for turn in record.turns)
-    return Sample(identity, turns, record.images, where, record.split, record.group)
+    return Sample(identity, turns, record.images, where, record.split, record.group, record.unread)
 
 
 def _in_slice(turn: Turn, name: str) -> Turn:

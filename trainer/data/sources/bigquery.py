@@ -17,8 +17,7 @@ from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import Part, Records
 from vlmpipe.trainer.data.sources.image_files import open_image_files
-from vlmpipe.trainer.data.sources.parquet import IMAGE_COLUMNS, READ_COLUMNS, RowSource
-from vlmpipe.trainer.data.sources.records import SHAPES
+from vlmpipe.trainer.data.sources.parquet import IMAGE_COLUMNS, RowSource, require_conversation
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.extras import install_command
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -85,14 +84,11 @@ class BigQuerySource(RowSource):
 
     def _chosen(self) -> list[Any]:
         schema = self._table.schema
-        chosen = [one for one in schema if one.name in (*READ_COLUMNS, self.config.split_by)]
-        if not any(one.name in SHAPES for one in chosen):
-            raise DataError(
-                f"{BIGQUERY}{self._name} has the columns {', '.join(one.name for one in schema[:20])}",
-                expected=f"one of the columns {', '.join(SHAPES)}, and images in a column image or images",
-                fix="select the columns under these names into a table of their own",
-            )
-        naming = [one.name for one in chosen if one.name in IMAGE_COLUMNS and one.field_type == "STRING"]
+        mapped = self.config.columns
+        chosen = [one for one in schema if one.name not in mapped.ignored]
+        require_conversation([one.name for one in schema], mapped, f"{BIGQUERY}{self._name}")
+        images = (*IMAGE_COLUMNS, *mapped.image)
+        naming = [one.name for one in chosen if one.name in images and one.field_type == "STRING"]
         if naming and not self.config.image_folder:
             raise ConfigError(
                 f"{BIGQUERY}{self._name} names files in its column {naming[0]}",

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.message_parts import kind_of, text
+from vlmpipe.trainer.data.conversations.records import identity_of
+from vlmpipe.trainer.data.json_stream import open_json
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import Sample
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
-from vlmpipe.trainer.data.sources.json_stream import open_json
-from vlmpipe.trainer.data.sources.records import identity_of, text
 from vlmpipe.trainer.data.sqlite_table import disk_table
 from vlmpipe.trainer.errors import DataError
 
@@ -46,15 +48,15 @@ class CocoSource(FileSource):
 
     def sample(self, where: str, record: tuple[Any, sqlite3.Connection]) -> Sample:
         """`record`: an annotation, and the images' file names by id."""
-        annotation, file_names = record
-        if not isinstance(annotation, dict):
-            raise RejectedError(RejectCode.RECORD_FORM, f"a {type(annotation).__name__} where an annotation should be")
+        annotation, file_names = self.named(record[0]), record[1]
+        if not isinstance(annotation, Record):
+            raise RejectedError(RejectCode.RECORD_FORM, f"an annotation is {kind_of(annotation)}, not an object")
         image_id = annotation.get("image_id")
         if not _is_id(image_id):
             raise RejectedError(
                 RejectCode.RECORD_FORM, f"'image_id' must be a text or a whole number, not {image_id!r}"
             )
-        image_id = text(str(image_id))
+        image_id = text(str(image_id), "image_id")
         found = file_names.execute("SELECT name FROM files WHERE image = ?", (image_id,)).fetchone()
         if found is None:
             raise RejectedError(RejectCode.REF_MISSING, f"no image with the id {image_id!r} in the file")

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.conversations.message_parts import inline_bytes
 from vlmpipe.trainer.data.media import PDF, VIDEOS, MediaFiles, Part, part_of
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
 from vlmpipe.trainer.data.sources.file_patterns import fingerprint_of
-from vlmpipe.trainer.data.sources.message_parts import inline_bytes
 from vlmpipe.trainer.data.sqlite_table import disk_table
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH

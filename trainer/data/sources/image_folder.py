@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.message_parts import text
+from vlmpipe.trainer.data.conversations.records import identity_of
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
-from vlmpipe.trainer.data.sources.records import identity_of, text
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.regular_files import open_regular
 
-METADATA = "metadata.csv"
+METADATA, FILE_NAME = "metadata.csv", "file_name"
+IMAGE_KEYS = ("image",)  # of data.columns
 LONGEST_LINE_CHARS = 64 << 20
 
 
@@ -36,13 +39,18 @@ class ImageFolderSource(FileSource):
     def record_id(self, record: dict[Any, Any]) -> str:
         return str(record.get("id") or "")
 
-    def sample(self, where: str, record: dict[Any, Any]) -> Sample:
+    def named(self, record: Any) -> Any:
+        """The line under the names of `data.columns`, without its empty fields."""
         if None in record or None in record.values():
             raise RejectedError(RejectCode.RECORD_FORM, "the line has more or fewer fields than the header")
-        record = {name: text(value) for name, value in record.items() if value}  # an empty field is none
-        if "file_name" not in record:
-            raise RejectedError(RejectCode.RECORD_FORM, "nothing under 'file_name'")
-        image = self.image_files.reference(record["file_name"])
+        return Record.of({name: text(value, name) for name, value in record.items() if value}, self.config.columns)
+
+    def sample(self, where: str, record: Record) -> Sample:
+        named = [name for name in (FILE_NAME, *IMAGE_KEYS) if record.has(name)]
+        if not named:
+            raise RejectedError(RejectCode.RECORD_FORM, f"nothing under {FILE_NAME!r}")
+        value = record[named[0]]
+        image = self.image_files.reference(value[0] if isinstance(value, list) else value)
         return self.build(record, (image,), where, identity_of(record, stable_digest(sorted(record.items()))[:16]))
 
     def read(self, name: str) -> Iterator[Sample | Reject]:
@@ -55,7 +63,9 @@ class ImageFolderSource(FileSource):
             reader = csv.DictReader(_lines(path, file), strict=True)
             try:
                 columns = list(reader.fieldnames or ())
-                if "file_name" not in columns or not any(shape in columns for shape in self.shapes):
+                mapped = self.config.columns
+                known = any(shape in columns for shape in self.shapes) or mapped.answer in columns
+                if not ({FILE_NAME, *mapped.image} & set(columns)) or not known:
                     raise DataError(
                         f"{path} has the columns {', '.join(map(repr, columns[:20])) or 'none'}",
                         expected="file_name, and text, caption, or question and answer, in the first line",

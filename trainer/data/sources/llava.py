@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, starmap
 from typing import Any, BinaryIO
 
 from vlmpipe.trainer.config.data import NATIVE, DataConfig
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.label_studio import is_task, task_messages
+from vlmpipe.trainer.data.conversations.layouts import address_of, as_llava, media_values, require_same
+from vlmpipe.trainer.data.conversations.message_parts import GEMINI, MARKS, as_messages, kind_of, named_in
+from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of, listed, with_media
+from vlmpipe.trainer.data.json_stream import BadJsonError, open_json, parse_json
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
-from vlmpipe.trainer.data.sources.json_stream import BadJsonError, open_json, parse_json
-from vlmpipe.trainer.data.sources.label_studio import is_task, task_messages
-from vlmpipe.trainer.data.sources.message_parts import GEMINI, MARKS, as_messages, named_in, text
-from vlmpipe.trainer.data.sources.records import identity_of, with_media
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.regular_files import open_regular
 
@@ -30,7 +32,6 @@ class LlavaSource(FileSource):
     """Samples of one `.json` or `.jsonl` file, read one by one."""
 
     format = "llava"
-    shapes = ("conversations", "messages", "chosen")  # and Gemini's `contents`, which becomes `messages`
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         super().__init__(files, config)
@@ -52,19 +53,23 @@ class LlavaSource(FileSource):
                 reader.end()
 
     def sample(self, where: str, record: Any) -> Sample:
-        if not isinstance(record, dict):
-            raise RejectedError(RejectCode.RECORD_FORM, f"a {type(record).__name__} where a record should be")
+        if not isinstance(record, Record):
+            raise RejectedError(RejectCode.RECORD_FORM, f"the record is {kind_of(record)}, not an object")
         identity = identity_of(record) or stable_digest(record)[:16]
         record = task_messages(record, self.config.caption_question) if is_task(record) else as_messages(record)
-        files = {kind: _paths(record, kind) for kind in MARKS}
-        if not any(files.values()) and "messages" in record:
-            for kind, address in named_in(record["messages"]):
+        record = as_llava(record)
+        files = {kind: [address_of(value, kind) for value in media_values(record, kind)] for kind in MARKS}
+        named = list(named_in(listed(record, "messages"))) if record.has("messages") else []
+        if any(files.values()):
+            require_same(files, named)
+        else:
+            for kind, address in named:
                 files[kind].append(address)
         images = tuple(map(self.image_files.named, files["image"]))
         videos = [self._shown(path) for path in files["video"]]
         frames = zip(files["video"], map(len, videos), strict=True)
         times_s = [self.image_files.frame_times_s(*one) for one in frames] if self.config.video_times else []
-        made = self.build(record, images, where, identity)
+        made = self.build(record, images, where, identity, videos=len(videos))
         turns, images = with_media(made.turns, images, videos, times_s)
         return replace(made, turns=turns, images=images)
 
@@ -82,7 +87,8 @@ class LlavaSource(FileSource):
         first = [record for _, record in islice(self._records(name), FORMAT_PROBE_RECORDS)]
         if not first:
             raise DataError(f"{path} holds no records", expected=f"LLaVA records, like\n{EXAMPLE}")
-        if any(isinstance(record, dict) and any(key in record for key in (*self.shapes, GEMINI)) for record in first):
+        known = {*SHAPES, GEMINI, *self.config.columns.named().values()}
+        if any(isinstance(record, dict) and known & record.keys() for record in first):
             return
         if any(isinstance(record, dict) and is_task(record) for record in first):
             return
@@ -92,7 +98,7 @@ class LlavaSource(FileSource):
         elif isinstance(found, dict):
             what = "an object with the keys " + (", ".join(map(repr, list(found)[:8])) or "none")
         else:
-            what = f"a {type(found).__name__}"
+            what = kind_of(found)
         raise DataError(
             f"{path} is not in LLaVA's format: found {what}",
             expected=f"records with the keys 'id', 'image' and 'conversations', like\n{EXAMPLE}",
@@ -118,13 +124,3 @@ def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
             yield where, Reject(where, "", RejectCode.RECORD_ENCODING, f"not UTF-8: {error}")
         except BadJsonError as error:
             yield where, Reject(where, "", RejectCode.RECORD_PARSE, f"not JSON: {error}")
-
-
-def _paths(record: Mapping[str, Any], kind: str) -> list[str]:
-    """The paths under `kind`, or in a list under its plural."""
-    key = f"{kind}s" if record.get(kind) is None and record.get(f"{kind}s") is not None else kind
-    value = record.get(key)
-    paths = [value] if isinstance(value, str) else value or []
-    if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
-        raise RejectedError(RejectCode.RECORD_FORM, f"{key!r} must be a path or a list of paths")
-    return [text(path) for path in paths]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -13,18 +13,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.data import Columns, DataConfig
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.layouts import media_values
+from vlmpipe.trainer.data.conversations.message_parts import kind_of
+from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
-from vlmpipe.trainer.data.sources.records import SHAPES, identity_of
 from vlmpipe.trainer.errors import DataError, os_errors
 
 BATCH_ROWS = 32  # rows in memory at once, with their images
 IMAGE_COLUMNS = ("images", "image")
-READ_COLUMNS = (*IMAGE_COLUMNS, *SHAPES, "answer", "id", "slice", "split")
+IDENTIFYING = (*SHAPES, "answer", "id", "slice", "split")  # columns, of rows without an id
 ARROW = ".arrow"
 ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a whole stream; without it one may have been cut at a batch
 # The split that a folder of a saved DatasetDict stands for; samples of other folders are split by data.split_by.
@@ -38,10 +41,9 @@ class RowSource(FileSource):
     def record_id(self, record: dict[str, Any]) -> str:
         return str(record.get("id") or "")
 
-    def sample(self, where: str, record: dict[str, Any]) -> Sample:
-        found: Any = next((record[name] for name in IMAGE_COLUMNS if record.get(name) is not None), [])
-        images = tuple(_image(value, self.image_files) for value in (found if isinstance(found, list) else [found]))
-        texts = {name: value for name, value in record.items() if name not in IMAGE_COLUMNS}
+    def sample(self, where: str, record: Record) -> Sample:
+        images = tuple(_image(value, self.image_files) for value in media_values(record, "image"))
+        texts = {name: value for name, value in record.items() if name in (*IDENTIFYING, self.config.split_by)}
         digest = stable_digest(texts, *(image.name for image in images))[:16]
         return self.build(record, images, where, identity_of(record) or digest)
 
@@ -58,28 +60,35 @@ class ParquetSource(RowSource):
     def read(self, name: str) -> Iterator[Sample | Reject]:
         split = SPLIT_OF_FOLDER.get(PurePosixPath(name).parent.name) if name.endswith(ARROW) else None
         with self.files.opened(name) as path:
-            for number, row in enumerate(_rows(path, self.files.storage.uri(name), self.config.split_by), 1):
+            for number, row in enumerate(_rows(path, self.files.storage.uri(name), self.config.columns), 1):
                 sample = self.checked(f"{name} row {number}", row)
                 if split and isinstance(sample, Sample) and sample.split is None:
                     sample = replace(sample, split=split)
                 yield sample
 
 
-def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
+def require_conversation(names: Sequence[str], columns: Columns, of: str) -> None:
+    """Raise DataError for columns of which none can be a conversation."""
+    if set(names) & {*SHAPES, columns.question, columns.answer, columns.messages}:
+        return
+    raise DataError(
+        f"{of} has the columns {', '.join(names[:20])}",
+        expected=f"one of the columns {', '.join(SHAPES)}, and images in a column image or images",
+        fix="name the columns in the run file, such as data.columns: {image: picture, answer: label}",
+    )
+
+
+def _rows(path: Path, uri: str, mapped: Columns) -> Iterator[dict[str, Any]]:
     rows = 0
     try:
         with os_errors(f"reading {uri}"):
             size_bytes = path.stat().st_size
         with _opened(path, is_arrow=uri.endswith(ARROW)) as file:
-            columns = [name for name in file.names if name in (*READ_COLUMNS, split_by)]
-            if not any(name in SHAPES for name in columns):
-                raise DataError(
-                    f"{uri} has the columns {', '.join(file.names[:20])}",
-                    expected=f"one of the columns {', '.join(SHAPES)}, and images in a column image or images",
-                    fix="rename the columns; docs/how-to/bring-your-own-data.md shows a file",
-                )
+            columns = [name for name, kind in file.kinds.items() if name not in mapped.ignored and not _is_vector(kind)]
+            vectors = {name: 1.0 for name in file.kinds if name not in (*columns, *mapped.ignored)}  # listed, not read
+            require_conversation(list(file.kinds), mapped, uri)
             for batch in file.batches(columns):
-                yield from batch.to_pylist()
+                yield from (row | vectors for row in batch.to_pylist())
                 rows += len(batch)
             missing = file.missing(rows)
     except DAMAGE as error:
@@ -88,11 +97,24 @@ def _rows(path: Path, uri: str, split_by: str) -> Iterator[dict[str, Any]]:
         raise _damaged(uri, rows, missing)
 
 
+def _kinds(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return dict(zip(schema.names, schema.types, strict=True))
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    """A list of numbers, such as an embedding or token numbers, which may be large and is never read."""
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+        if pa.types.is_floating(kind) or pa.types.is_integer(kind):
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class _Table:
-    """An open file: names of its columns, batches of at most BATCH_ROWS, and what is missing behind so many rows."""
+    """An open file: columns with their types, batches of at most BATCH_ROWS, and what is missing after so many rows."""
 
-    names: list[str]
+    kinds: dict[str, pa.DataType]
     batches: Callable[[list[str]], Iterator[pa.RecordBatch]]
     missing: Callable[[int], str]
 
@@ -108,12 +130,12 @@ def _opened(path: Path, *, is_arrow: bool) -> Iterator[_Table]:
                     chosen = batch.select(columns)
                     yield from (chosen.slice(start, BATCH_ROWS) for start in range(0, len(chosen), BATCH_ROWS))
 
-            yield _Table(stream.schema.names, parts, lambda _: "" if is_whole else "its end is missing")
+            yield _Table(_kinds(stream.schema), parts, lambda _: "" if is_whole else "its end is missing")
         return
     with pq.ParquetFile(path, pre_buffer=False) as file:  # else all its columns are in memory
         promised = file.metadata.num_rows
         yield _Table(
-            file.schema_arrow.names,
+            _kinds(file.schema_arrow),
             lambda columns: file.iter_batches(BATCH_ROWS, columns=columns),
             lambda rows: "" if rows == promised else f"{promised} rows were promised",
         )
@@ -143,7 +165,7 @@ def _image(value: Any, files: ImageFiles) -> ImageRef:
         return files.named(value)
     if not isinstance(value, bytes):
         raise RejectedError(
-            RejectCode.RECORD_FORM, f"an image is a {type(value).__name__}, not bytes, {{bytes, path}} or an address"
+            RejectCode.RECORD_FORM, f"an image is {kind_of(value)}, not bytes, {{bytes, path}} or an address"
         )
     require_size(len(value), files.max_image_bytes)
     # Equal names must mean equal images, and the paths in different rows may be the same.

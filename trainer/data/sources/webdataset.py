@@ -12,16 +12,19 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vlmpipe.trainer.data.accounting.keys import MEDIA_SUFFIXES, Record
+from vlmpipe.trainer.data.conversations.message_parts import kind_of
+from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of
+from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
-from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample
+from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, ImageRef, Sample, Unread
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.image_files import require_size
-from vlmpipe.trainer.data.sources.json_stream import BadJsonError, parse_json
-from vlmpipe.trainer.data.sources.records import SHAPES, identity_of
 from vlmpipe.trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
 from vlmpipe.trainer.errors import DataError
 
 TEXT_SUFFIXES = (".json", ".txt")
+READ_SUFFIXES = IMAGE_SUFFIXES.union(TEXT_SUFFIXES)
 LONGEST_TEXT_BYTES = 64 << 20
 MOST_MEMBERS = 1000  # of one sample
 
@@ -64,7 +67,12 @@ class WebDatasetSource(FileSource):
 
     def sample(self, where: str, record: _Group) -> Sample:
         parts = _safe_members(record.members)
-        content = _content(parts, record.path)
+        content = Record.of(_content(parts, record.path), self.config.columns)
+        content.noted.update(
+            Unread(f"*{suffix}", "a member of a tar" if suffix.lower() in MEDIA_SUFFIXES else "")
+            for part in parts
+            if (suffix := _suffix(part.name)).lower() not in READ_SUFFIXES
+        )
         images = tuple(
             ImageRef(
                 f"{record.tar}/{part.offset}/{part.name}",
@@ -74,12 +82,20 @@ class WebDatasetSource(FileSource):
             for part in parts
             if PurePosixPath(part.name).suffix.lower() in IMAGE_SUFFIXES
         )
+        if not images and (named := [key for key in ("image", "images") if content.has(key)]):
+            content.noted.add(Unread(named[0], "its name"))
+        content.took("image", "images")  # of LLaVA's records in tars: the members are the images
         return self.build(content, images, where, identity_of(content, record.key))
 
     def _read_image(self, tar: str, member: Member) -> bytes:
         require_size(member.size_bytes, self.config.max_image_bytes)
         with self.files.opened(tar) as path:
             return read_member(path, member)
+
+
+def _suffix(name: str) -> str:
+    """The last suffix of a member's name, or all of a name without one."""
+    return PurePosixPath(name).suffix or f"/{PurePosixPath(name).name}"
 
 
 def _key(name: str) -> str:
@@ -127,7 +143,7 @@ def _content(parts: list[Member], path: Path) -> dict[str, Any]:
         except BadJsonError as error:
             raise RejectedError(RejectCode.RECORD_PARSE, f"not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise RejectedError(RejectCode.RECORD_FORM, f"json holds a {type(found).__name__}, not an object")
+            raise RejectedError(RejectCode.RECORD_FORM, f"json holds {kind_of(found)}, not an object")
         record = found
     if ".txt" in texts and all(record.get(key) is None for key in SHAPES):
         record = record | {"caption": _text(texts[".txt"], path)}

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig, BenchmarkFormat
+from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import ImageRef
 from vlmpipe.trainer.data.sources.image_files import ImageFiles
-from vlmpipe.trainer.data.sources.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.benchmarks.files import BenchmarkFile
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion

@@ -12,7 +12,7 @@ from tests.fakes.bigquery import MOST_ROWS, FakeBigQuery, Table
 from tests.support.data.prepared import job_config, png, run_prepare
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
-from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.sample import Sample, Turn, Unread
 from vlmpipe.trainer.data.sources import bigquery, open_source
 from vlmpipe.trainer.data.sources.bigquery import EMULATOR
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
@@ -53,6 +53,11 @@ def test_rows_are_samples_page_by_page(server: FakeBigQuery, monkeypatch: pytest
     assert last.images[0].read() == png(24) and last.where == f"{NAME} row 25"
     reads = server.tables[NAME].reads
     assert max(count for _, count in reads) <= MOST_ROWS and sum(count for _, count in reads) == 25
+    assert last.unread == (Unread("unused", ""),)
+
+
+def test_an_ignored_column_is_not_fetched(server: FakeBigQuery) -> None:
+    assert all(isinstance(one, Sample) and one.unread == () for one in read(columns={"ignored": ["unused"]}))
     assert not any("unused" in request for request in server.requests)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,9 @@ from vlmpipe.trainer.data.shards.tar import FOLDER as SHARDS_FOLDER
 from vlmpipe.trainer.data.shards.tar import Sidecar, shard_name, sidecar_name, write_sidecar
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.base import Storage
+
+STATS = "stats.json"
+IMAGES, WITHOUT_IMAGES = "images", "samples_without_images"  # counts of accepted samples
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,15 @@ class Shard:
 
 
 def merge(
-    parts: Iterable[Part], folder: Path, config: DataConfig, tile_tokens: int = 0
+    parts: Iterable[Part],
+    folder: Path,
+    config: DataConfig,
+    tile_tokens: int = 0,
+    coverage: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[dict[str, int], list[Shard]]:
     """Write everything but the shards, the tokenizer and DONE into `folder`. Returns the counts and the shards.
 
-    `tile_tokens`: tokens of a tile, for families that cut images into tiles.
+    `tile_tokens`: tokens of a tile, for families that cut images into tiles. `coverage`: of the sources' keys.
     Raises DataError when too many samples were rejected or a split is empty.
     """
     lines, counts, sheet = IndexWriter(), Counts(), ContactSheet()
@@ -94,8 +102,12 @@ def merge(
     for name, of_splits in stats.get("sources", {}).items():
         if not of_splits["train"]["samples"]:
             raise no_training_samples(name)
-    write_json(folder / "stats.json", stats)
-    return {name: whole[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples, shards
+    write_json(folder / STATS, stats | {"coverage": dict(coverage)})
+    seen = {
+        IMAGES: sum(one["images"] for one in stats["splits"].values()),
+        WITHOUT_IMAGES: sum(sum(one["images_per_sample"][:1]) for one in stats["splits"].values()),
+    }
+    return {name: whole[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples | seen, shards
 
 
 def _add_rejects(part: Part, summary: dict[str, Any], ledger: Ledger) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.accounting.coverage import COVERAGE, Coverages
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.prepare.chunks.chunk import ChunkMaker
 from vlmpipe.trainer.data.prepare.chunks.merge import Part
@@ -114,10 +115,15 @@ def find_plan(config: JobConfig, identity: str, folder: Path) -> bool:
 
 
 def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progress) -> int:
-    """Read the source once, with its images, and write the plan. Returns the number of records."""
+    """Read the source once, with its images, and write the plan. Returns the number of records.
+
+    Raises DataError where the records have media that nothing reads.
+    """
     part_starts: list[int] = []
+    coverages = Coverages(config.data)
+    records = islice(counted(source.parts(), part_starts), config.data.max_samples or None)
     reading = write_plan(
-        islice(counted(source.parts(), part_starts), config.data.max_samples or None),
+        coverages.counting(records),
         folder,
         config.data,
         threads=threads_for(1),
@@ -126,7 +132,9 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
     read = 0
     for read in reading:
         progress.update(read, unit="samples", message="reading records and their images")
+    coverages.check()
     (folder / PARTS).write_text(json.dumps(part_starts))
+    (folder / COVERAGE).write_text(json.dumps(coverages.as_json()))
     return read
 
 

@@ -65,6 +65,8 @@ def test_a_llava_file_comes_back_as_it_was(tmp_path: Path) -> None:
         "repaired": 0,
         "train": len(index.split("train")),
         "eval": len(index.split("eval")),
+        "images": 40,
+        "samples_without_images": 0,
     }
 
 

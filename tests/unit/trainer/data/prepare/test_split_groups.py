@@ -154,7 +154,7 @@ def test_a_field_keeps_its_records_together(tmp_path: Path) -> None:
 def test_a_record_without_the_field_is_a_reject(tmp_path: Path) -> None:
     images, records = llava_folder(tmp_path, 10)
     settings = {"source": str(write_json(tmp_path / "a.json", records)), "image_folder": str(images)}
-    with pytest.raises(DataError, match="'patient' must be a text or a whole number, not None"):
+    with pytest.raises(DataError, match="'patient' is nothing \\(null\\), not a text or a whole number"):
         run_prepare(job_config(tmp_path / "root", split_by="patient", **settings))
 
 

@@ -15,7 +15,7 @@ from tests.support.data.chunks import CHUNK, fixed_tokenizer
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import ChunkCounts
-from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn, Unread
 from vlmpipe.trainer.data.sources.base import SeveralSources, Source
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
@@ -30,7 +30,8 @@ def sources(tmp_path: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for name, lines in (("pictures", records), ("again", again), ("text", text)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        found[name] = {"name": name, "uri": str(tmp_path / f"{name}.jsonl"), "image_folder": str(images)}
+        folder = {} if name == "text" else {"image_folder": str(images)}
+        found[name] = {"name": name, "uri": str(tmp_path / f"{name}.jsonl"), **folder}
     return found
 
 
@@ -89,7 +90,9 @@ class OneSample(Source):
 
 def test_nothing_else_of_a_sample_changes() -> None:
     turn = Turn("q", "a", "sums", "system", "thinking", "rejected", (0.0, 0.1, 0.2, 0.3))
-    sample = Sample("one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group")
+    sample = Sample(
+        "one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group", (Unread("url", ""),)
+    )
     for made in (turn, sample):
         unset = [field.name for field in dataclasses.fields(made) if getattr(made, field.name) == field.default]
         assert unset == [], "a new field needs a value here"

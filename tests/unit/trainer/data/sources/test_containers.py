@@ -80,9 +80,15 @@ def test_json_takes_precedence_over_txt(tmp_path: Path) -> None:
         add_member(tar, "two.json", b'{"url": "https://x", "width": NaN}')
         add_member(tar, "two.txt", b"Used.")
         add_member(tar, "two.cls", b"3")
+        add_member(tar, "two.jpg", png())
     one, two = samples_in(tmp_path / "a.tar", caption_question="What?")
     assert (one.id, one.split, one.turns[1].slice, len(one.turns), len(one.images)) == ("7", "eval", "ocr", 2, 1)
-    assert (two.id, two.turns[0].question, two.turns[0].answer, two.images) == ("two", "What?", "Used.", ())
+    assert (two.id, two.turns[0].question, two.turns[0].answer, len(two.images)) == (
+        "two",
+        "<image>\nWhat?",
+        "Used.",
+        1,
+    )
 
 
 def test_images_of_a_sample_keep_their_order_in_the_tar(tmp_path: Path) -> None:
@@ -147,8 +153,8 @@ def test_rows_without_an_id_have_one_by_content(tmp_path: Path) -> None:
 
 def test_a_bad_row_is_one_reject(tmp_path: Path) -> None:
     rows = [{"image": png(), "text": "B."}, {"image": png(), "text": None}, {"image": None, "text": "B."}]
-    good, bad, plain = read(write_rows(tmp_path / "a.parquet", rows))
-    assert isinstance(good, Sample) and isinstance(plain, Sample) and plain.images == ()
+    good, bad, alone = read(write_rows(tmp_path / "a.parquet", rows))
+    assert isinstance(good, Sample) and isinstance(alone, Reject) and alone.code == RejectCode.CONV_NO_MEDIA
     assert isinstance(bad, Reject) and (bad.code, bad.where) == (RejectCode.RECORD_FORM, "a.parquet row 2")
 
 

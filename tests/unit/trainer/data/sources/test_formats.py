@@ -14,13 +14,14 @@ from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.formats import FORMATS, QUESTION, Captioned, captioned, write_source
 from tests.support.data.prepared import job_config, png, run_prepare
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.records import SHAPES, turns_of
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import SPLITS, Sample, Turn
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.data.sources import Source, open_source
 from vlmpipe.trainer.data.sources.base import counted, records_from
-from vlmpipe.trainer.data.sources.records import SHAPES, turns_of
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.gcs import GcsStorage
@@ -170,4 +171,4 @@ ASKED, SAID, OTHER = ({"role": role, "content": text} for role, text in
     ],
 )
 def test_a_rejected_answer_is_found_beside_each_shape_of_a_conversation(record: dict[str, Any]) -> None:
-    assert turns_of(record, 1, "", tuple(SHAPES)) == (Turn("<image>\nWhat?", "This.", rejected="That."),)
+    assert turns_of(Record(record), 1, "", tuple(SHAPES)) == (Turn("<image>\nWhat?", "This.", rejected="That."),)

@@ -1,0 +1,1 @@
+"""Accounting of data preparation: what of each record was read, and what was not."""

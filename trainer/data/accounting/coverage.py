@@ -1,0 +1,139 @@
+"""Counts what of a source's records was read and what was not, and refuses media that nothing reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.rejects import Reject
+from vlmpipe.trainer.data.sample import Sample, Unread
+from vlmpipe.trainer.errors import DataError
+
+EARLY = 1000  # samples after which unread media end the step, without reading the rest
+SHOWN = 8  # names in a line
+COVERAGE = "coverage.json"  # beside the plan of a set's chunks
+
+
+@dataclass
+class Coverage:
+    """What the samples of one source have, and what of their records nothing read."""
+
+    samples: int = 0
+    images: int = 0
+    without_images: int = 0  # samples
+    unread: Counter[Unread] = field(default_factory=Counter)
+
+    def add(self, sample: Sample) -> None:
+        self.samples += 1
+        self.images += len(sample.images)
+        self.without_images += not sample.images
+        self.unread.update(sample.unread)
+
+    def check(self, source: str) -> None:
+        """Raise DataError where samples have media that nothing read. `source` names them for people."""
+        media = [(one, count) for one, count in self.unread.most_common() if one.media]
+        if not media:
+            return
+        lines = [
+            f"  {one.name} in {count:,} of {self.samples:,} samples ({share(count, self.samples)}): {one.media}"
+            for one, count in media[:SHOWN]
+        ]
+        more = [f"  and {len(media) - SHOWN} more"] if len(media) > SHOWN else []
+        names = [one.name for one, _ in media]
+        raise DataError(
+            "\n".join([f"{source} has media that nothing reads and that training would lack", *lines, *more]),
+            expected="images under the keys image or images, or as members of a tar that end in the suffix of a format "
+            "that is read",
+            fix=_mapping(names),
+        )
+
+    def check_folder(self, source: str, config: DataConfig) -> None:
+        """Raise DataError where `data.image_folder` is given and no sample has an image."""
+        if config.image_folder and self.samples and not self.images:
+            raise DataError(
+                f"data.image_folder is {config.image_folder!r}, and none of the {self.samples:,} samples of {source} "
+                "names an image",
+                expected="records that name images under image or images",
+                fix="name their key, such as data.columns: {image: image_path}, or leave data.image_folder out",
+            )
+
+    def described(self) -> str:
+        """One line: images, samples without one, and keys that nothing read with their shares."""
+        return images_sentence(self.images, self.without_images) + not_read(
+            {one.name: count for one, count in self.unread.items()}, self.samples
+        )
+
+
+def images_sentence(images: int, without: int) -> str:
+    """Such as "40 images, 2 samples without one"."""
+    return f"{images:,} images, {without:,} samples without one"
+
+
+def not_read(unread: dict[str, int], samples: int) -> str:
+    """Such as "; not read: url (100%), lang (3%)"; "" where all was read."""
+    if not unread:
+        return ""
+    ordered = sorted(unread.items(), key=lambda item: (-item[1], item[0]))
+    names = [f"{name} ({share(count, samples)})" for name, count in ordered[:SHOWN]]
+    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return f"; not read: {', '.join(names)}{more}"
+
+
+def share(count: int, of: int) -> str:
+    """A share in percent, of which neither 0% nor 100% is rounded."""
+    percent = 100 * count / max(1, of)
+    if count and percent < 1:
+        return "below 1%"
+    return f"{99 if count < of and percent > 99 else round(percent)}%"
+
+
+def _mapping(names: list[str]) -> str:
+    """The lines of a run file that would read these keys, or leave them out."""
+    keys = [name for name in names if not name.startswith("*") and "." not in name]
+    ignored = f"data.columns: {{ignored: [{', '.join(keys or names)}]}}"
+    if not keys:
+        return "convert them to JPEG, PNG or WebP, or list images under images of the record"
+    images = f"data.columns: {{image: [{', '.join(keys)}]}}" if len(keys) > 1 else f"data.columns: {{image: {keys[0]}}}"
+    return f"to read them: {images}\nif they are not needed: {ignored}"
+
+
+class Coverages:
+    """The coverage of each source of a run. `of`: that of a sample."""
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self.by_source = {source.name: Coverage() for source in config.all_sources}
+
+    def counting(self, records: Iterable[Sample | Reject]) -> Iterator[Sample | Reject]:
+        """The records unchanged. Raises DataError as soon as it is clear that media are not read."""
+        only = None if self._config.sources else next(iter(self.by_source.values()))
+        for record in records:
+            if isinstance(record, Sample):
+                coverage = only or self.by_source[record.where.partition(":")[0]]
+                coverage.add(record)
+                if coverage.samples == EARLY:
+                    self._check()
+            yield record
+
+    def check(self) -> None:
+        """Raise DataError where media of a source are not read, or where its image folder was given in vain."""
+        self._check()
+        for source in self._config.all_sources:
+            self.by_source[source.name].check_folder(source.uri, self._config.of_source(source))
+
+    def _check(self) -> None:
+        for source in self._config.all_sources:
+            self.by_source[source.name].check(source.uri)
+
+    def as_json(self) -> dict[str, Any]:
+        """Keys that nothing read, with the number of samples that have them, by source; and samples of each source."""
+        return {
+            name: {
+                "samples": one.samples,
+                "unread": {key.name: count for key, count in one.unread.most_common()},
+            }
+            for name, one in self.by_source.items()
+        }

@@ -1,0 +1,1 @@
+"""Conversations of records in the layouts that data sets have, as turns of questions and answers."""

@@ -1,0 +1,262 @@
+"""Record shapes that data sets use for a conversation, and a record's id, slice and split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.message_parts import (
+    AUDIO_MARK,
+    MARKS,
+    VIDEO_MARK,
+    content_text,
+    kind_of,
+    objects,
+    text,
+)
+from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
+from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Split, Turn
+
+QUESTION_ROLES = ("human", "user")
+ANSWER_ROLES = ("gpt", "assistant")
+EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
+THINKING = ("thinking", "reasoning_content")  # of an answer
+MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING})
+GROUNDING = ("<bbox>", "<ref-object>")  # ms-swift's marks of what is listed under `objects`
+
+
+def turns_of(record: Record, num_images: int, caption_question: str, keys: Sequence[str]) -> tuple[Turn, ...]:
+    """The record's conversation, by the first of `keys` that it has.
+
+    Shapes without `<image>` marks (question and answer, caption, the Cauldron's `texts`) get one for each image before
+    the first question. Raises RejectedError.
+    """
+    key = next((key for key in keys if record.has(key)), None)
+    if key is None:
+        raise RejectedError(RejectCode.RECORD_FORM, f"nothing under {' or '.join(map(repr, keys))}")
+    turns = SHAPES[key](record, caption_question)
+    if turns and key in ALTERNATING and not turns[0].system and isinstance(record.peek("system"), str):
+        turns[0] = replace(turns[0], system=text(record["system"], "system"))
+    is_unmarked = key in UNMARKED or (key == "chosen" and isinstance(record.peek(key), str))
+    if is_unmarked and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
+        turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
+    names = _slices(record, key, len(turns))
+    if turns and (rejected := record.get("rejected")) is not None:
+        turns[-1] = replace(turns[-1], rejected=_last_answer(rejected))
+    return tuple(
+        replace(
+            turn,
+            question=turn.question.strip(),
+            answer=turn.answer.strip(),
+            slice=name,
+            system=turn.system.strip(),
+            thinking=turn.thinking.strip(),
+            rejected=turn.rejected.strip(),
+        )
+        for turn, name in zip(turns, names, strict=True)
+    )
+
+
+def require_media(record: Record, turns: Sequence[Turn], images: int, videos: int) -> None:
+    """Raise RejectedError for a caption of nothing, and for marks of videos, sounds or boxes without any."""
+    is_caption = not any(record.has(key) for key in SHAPES if key not in CAPTIONS)
+    if is_caption and not images and not videos:
+        raise RejectedError(RejectCode.CONV_NO_MEDIA, "a caption without an image")
+    for turn in turns:
+        for words in (turn.question, turn.answer):
+            if "<" not in words:
+                continue
+            if VIDEO_MARK in words and not videos:
+                message = f"{VIDEO_MARK} without a video: the record names none under 'video' or 'videos'"
+                raise RejectedError(RejectCode.CONV_NO_MEDIA, message)
+            if AUDIO_MARK in words:
+                raise RejectedError(RejectCode.CONV_NO_MEDIA, f"{AUDIO_MARK}: sounds are not read")
+            if mark := next((mark for mark in GROUNDING if mark in words), ""):
+                message = f"{mark} stands for boxes under 'objects', which are not read: write them into the text"
+                raise RejectedError(RejectCode.CONV_LABELS, message)
+
+
+def with_media(
+    turns: Sequence[Turn],
+    images: Sequence[ImageRef],
+    videos: Sequence[Sequence[ImageRef]],
+    times_s: Sequence[Sequence[float]] = (),
+) -> tuple[tuple[Turn, ...], tuple[ImageRef, ...]]:
+    """The turns with an image mark for each frame of the k-th video mark's video, and all images in the order of marks.
+
+    A single video without a mark is placed before the first question. times_s: of each frame, to be written before it.
+    Raises RejectedError where marks and files differ in number.
+    """
+    marks = re.findall(EITHER_MARK, "".join(text for turn in turns for text in (turn.question, turn.answer)))
+    if videos and VIDEO_MARK not in marks and len(videos) == 1 and turns:
+        turns = [replace(turns[0], question=f"{VIDEO_MARK}\n{turns[0].question}"), *turns[1:]]
+        marks.insert(0, VIDEO_MARK)
+    for mark, files, what in ((VIDEO_MARK, videos, "videos"), (IMAGE_TOKEN, images, "images")):
+        if videos and marks.count(mark) != len(files):
+            raise RejectedError(
+                RejectCode.CONV_IMAGE_COUNT, f"{marks.count(mark)} {mark} marks for {len(files)} {what}"
+            )
+    if not videos:
+        return tuple(turns), tuple(images)
+    pictures, clips = iter(images), iter(videos)
+    found = [image for mark in marks for image in (next(clips) if mark == VIDEO_MARK else [next(pictures)])]
+    shown = [[f"<{time_s:.1f} seconds>{IMAGE_TOKEN}" for time_s in of_frames] for of_frames in times_s]
+    left = iter(shown or [[IMAGE_TOKEN] * len(frames) for frames in videos])
+
+    def filled(words: str) -> str:
+        return re.sub(VIDEO_MARK, lambda _: "".join(next(left)), words)
+
+    placed = [replace(turn, question=filled(turn.question), answer=filled(turn.answer)) for turn in turns]
+    return tuple(placed), tuple(found)
+
+
+def identity_of(record: Mapping[str, Any], default: str = "") -> str:
+    """The record's id as text; `default` where it has none."""
+    identity = record.get("id")
+    if identity is None or identity == "":
+        return default
+    if isinstance(identity, float) and identity.is_integer():
+        return str(int(identity))  # pandas makes such of whole numbers
+    if isinstance(identity, bool) or not isinstance(identity, str | int):
+        raise RejectedError(RejectCode.RECORD_FORM, f"'id' is {kind_of(identity)}, not a text or a whole number")
+    return str(identity)
+
+
+def split_named(record: Mapping[str, Any]) -> Split | None:
+    """The split that the record names, if any."""
+    split = record.get("split")
+    if split is None or split == "":
+        return None
+    found = SPLIT_NAMES.get(split.lower()) if isinstance(split, str) else None
+    if found is None:
+        known = ", ".join(SPLIT_NAMES)
+        raise RejectedError(RejectCode.RECORD_FORM, f"'split' is {split!r}, not one of {known}")
+    return found
+
+
+def group_named(record: Mapping[str, Any], split_by: str) -> str:
+    """The record's value of the field that `data.split_by` names; empty where it names none."""
+    if split_by in (BY_IMAGE, BY_RECORD):
+        return ""
+    value = record.get(split_by)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RejectedError(RejectCode.RECORD_FORM, f"{split_by!r} is {kind_of(value)}, not a text or a whole number")
+    return text(str(value), split_by)
+
+
+def listed(record: Record, key: str) -> Any:
+    """The list under the key, which may be written as a JSON text. Raises RejectedError."""
+    value = record[key]
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            return parse_json(value)
+        except BadJsonError as error:
+            raise RejectedError(RejectCode.RECORD_PARSE, f"{key!r} is not JSON: {error}") from error
+    return value
+
+
+def _slices(record: Record, key: str, turns: int) -> list[str]:
+    own = [turn.get("slice") for turn in objects(listed(record, key), key)] if key == "turns" else [None] * turns
+    names = [record.get("slice", DEFAULT_SLICE) if name is None else name for name in own]
+    names = [DEFAULT_SLICE if name is None else name for name in names]
+    if not all(isinstance(name, str) and name for name in names):
+        raise RejectedError(RejectCode.RECORD_FORM, f"'slice' must be a name, not {record.get('slice')!r}")
+    return [text(name, "slice") for name in names]
+
+
+def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
+    """Alternating questions and answers, perhaps after a system message."""
+    roles, texts, thinking = [], [], []
+    for number, message in enumerate(objects(messages, key), 1):
+        place = f"{key} {number}"
+        if left := message.keys() - MESSAGE_KEYS:
+            record.note(left, message, key, place)
+        role = _one_of(message, "from", "role", place)
+        roles.append(role)
+        texts.append(content_text(_one_of(message, "value", "content", place), place, record))
+        thinking.append(text(next((message[key] for key in THINKING if message.get(key) is not None), ""), place))
+    system = ""
+    if roles and roles[0] == "system":
+        system, *texts = texts
+        del roles[0], thinking[0]
+    asked, answered = roles[::2], roles[1::2]
+    known = all(role in QUESTION_ROLES for role in asked) and all(role in ANSWER_ROLES for role in answered)
+    if len(asked) != len(answered) or not known:
+        raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
+    thoughts = zip(texts[::2], texts[1::2], thinking[1::2], strict=True)
+    turns = [Turn(question, answer, thinking=thought) for question, answer, thought in thoughts]
+    return [replace(turns[0], system=system), *turns[1:]] if turns else []
+
+
+def _one_of(message: Mapping[str, Any], first: str, second: str, place: str) -> Any:
+    """The value under one of two keys. Raises RejectedError where both have one and they disagree."""
+    one, other = message.get(first), message.get(second)
+    if one is not None and other is not None and one != other:
+        message_text = f"{place} has {first!r} and {second!r}, which disagree"
+        raise RejectedError(RejectCode.RECORD_CONFLICT, message_text)
+    return one if one is not None else other
+
+
+def _chosen(record: Record, asked: str) -> list[Turn]:
+    """A conversation whose last answer is preferred, with what comes before it under `prompt`, or a text beside
+    `question`.
+    """
+    chosen, before = listed(record, "chosen"), record.get("prompt")
+    if isinstance(chosen, str):
+        question = record.get("question") if record.has("question") else before if isinstance(before, str) else asked
+        return [Turn(text(question, "question"), text(chosen, "chosen"))]
+    return _alternating(
+        record, "chosen", [*([] if before is None else objects(before, "prompt")), *objects(chosen, "chosen")]
+    )
+
+
+def _last_answer(rejected: Any) -> str:
+    """The rejected answer: a text, or messages that end with it."""
+    if isinstance(rejected, str):
+        return text(rejected, "rejected")
+    messages = objects(rejected, "rejected")
+    return content_text(messages[-1].get("content"), f"rejected {len(messages)}") if messages else ""
+
+
+TURN_TEXTS = ("system", "thinking", "rejected")  # of prepared data, beside question and answer
+
+
+def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
+    turns = []
+    for number, turn in enumerate(objects(listed(record, key), key), 1):
+        place = f"{key} {number}"
+        more = {name: text(turn[name], f"{place}.{name}") for name in TURN_TEXTS if turn.get(name) is not None}
+        if left := turn.keys() - {question, answer, "slice", *TURN_TEXTS}:
+            record.note(left, turn, key, place)
+        asked, answered = (text(turn.get(name), f"{place}.{name}") for name in (question, answer))
+        system, thinking, rejected = (more.get(name, "") for name in TURN_TEXTS)
+        turns.append(Turn(asked, answered, system=system, thinking=thinking, rejected=rejected))
+    return turns
+
+
+def _plain(record: Record, key: str) -> str:
+    """A question or an answer, which may be a whole number."""
+    value = record.get(key)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(value, key)
+
+
+# Key of a conversation -> its turns, from the record and data.caption_question.
+SHAPES: dict[str, Callable[[Record, str], list[Turn]]] = {
+    "conversations": lambda record, _: _alternating(record, "conversations", listed(record, "conversations")),
+    "messages": lambda record, _: _alternating(record, "messages", listed(record, "messages")),
+    "chosen": _chosen,
+    "texts": lambda record, _: _pairs(record, "texts", "user", "assistant"),
+    "turns": lambda record, _: _pairs(record, "turns", "question", "answer"),
+    "question": lambda record, _: [Turn(_plain(record, "question"), _plain(record, "answer"))],
+    "caption": lambda record, asked: [Turn(asked, text(record["caption"], "caption"))],
+    "text": lambda record, asked: [Turn(asked, text(record["text"], "text"))],
+}
+ALTERNATING = ("conversations", "messages")
+UNMARKED = ("texts", "question", "caption", "text")
+CAPTIONS = ("caption", "text")
