@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 
@@ -47,39 +48,41 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     )
     profiler = StepProfiler(job, worker, first_step=first_step, total_steps=setup.total_steps)
     unread, stopping = MetricsQueue(worker), False
-    watchdog = Watchdog(job, worker)
-    for data in stream:
-        with phase("forward and backward"):
-            loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
-        with phase("optimizer step"):
-            result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
-        done = data.step + 1
-        finished = done == setup.total_steps
-        validates = bool(setup.validation) and (finished or done % settings.validate_every_steps == 0)
-        saves = finished or done % settings.checkpoint_every_steps == 0
-        pending = AsyncStepMetrics(loss_share, result, data, stop=stop.requested, replica=setup.replica, worker=worker)
-        report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
-        if setup.validation and validates:
-            started = time.perf_counter()
-            with watchdog.pause(), phase("validation"):
-                report.validated(setup.validation.loss(strategy, worker), time.perf_counter() - started)
-        report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done))
-        watchdog.beat(done)
-        stopping = report.stop_requested and not finished
-        if stopping or saves:
-            started = time.perf_counter()
-            report.count(unread.rest())
-            report.flush()
-            with watchdog.pause(), phase("checkpoint"):
-                consumed = loader.sampler.batch(done).sequences_consumed
-                checkpoints.save(done, data.epoch, consumed, report.last_loss, stop)
-            report.checkpoint_stalled(time.perf_counter() - started)
-        if stopping:
-            break
-        profiler.end_step(done, watchdog)
-        if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
-            gc.collect()
-    watchdog.close()
+    # Closed at any end: a rank that fails while others hang would be reported as stalled while it unwinds.
+    with contextlib.closing(Watchdog(job, worker)) as watchdog:
+        for data in stream:
+            with phase("forward and backward"):
+                loss_share = strategy.forward_backward(data.batches, data.global_loss_terms)
+            with phase("optimizer step"):
+                result = strategy.step(rate_factor(settings, data.step, setup.total_steps))
+            done = data.step + 1
+            finished = done == setup.total_steps
+            validates = bool(setup.validation) and (finished or done % settings.validate_every_steps == 0)
+            saves = finished or done % settings.checkpoint_every_steps == 0
+            pending = AsyncStepMetrics(
+                loss_share, result, data, stop=stop.requested, replica=setup.replica, worker=worker
+            )
+            report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
+            if setup.validation and validates:
+                started = time.perf_counter()
+                with watchdog.pause(), phase("validation"):
+                    report.validated(setup.validation.loss(strategy, worker), time.perf_counter() - started)
+            report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done))
+            watchdog.beat(done)
+            stopping = report.stop_requested and not finished
+            if stopping or saves:
+                started = time.perf_counter()
+                report.count(unread.rest())
+                report.flush()
+                with watchdog.pause(), phase("checkpoint"):
+                    consumed = loader.sampler.batch(done).sequences_consumed
+                    checkpoints.save(done, data.epoch, consumed, report.last_loss, stop)
+                report.checkpoint_stalled(time.perf_counter() - started)
+            if stopping:
+                break
+            profiler.end_step(done, watchdog)
+            if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
+                gc.collect()
     stream.close()
     loader.close()
     collect_as_usual()

@@ -85,10 +85,14 @@ class Stall:
 def read_stall(folder: Path, *, world_size: int, since_s: float = 0.0) -> Stall | None:
     """The stacks in a run's folder that were written after `since_s` (Unix seconds); None without any.
 
+    Stacks of an earlier step than the last are left out: their rank was slow once, and went on. Ranks that stall
+    together are at most one step apart, because each step has a collective.
+
     Args:
         world_size: ranks that there were, 0 when that is not known.
     """
-    ranks, steps = {}, []
+    ranks: dict[int, tuple[Frame, ...]] = {}
+    steps: dict[int, int] = {}
     for path in sorted((folder / FOLDER).glob("rank-*.txt")):
         name = _FILE.match(path.name)
         try:
@@ -97,12 +101,17 @@ def read_stall(folder: Path, *, world_size: int, since_s: float = 0.0) -> Stall 
         except (OSError, NotRegularFileError):
             continue
         if name and written_s >= since_s:
-            ranks[int(name[1])] = main_frames(text)
-            steps += [int(step) for step in _STEP.findall(text)]
+            rank, step = int(name[1]), _STEP.search(text)
+            ranks[rank] = main_frames(text)
+            if step:
+                steps[rank] = int(step[1])
     if not ranks:
         return None
+    newest = max(steps.values(), default=0)
+    for rank in [rank for rank, step in steps.items() if step < newest - 1]:
+        del ranks[rank], steps[rank]
     silent = tuple(rank for rank in range(world_size) if rank not in ranks)
-    return Stall(min(steps, default=None), ranks, silent)
+    return Stall(min(steps.values(), default=None), ranks, silent)
 
 
 def main_frames(text: str) -> tuple[Frame, ...]:

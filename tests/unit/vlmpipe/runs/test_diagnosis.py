@@ -254,6 +254,13 @@ def test_stacks_of_an_earlier_attempt_are_not_read(run: Run) -> None:
     assert read_stall(folder, world_size=2) is not None
 
 
+def test_a_rank_that_was_slow_in_an_earlier_step_and_then_stopped_left_no_stacks_of_this_stall(run: Run) -> None:
+    early = stacks(0, "slow_read").replace("last step: 41", "last step: 12")
+    files = {"logs/stacks/rank-0.txt": early, "logs/stacks/rank-1.txt": stacks(1, "all_reduce")}
+    found = read_stall(run(files=files), world_size=2)
+    assert found and found.last_step == 41 and list(found.ranks) == [1] and found.silent == (0,)
+
+
 def test_calls_are_those_of_the_main_thread_from_the_outermost_in() -> None:
     assert [frame.function for frame in main_frames(stacks(0, "inner", "outer"))] == ["outer", "inner"]
     assert main_frames("no stacks here") == ()
