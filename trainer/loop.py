@@ -34,7 +34,8 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     checkpoints = Checkpoints(job, store, strategy, setup.record, worker)
     resumed = checkpoints.resume()
     first_step = resumed.checkpoint.record.step if resumed else 0
-    report = TrainingMonitor(job, worker, setup, first_step=first_step, notes=checkpoints.notes(resumed))
+    start, notes = checkpoints.start, checkpoints.notes(resumed)
+    report = TrainingMonitor(job, worker, setup, first_step=first_step, start=start, notes=notes)
     if settings.freeze_gc:
         collect_between_steps()  # on all ranks in the same step, so that none waits for another
     stream = PrefetchingLoader(

@@ -59,6 +59,11 @@ class Checkpoints:
             on_commit=self._mirror_it,
         )
 
+    @property
+    def start(self) -> Attempts:
+        """This start of the job."""
+        return self._mine
+
     def resume(self) -> Resumed | None:
         """Load the newest good checkpoint, unless there is none or this start gives up those before it."""
         resumed = None

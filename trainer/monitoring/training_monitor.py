@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vlmpipe.trainer.checkpoint.attempts import Attempts
 from vlmpipe.trainer.checkpoint.mirror.background import MirrorLag
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
@@ -21,6 +22,7 @@ from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
 from vlmpipe.trainer.monitoring.step_metrics import StepTotals
 from vlmpipe.trainer.monitoring.trackers import open_trackers
+from vlmpipe.trainer.monitoring.usage import UsageLog
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
@@ -62,7 +64,7 @@ def goodput(lines: Sequence[Mapping[str, Any]], *, until_s: float) -> float | No
 class TrainingMonitor:
     """Counts and logs a run. Only rank 0 writes; the other ranks' calls do nothing.
 
-    `notes`: what a person should know of the start.
+    `start`: this start of the job. `notes`: what a person should know of it.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class TrainingMonitor:
         setup: TrainingSetup,
         *,
         first_step: int,
+        start: Attempts,
         notes: Sequence[str] = (),
     ) -> None:
         self._job, self._worker, self._setup, self._first_step = job, worker, setup, first_step
@@ -100,6 +103,8 @@ class TrainingMonitor:
             self._progress = Progress(job.run.run_uri, "train")
             for note in notes:
                 self._warn(note)
+            store = open_storage(job.run.run_uri)
+            self._usage = UsageLog(store, start.attempt, first_step=first_step, since=start.fresh_from)
             if first_step:
                 print(f"train: continuing after step {first_step} of {setup.total_steps}", flush=True)
 
@@ -155,6 +160,7 @@ class TrainingMonitor:
         """Write the log, so that a run that resumes from the next checkpoint finds its lines."""
         if self._worker.is_first:
             self._log.flush()
+            self._note_usage()
 
     def checkpoint_stalled(self, seconds: float) -> None:
         """Count time in which training waited for a checkpoint."""
@@ -240,8 +246,12 @@ class TrainingMonitor:
             tokens_per_s=tokens_per_s,
             epoch=totals.epoch,
         )
+        self._note_usage()
         self._window = Counter()
         self._window_started, self._rank_metrics, self._window_stall_s = now, ranks, 0.0
+
+    def _note_usage(self) -> None:
+        self._usage.note(self._last_step, **self._totals, checkpoint_stall_s=self._stall_s)
 
     def _straggler_metrics(self, ranks: RankMetrics) -> dict[str, float]:
         found = straggler(self._rank_metrics.forward_s, ranks.forward_s)
@@ -306,16 +316,19 @@ class TrainingMonitor:
 
     def _summary(self, checkpoint: str) -> dict[str, Any]:
         job, worker, setup = self._job, self._worker, self._setup
+        self._note_usage()
+        usage = self._usage.close()
         return {
             "steps": self._last_step,
             "total_steps": setup.total_steps,
             "first_loss": self._first_loss,
             "final_loss": self._last_loss,
-            **self._totals,
+            "tokens": usage.tokens,
+            "label_tokens": usage.label_tokens,
+            **usage.as_summary(),
             **_scale_metrics(setup.strategy.loss_scale),
             **_ema_metrics(job),
-            "wall_s": time.perf_counter() - self._started,
-            "checkpoint_stall_s": self._stall_s,
+            "checkpoint_stall_s": usage.checkpoint_stall_s,
             "goodput": goodput(self._log.lines(), until_s=time.time()),
             "peak_memory_gib": self._rank_metrics.peak_memory_gib,
             "world_size": worker.world_size,

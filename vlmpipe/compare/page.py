@@ -45,9 +45,16 @@ def usage_figures(usage: Usage) -> dict[str, str]:
         "Whole run": _hours(usage.hours),
         "Training": _hours(usage.train_hours),
         "Training tokens": NOT_RECORDED if usage.tokens is None else count(usage.tokens),
+        "Starts": _starts(usage),
         "Cost at planned prices": _usd(usage.usd),
         "Cost planned": _usd(usage.planned_usd),
     }
+
+
+def _starts(usage: Usage) -> str:
+    if usage.starts is None:
+        return NOT_RECORDED
+    return count(usage.starts) + (f", {count(usage.steps_repeated)} steps twice" if usage.steps_repeated else "")
 
 
 def _hours(hours: float | None) -> str:

@@ -28,14 +28,17 @@ HOUR_S = 3600
 class Usage:
     """What a run took. None: not recorded.
 
-    hours: from the start of its first step to the end of its last. train_hours: of the train step.
-    tokens: that the last attempt of training read.
+    hours: from the start of its first step to the end of its last, and of earlier starts of training. train_hours: of
+    training, all its starts. tokens: that training read, those of steps that were made again too.
+    starts: of training; steps_repeated: at least so many steps were made twice, after interruptions.
     usd: measured time of its jobs, at the hourly prices that its plan had; planned_usd: what the plan said.
     """
 
     hours: float | None = None
     train_hours: float | None = None
     tokens: int | None = None
+    starts: int | None = None
+    steps_repeated: int | None = None
     usd: float | None = None
     planned_usd: float | None = None
 
@@ -155,12 +158,19 @@ def _usage(store: Storage) -> Usage:
         max((e for _, e in times.values()), default=0.0),
     )
     summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
+    earlier = 0.0
+    if "train" in took:
+        of_starts = (number(summary.get("wall_s")) or 0.0) / HOUR_S
+        earlier = max(0.0, of_starts - took["train"])  # the step's record begins with the last start
+        took["train"] += earlier
     cost = mapping(read_record(store, "plan.json").get("cost")) if store.stat("plan.json") else {}
-    tokens = number(summary.get("tokens"))
+    tokens, starts, repeated = (number(summary.get(name)) for name in ("tokens", "starts", "steps_repeated"))
     return Usage(
-        (last - first) / HOUR_S if times else None,
+        (last - first) / HOUR_S + earlier if times else None,
         took.get("train"),
         None if tokens is None else int(tokens),
+        None if starts is None else int(starts),
+        None if repeated is None else int(repeated),
         _measured_usd(cost, took),
         number(cost.get("usd")),
     )

@@ -146,7 +146,7 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, 
         "Parameters": _count(summary.get("parameters")),
         "Trained parameters": _count(summary.get("trainable_parameters")),
         "Optimizer steps": _count(summary.get("steps")),
-        "Tokens": _count(summary.get("tokens")),
+        "Tokens": _count(summary.get("tokens")) + _starts(summary),
         "Packed sequences per step": f"{train.global_batch_size} of {config.data.sequence_length} tokens",
         "Peak learning rate": f"{train.optimizer.learning_rate:g}, {train.lr_schedule}",
         "Weights": f"exponential moving average over the steps, decay {train.ema_decay:g}" if train.ema_decay else "",
@@ -157,6 +157,15 @@ def _training(config: JobConfig, summary: Mapping[str, Any]) -> list[tuple[str, 
     if train.trainer:
         facts |= dict.fromkeys(OF_OUR_TRAINER, "") | {"Trainer": _trainer(train.trainer, summary)}
     return [(name, value) for name, value in facts.items() if value]
+
+
+def _starts(summary: Mapping[str, Any]) -> str:
+    """What is said behind the tokens of a training that was interrupted."""
+    starts, repeated = summary.get("starts"), summary.get("steps_repeated")
+    if not isinstance(starts, int) or starts < 2 or not summary.get("tokens"):
+        return ""
+    again = f", at least {_count(repeated)} steps made twice" if repeated else ""
+    return f" (in {starts} starts{again})"
 
 
 def _trainer(trainer: ExternalTrainerConfig, summary: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vlmpipe.report.load import RunFiles, count, mapping, number, percent, sequence
+from vlmpipe.report.tables import train_seconds
 
 GIB = 2**30
 COLORS = 7  # of the style sheet, .part0 to .part6
@@ -119,11 +120,13 @@ def _segments(parts: list[dict[str, Any]], total: float, scale: float) -> Iterat
 
 def _steps(files: RunFiles, by_term: dict[str, dict[str, Any]], term: str) -> Iterator[dict[str, Any]]:
     """Each job as planned and as measured; `share` is of the dollars of all jobs, on the run's own term."""
-    took = {
+    took: dict[str, float | None] = {
         record["step"]: record["ended_s"] - record["started_s"]
         for record in files.steps
         if record.get("state") == "done" and number(record.get("ended_s")) and number(record.get("started_s"))
     }
+    if "train" in took:
+        took["train"] = train_seconds(files)
     own = _costs(by_term.get(term, {}))
     total = sum(number(step.get("usd")) or 0.0 for step in own.values())
     for job in dict.fromkeys(job for found in by_term.values() for job in _costs(found)):

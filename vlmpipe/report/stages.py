@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmpipe.config.sections.stages import STAGES_FOLDER
 from vlmpipe.report.load import RunFiles, count, duration, mapping, number, percent
-from vlmpipe.report.tables import outcome
+from vlmpipe.report.tables import outcome, train_seconds
 
 UNKNOWN = "unknown"
 
@@ -32,14 +32,13 @@ def stages_outcome(name: str, files: RunFiles) -> dict[str, str]:
 def _figures(files: RunFiles) -> Iterator[tuple[str, str]]:
     """Planned and measured, by column."""
     time, cost = mapping(files.plan.get("time")), mapping(files.plan.get("cost"))
-    train = next((record for record in files.steps if record.get("step") == "train"), {})
-    began_s, ended_s = number(train.get("started_s")), number(train.get("ended_s"))
+    took_s = train_seconds(files)
     steps, hours, usd = number(time.get("steps")), number(time.get("train_hours")), number(cost.get("usd"))
     done, loss = number(files.summary.get("steps")), number(files.evaluation.get("loss"))
     yield "Steps planned", UNKNOWN if steps is None else count(int(steps))
     yield "Steps done", "–" if done is None else count(int(done))
     yield "Training planned", UNKNOWN if hours is None else duration(3600 * hours)
-    yield "Training took", duration(ended_s - began_s) if began_s and ended_s else "–"
+    yield "Training took", "–" if took_s is None else duration(took_s)
     yield "Cost planned", UNKNOWN if usd is None else f"${usd:,.2f}"
     yield "Held-out loss", "–" if loss is None else f"{loss:.3f}"
     yield "Exact match", percent(number(files.evaluation.get("exact_match"))) or "–"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlmpipe.report.load import RunFiles, column, count, duration, number, percent
@@ -207,6 +207,7 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
     speeds = [value for _, value in column(files.metrics, "tokens_per_s")]
     facts = [
         ("Optimizer steps", count(summary.get("steps"))),
+        ("Starts", starts_sentence(summary)),
         ("Training loss, first and last", _pair(summary.get("first_loss"), summary.get("final_loss"))),
         ("Tokens", count(summary.get("tokens"))),
         ("Label tokens", count(summary.get("label_tokens"))),
@@ -230,6 +231,24 @@ def training_facts(files: RunFiles) -> list[tuple[str, str]]:
     if isinstance(peaks, list) and all(number(peak) is not None for peak in peaks) and peaks:
         facts.append(("Peak memory of a rank", f"{min(peaks):,.2f} to {max(peaks):,.2f} GiB"))
     return [(name, value) for name, value in facts if value]
+
+
+def starts_sentence(summary: Mapping[str, Any]) -> str:
+    """How often training started and what was made again; empty where it started once."""
+    starts, repeated = number(summary.get("starts")), number(summary.get("steps_repeated"))
+    if not starts or starts < 2:
+        return ""
+    again = f"; at least {count(int(repeated))} steps made twice" if repeated else ""
+    return f"{count(int(starts))}, whose tokens and times are summed{again}"
+
+
+def train_seconds(files: RunFiles) -> float | None:
+    """Of the train step, earlier starts of training included."""
+    record = next((record for record in files.steps if record.get("step") == "train"), {})
+    began_s, ended_s = number(record.get("started_s")), number(record.get("ended_s"))
+    if not began_s or not ended_s:
+        return None
+    return max(ended_s - began_s, number(files.summary.get("wall_s")) or 0.0)
 
 
 def _data_wait_share(files: RunFiles) -> float | None:

@@ -36,3 +36,13 @@ def test_a_resumed_run_repeats_every_loss(strategy: str, pairs: dict[str, Pair])
     assert summary(resumed)["resumed_from_step"] == STOP_STEP
     assert len(losses(straight)) > STOP_STEP + 2, "a difference in the weights shows in a later loss"
     assert losses(resumed) == losses(straight)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_summary_counts_what_all_starts_took(strategy: str, pairs: dict[str, Pair]) -> None:
+    """Of the last start alone, an interrupted run would look cheaper than it was."""
+    straight, resumed = map(summary, pairs[strategy])
+    for name in ("tokens", "label_tokens", "steps_made"):
+        assert resumed[name] == straight[name] > 0
+    assert (straight["starts"], resumed["starts"], resumed["steps_repeated"]) == (1, 2, 0)
+    assert resumed["wall_s"] > 0

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.trainer.checkpoint.attempts import Attempts
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.registry import family_of
@@ -51,7 +52,7 @@ def monitored(
         total_steps=len(ranks), forward_timer=None, features="cached", compiling=SimpleNamespace(on=False),
         shape=family_of(job.model).shape(job.model),
     )  # fmt: skip
-    monitor = TrainingMonitor(job, WORKER, setup, first_step=0)
+    monitor = TrainingMonitor(job, WORKER, setup, first_step=0, start=Attempts(attempt=1))
     for step in range(1, len(ranks) + 1):
         monitor.count([StepTotals(step, 1, 2.0, 1.0, 100, 128, 20, 4, 4, stop=False)])
         monitor.step(step, Strategy(), 0.0, None)  # type: ignore[arg-type]

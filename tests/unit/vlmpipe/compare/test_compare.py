@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vlmpipe.compare.compare import Comparison, compare
-from vlmpipe.compare.page import build_page
+from vlmpipe.compare.page import NOT_RECORDED, build_page, usage_figures
 from vlmpipe.compare.predictions import write_predictions
 from vlmpipe.compare.sides import read_sides
 from vlmpipe.registry.folder import Candidate, FolderRegistry
@@ -174,6 +174,20 @@ def test_time_cost_and_tokens_are_those_of_the_runs_records(tmp_path: Path) -> N
     assert (first.usage.train_hours, first.usage.tokens, first.usage.planned_usd) == (1.5, 7000, 40.0)
     assert first.usage.usd == pytest.approx(1.5 * 12 + 0.5 * 3)
     assert set(vars(other.usage).values()) == {None}
+
+
+def test_an_interrupted_run_is_not_cheaper_than_it_was(tmp_path: Path) -> None:
+    """The records of steps have the times of the last start."""
+    summary = {"tokens": 9000, "wall_s": 6 * 3600.0, "starts": 3, "steps_made": 70, "steps_repeated": 10}
+    plan = {"cost": {"usd": 40.0, "steps": [{"job": "train", "usd_per_hour": 12.0}]}}
+    folder = make(tmp_path, "first", FIRST, summary=summary, plan=plan)
+    record = {"step": "train", "started_s": 1000.0, "ended_s": 1000.0 + 2 * 3600}
+    write_record(open_storage(str(folder)), "steps/train.json", record)
+    make(tmp_path, "other", BETTER)
+    first, other = read_sides(["first", "other"], str(tmp_path))
+    assert (first.usage.hours, first.usage.train_hours, first.usage.usd) == (6.0, 6.0, 6 * 12.0)
+    assert usage_figures(first.usage)["Starts"] == "3, 10 steps twice"
+    assert usage_figures(other.usage)["Starts"] == NOT_RECORDED
 
 
 HOSTILE = "<script>window.hit = 1</script>"

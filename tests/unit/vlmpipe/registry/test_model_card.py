@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from vlmpipe.registry.model_card import _data
+from tests.support.trainer.tiny_runs import TINY
+from vlmpipe.registry.model_card import _data, model_card
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.job import JobConfig
 
 
 def test_mixed_licences_are_named_with_their_sources_and_a_missing_one_too() -> None:
@@ -13,3 +15,11 @@ def test_mixed_licences_are_named_with_their_sources_and_a_missing_one_too() -> 
     ]
     said = _data(DataConfig.model_validate({"sources": sources, "sequence_length": 9}))
     assert said == "a (`a.jsonl`, 75.0% of samples, CC-BY-4.0); b (`b.jsonl`, 25.0% of samples, licence not given)"
+
+
+def test_tokens_are_those_of_all_starts_and_the_card_says_so() -> None:
+    job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
+    summary = {"steps": 60, "tokens": 6500, "starts": 2, "steps_made": 65, "steps_repeated": 5}
+    assert "| Tokens | 6,500 (in 2 starts, at least 5 steps made twice) |" in model_card(job, {}, summary, model="m")
+    once = model_card(job, {}, {"steps": 60, "tokens": 6000, "starts": 1, "steps_repeated": 0}, model="m")
+    assert "| Tokens | 6,000 |" in once

@@ -114,6 +114,7 @@ def test_a_finished_run_shows_every_section_with_its_numbers(finished: Path) -> 
     assert "95 of 100 at most 64" in page.text
     assert "Repaired: exif transposed 4." in page.text
     assert "1 accepted samples of both splits" in page.text
+    assert "2, whose tokens and times are summed; at least 20 steps made twice" in page.text
     assert "There is no" not in page.text
 
 
