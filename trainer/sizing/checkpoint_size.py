@@ -30,10 +30,15 @@ def node_bytes(num_trainable: int, settings: TrainConfig, *, data_parallel: int,
     and deletes it: with ddp and hsdp, whose nodes hold the whole model, all of it; with zero1 and zero2 the module's
     weights besides its share. Checkpoints in a folder are read where they are.
     """
+    if in_bucket:
+        return resumed_bytes(num_trainable, settings, data_parallel=data_parallel, nodes=nodes)
+    return checkpoint_bytes(num_trainable, settings, data_parallel) // nodes
+
+
+def resumed_bytes(num_trainable: int, settings: TrainConfig, *, data_parallel: int, nodes: int) -> int:
+    """What each of `nodes` nodes reads of a checkpoint when training resumes: no less than its share."""
     whole = checkpoint_bytes(num_trainable, settings, data_parallel)
     share = whole // nodes
-    if not in_bucket:
-        return share
     if settings.strategy in ("ddp", "hsdp"):
         return whole
     if settings.strategy in ("zero1", "zero2"):

@@ -52,7 +52,10 @@ class PlanConfig(Section):
         "in 50,000 hours is that of 16,384 H100 in Meta's report on Llama 3.",
     )
     restart_s: float = Field(
-        600.0, ge=0, description="Assumed time from a preemption to the first step after it, in seconds."
+        600.0,
+        ge=0,
+        description="Assumed time from a preemption to the first step after it, in seconds, without that of reading "
+        "the checkpoint.",
     )
     checkpoint_save_s: float = Field(
         0.0, ge=0, description="Measured time for which a checkpoint stops training, in seconds; 0 estimates it."

@@ -273,6 +273,13 @@ def _best_interval(
     return every_s, steps, goodput_loss(config, time, preemptible=preemptible, every_s=steps * time.working_s)
 
 
+def _reading(time: Time) -> str:
+    """What a resume adds to a restart, where it shows."""
+    if time.save is None or time.save.reads_s < 1:
+        return ""
+    return f" besides the {time.save.reads_s:,.0f} s in which each node reads its part of the checkpoint"
+
+
 def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
     plan = config.plan
     if fallback := config.cluster.capacity_fallback:
@@ -296,7 +303,7 @@ def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | 
             f"A Spot node{' or reducer' * bool(config.cluster.reduction_server)} is preempted "
             f"{plan.preemptions_per_node_hour:g} times an hour (no platform states a rate; "
             f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "
-            "(plan.restart_s), and all of that is taken as billed."
+            f"(plan.restart_s){_reading(time)}, and all of that is taken as billed."
         )
         if time.train_hours is not None and chosen.lost is None and not config.train.trainer:
             yield "At this rate and interval the run loses more than it computes: save more often, or use fewer nodes."

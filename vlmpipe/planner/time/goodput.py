@@ -72,6 +72,5 @@ def goodput_loss(
     mtbf_s = mean_time_between_interruptions_s(config, preemptible=preemptible)
     every_s = every_s or every_steps * work_step_s
     save_s = time.save.blocks_s + max(0.0, time.save.writes_s - every_s)
-    return expected_loss(
-        time.steps * work_step_s, save_s, every_s, mtbf_s, config.plan.restart_s, writes_s=time.save.writes_s
-    )
+    restart_s = config.plan.restart_s + time.save.reads_s
+    return expected_loss(time.steps * work_step_s, save_s, every_s, mtbf_s, restart_s, writes_s=time.save.writes_s)

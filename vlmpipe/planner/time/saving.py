@@ -1,4 +1,5 @@
-"""Time that checkpoints take: what holds training up, and what a background thread writes meanwhile."""
+"""Time that checkpoints take: what holds training up, what a background thread writes meanwhile, and what a resume
+reads."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ from dataclasses import dataclass
 
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.optimizer_step import LINK_BYTES_PER_S
-from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes, resumed_bytes
 
-# Bytes a second that a node writes, uploads and commits. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on
-# one rank; 148.8 s for a 7B model at IBM, which is 0.56 GB/s if it was weights and moments.
+# Bytes a second that a node writes, uploads and commits; a resume is taken to read and verify at the same rate. Read:
+# 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for a 7B model at IBM, which is 0.56 GB/s
+# if it was weights and moments.
 SAVE_BYTES_PER_S = 0.5e9
 
 
@@ -19,6 +21,7 @@ class SaveTime:
 
     blocks_s: float  # training waits: for the copy to the machine's memory, or for all of it
     writes_s: float  # from the copy to COMMIT; a failure meanwhile goes back to the checkpoint before
+    reads_s: float = 0.0  # by each node, when training resumes
 
     def in_a_step(self, step_s: float, every_steps: int) -> float:
         """A step's share of a checkpoint each `every_steps` steps of `step_s`: what blocks, and what is not written
@@ -31,11 +34,16 @@ def save_time(case: Scenario) -> SaveTime:
     config, layout = case.config, case.layout
     saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train, layout.replicas)
     writes_s = saved_bytes / layout.nodes / SAVE_BYTES_PER_S
+    read_bytes = resumed_bytes(
+        case.shape.trainable_parameters, config.train, data_parallel=layout.replicas, nodes=layout.nodes
+    )
+    reads_s = read_bytes / SAVE_BYTES_PER_S
     if config.plan.checkpoint_save_s:
-        return SaveTime(config.plan.checkpoint_save_s, 0.0)
+        return SaveTime(config.plan.checkpoint_save_s, 0.0, reads_s)
     if config.train.nvme_path or not config.checkpoint.async_save:
-        return SaveTime(writes_s, 0.0)  # state on disk has no copy that could be written meanwhile
-    return SaveTime(saved_bytes / (layout.optimizer_shards * layout.model_ranks) / LINK_BYTES_PER_S, writes_s)
+        return SaveTime(writes_s, 0.0, reads_s)  # state on disk has no copy that could be written meanwhile
+    blocks_s = saved_bytes / (layout.optimizer_shards * layout.model_ranks) / LINK_BYTES_PER_S
+    return SaveTime(blocks_s, writes_s, reads_s)
 
 
 def save_sentences(case: Scenario, save: SaveTime) -> list[str]:

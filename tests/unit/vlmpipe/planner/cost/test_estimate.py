@@ -333,6 +333,22 @@ def test_the_young_daly_interval_loses_least(save_s: float, mtbf_hours: float, r
         assert other is None or best.total_hours <= other.total_hours
 
 
+def test_a_restart_reads_what_its_strategy_loads_of_the_checkpoint() -> None:
+    """Every node reads all of it with ddp, and its share with fsdp."""
+    reads_s = dict[str, float]()
+    for strategy in ("fsdp", "hsdp"):
+        cost, time = estimated(train__strategy=strategy, cluster__replica_count=4, cluster__scheduling_strategy="spot")
+        lost = cost.by_term["spot"].lost
+        assert time.save is not None and lost is not None
+        reads_s[strategy] = time.save.reads_s
+        restart_s = run_config().plan.restart_s + time.save.reads_s
+        assert lost.restarts_hours == pytest.approx(lost.interruptions * restart_s / 3600)
+        assert any(
+            f"besides the {time.save.reads_s:,.0f} s in which each node reads" in text for text in cost.assumptions
+        )
+    assert reads_s["hsdp"] == pytest.approx(4 * reads_s["fsdp"], rel=1e-6) and reads_s["fsdp"] > 1
+
+
 def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
     cost, time = estimated(
         cluster__scheduling_strategy="spot", cluster__replica_count=4, train__checkpoint_every_steps=10
