@@ -146,6 +146,17 @@ class DataConfig(Section):
         description="What is never in both splits: image keeps all samples of a picture on one side, record decides "
         "for each record by itself, and every other value names a field of the records, such as patient or document.",
     )
+    file_splits: Literal["stated", "ignored"] = Field(
+        "stated",
+        description="Words such as train, validation, val, dev and test in names of files and folders decide the split "
+        "of several files, test being held out; ignored leaves it to split_by.",
+    )
+    max_image_share: Fraction = Field(
+        0.05, description="An image beside others in a larger share of the samples does not join them into one group."
+    )
+    max_split_error: Fraction = Field(
+        0.05, description="The step fails when the share held out is further from validation_fraction, beyond chance."
+    )
     max_reject_fraction: Fraction = Field(0.02, description="The step fails when a larger share of samples is bad.")
     duplicates: Literal["keep", "drop"] = Field(
         "keep", description="drop leaves out a sample with the images and the text of one before; both count them."

@@ -85,14 +85,16 @@ def _coverage(stats: dict[str, Any]) -> list[str]:
     images = sum(int(number(one.get("images")) or 0) for one in splits)
     without = sum(int(number(next(iter(sequence(one.get("images_per_sample"))), 0)) or 0) for one in splits)
     lines = [images_sentence(images, without)]
-    for name, one in mapping(stats.get("coverage")).items():
+    coverage = mapping(stats.get("coverage"))
+    sources = mapping(coverage.get("sources"))
+    for name, one in sources.items():
         unread = {key: int(number(times) or 0) for key, times in mapping(mapping(one).get("unread")).items()}
         if unread:
-            of = f" of {name}" if len(mapping(stats.get("coverage"))) > 1 else ""
+            of = f" of {name}" if len(sources) > 1 else ""
             lines.append(
                 f"Keys{of}" + not_read(unread, int(number(mapping(one).get("samples")) or 0)).replace(";", "", 1)
             )
-    return lines
+    return lines + [str(note) for note in sequence(coverage.get("notes"))]
 
 
 def _warnings(stats: dict[str, Any]) -> list[str]:

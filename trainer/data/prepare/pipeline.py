@@ -58,7 +58,17 @@ NOT_IN_FINGERPRINT = {
 
 
 # Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
-LATER_FIELDS = {"columns", "max_media_bytes", "video", "video_frames", "video_fps", "video_times"}
+LATER_FIELDS = {
+    "columns",
+    "file_splits",
+    "max_image_share",
+    "max_split_error",
+    "max_media_bytes",
+    "video",
+    "video_frames",
+    "video_fps",
+    "video_times",
+}
 
 
 @dataclass(frozen=True)
@@ -116,11 +126,13 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
 
 
 def _not_read(coverage: dict[str, Any]) -> str:
-    """Of all sources together, from `stats.json`."""
+    """Of all sources together, from `stats.json`; and what was decided about them."""
     unread: Counter[str] = Counter()
-    for one in coverage.values():
+    sources = coverage.get("sources", {}).values()
+    for one in sources:
         unread.update(one["unread"])
-    return not_read(dict(unread), sum(one["samples"] for one in coverage.values()))
+    keys = not_read(dict(unread), sum(one["samples"] for one in sources))
+    return keys + "".join(f"; {note}" for note in coverage.get("notes", ()))
 
 
 def plan_chunks(config: JobConfig, progress: Progress) -> int:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
-from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
-from vlmpipe.trainer.data.sample import Sample
+from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD, DataConfig
+from vlmpipe.trainer.data.sample import Sample, Split, split_of
 from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.errors import DataError
+
+FEWEST_COMMON = 20  # samples that an image must be in before its share counts
+FEWEST_SPLIT = 100  # samples, below which shares say little
+SHOWN = 3  # images named
 
 
 class ImageGroups:
@@ -34,6 +41,102 @@ class ImageGroups:
             "UPDATE parents SET parent = ? WHERE image = ?", ((path[-1], below) for below in path[:-2])
         )
         return path[-1]
+
+
+class SampleGroups:
+    """The groups of a source's samples, and the split of each.
+
+    An image that more than `data.max_image_share` of the samples have beside others, such as a logo, joins no groups,
+    except in samples that have no other.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config, self._images = config, ImageGroups()
+        self._several = disk_table("CREATE TABLE pictures (record INTEGER, image TEXT)")
+        self._sizes = disk_table("CREATE TABLE groups (name TEXT PRIMARY KEY, samples INTEGER) WITHOUT ROWID")
+        self._common: dict[str, int] = {}  # samples that have the image beside others
+        self._records = self._held_out = self._decided = 0
+
+    def add(self, record: int, group: Sequence[str]) -> None:
+        """Add a record by its number from 1, and its `group_of`; an empty group where the source names the split."""
+        self._records += 1
+        if len(group) > 1:
+            self._several.executemany("INSERT INTO pictures VALUES (?, ?)", ((record, image) for image in group))
+
+    def join(self) -> None:
+        """Join groups that share images, once all records were added."""
+        most = max(FEWEST_COMMON, self._config.max_image_share * self._records)
+        counts = "SELECT image, count(*) FROM pictures GROUP BY image HAVING count(*) > ?"
+        self._common = dict(self._several.execute(counts, (most,)))
+        rows = self._several.execute("SELECT record, image FROM pictures ORDER BY record, image")
+        for _, group in groupby(rows, key=lambda row: int(row[0])):
+            self._images.join(self._joining([image for _, image in group]))
+        self._several.execute("CREATE INDEX by_image ON pictures (image)")
+        self._several.execute("CREATE INDEX by_record ON pictures (record)")
+
+    def split_of(self, record: int, member: str) -> Split:
+        """The split of a record whose group has this member, its smallest."""
+        if member in self._common:
+            rows = self._several.execute("SELECT image FROM pictures WHERE record = ? ORDER BY image", (record,))
+            member = min(self._joining([image for (image,) in rows] or [member]))
+        group = self._images.root(member)
+        split = split_of(group, self._config.validation_fraction)
+        self._decided += 1
+        self._held_out += split == "eval"
+        self._sizes.execute(
+            "INSERT INTO groups VALUES (?, 1) ON CONFLICT DO UPDATE SET samples = samples + 1", (group,)
+        )
+        return split
+
+    def _joining(self, images: Sequence[str]) -> Sequence[str]:
+        return [image for image in images if image not in self._common] or images
+
+    def notes(self, place_of: Callable[[int], str]) -> list[str]:
+        """The images that join no groups, for people. `place_of`: a record's place in the source."""
+        return [
+            f"an image of {place_of(self._record_with(image))} is beside others in {count:,} of {self._records:,} "
+            "samples and joins no groups (data.max_image_share)"
+            for image, count in sorted(self._common.items(), key=lambda item: -item[1])[:SHOWN]
+        ]
+
+    def check(self, place_of: Callable[[int], str]) -> None:
+        """Raise DataError where the share held out differs from `data.validation_fraction` by more than the groups but
+        the largest explain.
+
+        Four standard deviations of a sum of independent groups are taken for chance.
+        """
+        if self._decided < FEWEST_SPLIT:
+            return
+        fraction = self._config.validation_fraction
+        largest, squares = self._sizes.execute("SELECT max(samples), sum(samples * samples) FROM groups").fetchone()
+        chance = 4 * math.sqrt((squares - largest**2) * fraction * (1 - fraction)) / self._decided
+        if largest == 1 or abs(self._held_out / self._decided - fraction) <= self._config.max_split_error + chance:
+            return
+        (name,) = self._sizes.execute("SELECT name FROM groups ORDER BY samples DESC, name LIMIT 1").fetchone()
+        held_out = f"{self._held_out:,} of {self._decided:,} samples ({self._held_out / self._decided:.0%})"
+        share, why = f"{largest / self._decided:.0%}", self._reason(name, place_of)
+        raise DataError(
+            f"{held_out} are held out for validation, and data.validation_fraction is {fraction:.0%}\n"
+            f"  the largest group has {largest:,} samples ({share}), {why}",
+            expected="groups that are small beside the whole, or a difference of at most data.max_split_error "
+            f"{self._config.max_split_error:g}",
+            fix="set data.split_by to record or to a field that groups the samples, or lower data.max_image_share; "
+            "data.max_split_error: 1 takes the split as it is",
+        )
+
+    def _reason(self, group: str, place_of: Callable[[int], str]) -> str:
+        """What joins a group: the image that most of its samples have, or the field's value."""
+        if self._config.split_by not in (BY_IMAGE, BY_RECORD):
+            return f"those of {group}"
+        counts = "SELECT image, count(*) FROM pictures GROUP BY image HAVING count(*) > 1 ORDER BY count(*) DESC, image"
+        for image, count in self._several.execute(counts).fetchall():
+            if self._images.root(image) == group:
+                return f"joined by an image of {place_of(self._record_with(image))}, which {count:,} of them have"
+        return "of one image"
+
+    def _record_with(self, image: str) -> int:
+        row = self._several.execute("SELECT min(record) FROM pictures WHERE image = ?", (image,)).fetchone()
+        return int(row[0])
 
 
 def group_of(sample: Sample, images: Sequence[str], split_by: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.data.sources.file_patterns import Files
 
 FOLDER_SUFFIXES = (".tar", ".parquet", ".arrow")  # that identify a folder's format
+LINES = ".jsonl"  # of a folder that has none of these
 FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".arrow", ".csv")
 
 
@@ -57,16 +58,15 @@ def _open_files(config: DataConfig) -> Source:
         return WebDatasetSource(files.ending(suffix), config)
     if suffix in (".parquet", ".arrow"):
         from vlmpipe.trainer.data.sources.parquet import ParquetSource
+        from vlmpipe.trainer.data.sources.split_names import without_caches
 
-        return ParquetSource(files.ending(suffix), config)
+        data, left_out = without_caches(files) if suffix == ".arrow" and files.is_folder else (files, ())
+        return ParquetSource(data.ending(suffix), config, left_out)
     if suffix == ".csv":
         return ImageFolderSource(files.named(METADATA) if files.is_folder else files, config)
-    if len(files.infos) > 1:
-        raise ConfigError(
-            f"data.source {config.source!r} names {len(files.infos)} {suffix} files",
-            expected="one file: only tars, Parquet and Arrow files may be many",
-        )
-    if suffix == ".json" and _begins_object(files):
+    if files.is_folder:
+        files = files.ending(suffix)
+    if suffix == ".json" and len(files.infos) == 1 and _begins_object(files):
         return CocoSource(files, config)
     return LlavaSource(files, config)
 
@@ -77,7 +77,8 @@ def _suffix(files: Files, metadata: str) -> str:
     if files.is_folder:
         found = [suffix for suffix in FOLDER_SUFFIXES if any(name.endswith(suffix) for name in names)]
         found += [".csv"] if metadata in names else []
-        expected = f"a folder with tars, with Parquet or Arrow files, or with {metadata}"
+        found = found or [LINES for name in names if name.endswith(LINES)][:1]
+        expected = f"a folder with tars, with Parquet, Arrow or JSON lines files, or with {metadata}"
     else:
         found = [suffix for suffix in FILE_SUFFIXES if any(name.endswith(suffix) for name in names)]
         odd = [name for name in names if not name.endswith(FILE_SUFFIXES)]

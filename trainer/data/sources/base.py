@@ -17,6 +17,7 @@ from vlmpipe.trainer.data.rejects import Reject, RejectedError
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Turn, stable_digest
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import open_image_files
+from vlmpipe.trainer.data.sources.split_names import stated_splits
 
 Records = Iterable[Sample | Reject]
 
@@ -44,6 +45,10 @@ class Source(ABC):
         """Each of several sources by itself."""
         return [self]
 
+    def notes(self) -> Sequence[str]:
+        """What was decided about the source as a whole, one sentence each, for people."""
+        return []
+
 
 class FileSource(Source):
     """Samples of one or many files. A subclass reads the records of one format."""
@@ -51,9 +56,11 @@ class FileSource(Source):
     format: str  # begins the fingerprint
     shapes: Sequence[str] = tuple(SHAPES)  # keys under which a record may hold its conversation
     names_images = True  # records name image files instead of holding images
+    left_out: Sequence[str] = ()  # files of the folder that are not data
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         self.files, self.config = files, config
+        self.splits = stated_splits(files.names) if config.file_splits == "stated" else {}
         folder = config.image_folder if self.names_images else ""
         self.image_files = open_image_files(config, folder, files.storage)
 
@@ -78,7 +85,26 @@ class FileSource(Source):
         return f"{self.format} {self.files.fingerprint()} {named}"
 
     def parts(self) -> Sequence[Records]:
-        return [Part(partial(self.read, name)) for name in self.files.names]
+        return [Part(partial(self._read, name)) for name in self.files.names]
+
+    def _read(self, name: str) -> Iterator[Sample | Reject]:
+        """The samples of one file, in the split that the file's name states, if their records state none."""
+        split = self.splits.get(name)
+        for record in self.read(name):
+            if split and isinstance(record, Sample) and record.split is None:
+                record = replace(record, split=split)
+            yield record
+
+    def notes(self) -> list[str]:
+        notes = list(super().notes())
+        if self.splits:
+            held_out = sum(split == "eval" for split in self.splits.values())
+            text = f"{held_out} of {len(self.files.names)} files are held out for validation, as their names say"
+            notes.append(f"{text} (data.file_splits)")
+        if self.left_out:
+            more = f" and {len(self.left_out) - 1} more" if len(self.left_out) > 1 else ""
+            notes.append(f"left out: {self.left_out[0]}{more}, which the saved data set does not name")
+        return notes
 
     def __iter__(self) -> Iterator[Sample | Reject]:
         return chain.from_iterable(self.parts())
@@ -124,6 +150,9 @@ class SeveralSources(Source):
         return [
             sum(len(self._parts_of(before)) for before in list(self._sources)[:n]) for n in range(len(self._sources))
         ]
+
+    def notes(self) -> Sequence[str]:
+        return [f"{name}: {note}" for name, source in self._sources.items() for note in source.notes()]
 
     def members(self) -> Sequence[Records]:
         return [chain.from_iterable(self._parts_of(name)) for name in self._sources]

@@ -29,13 +29,14 @@ EXAMPLE = """[{"id": "1", "image": "cats/1.jpg", "conversations": [
 
 
 class LlavaSource(FileSource):
-    """Samples of one `.json` or `.jsonl` file, read one by one."""
+    """Samples of `.json` or `.jsonl` files, read one by one."""
 
     format = "llava"
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         super().__init__(files, config)
-        self._require_conversations()
+        for name in files.names:
+            self._require_conversations(name)
 
     def read(self, name: str) -> Iterator[Sample | Reject]:
         return starmap(self.checked, self._records(name))
@@ -80,9 +81,8 @@ class LlavaSource(FileSource):
             return [self.image_files.clip(path, most, fps)]
         return self.image_files.video_frames(path, most, fps)
 
-    def _require_conversations(self) -> None:
+    def _require_conversations(self, name: str) -> None:
         """Report a whole file of another format once instead of rejecting each record."""
-        (name,) = self.files.names
         path = self.files.path(name)
         first = [record for _, record in islice(self._records(name), FORMAT_PROBE_RECORDS)]
         if not first:

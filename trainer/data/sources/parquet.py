@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +19,7 @@ from vlmpipe.trainer.data.conversations.layouts import media_values
 from vlmpipe.trainer.data.conversations.message_parts import kind_of
 from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
-from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, stable_digest
+from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
@@ -30,8 +30,6 @@ IMAGE_COLUMNS = ("images", "image")
 IDENTIFYING = (*SHAPES, "answer", "id", "slice", "split")  # columns, of rows without an id
 ARROW = ".arrow"
 ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a whole stream; without it one may have been cut at a batch
-# The split that a folder of a saved DatasetDict stands for; samples of other folders are split by data.split_by.
-SPLIT_OF_FOLDER: dict[str, Split] = {"train": "train", "validation": "eval", "test": "eval", "eval": "eval"}
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
@@ -53,18 +51,16 @@ class ParquetSource(RowSource):
 
     format = "parquet"
 
-    def __init__(self, files: Files, config: DataConfig) -> None:
+    def __init__(self, files: Files, config: DataConfig, left_out: Sequence[str] = ()) -> None:
+        """`left_out`: names of further Arrow files, which are not data."""
+        self.left_out = left_out
         self.names_images = bool(config.image_folder)
         super().__init__(files, config)
 
     def read(self, name: str) -> Iterator[Sample | Reject]:
-        split = SPLIT_OF_FOLDER.get(PurePosixPath(name).parent.name) if name.endswith(ARROW) else None
         with self.files.opened(name) as path:
             for number, row in enumerate(_rows(path, self.files.storage.uri(name), self.config.columns), 1):
-                sample = self.checked(f"{name} row {number}", row)
-                if split and isinstance(sample, Sample) and sample.split is None:
-                    sample = replace(sample, split=split)
-                yield sample
+                yield self.checked(f"{name} row {number}", row)
 
 
 def require_conversation(names: Sequence[str], columns: Columns, of: str) -> None:

@@ -163,6 +163,7 @@ def _check_splits(samples: dict[Split, int], config: DataConfig) -> None:
     raise DataError(
         f"{train} samples for training and {held_out} held out for evaluation, split by {config.split_by}",
         expected="at least one of each: samples that share a picture, directly or through others, are never separated "
-        "by data.split_by: image",
-        fix="use more samples (data.max_samples), another data.validation_fraction, or data.split_by: record",
+        "by data.split_by: image, and files are held out whose names say so",
+        fix="use more samples (data.max_samples), another data.validation_fraction, data.split_by: record, or "
+        "data.file_splits: ignored",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,10 +19,10 @@ import pyarrow.parquet as pq
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.prepare.deduplicate import Met
-from vlmpipe.trainer.data.prepare.split_groups import ImageGroups, group_of
+from vlmpipe.trainer.data.prepare.split_groups import SampleGroups, group_of
 from vlmpipe.trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
-from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, split_of, stable_digest
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, stable_digest
 from vlmpipe.trainer.data.sqlite_table import disk_table
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -104,17 +105,19 @@ def write_plan(
     *,
     threads: int,
     borders: Callable[[], Collection[int]] = tuple,
+    notes: list[str] | None = None,
 ) -> Iterator[int]:
     """Read the source once, write `chunks.jsonl` and `where.parquet`; yields the number of records read so far.
 
     Groups of samples are complete only at the end of the source, so digests and groups wait on disk until then.
-    `borders`, known by then: numbers of records with which a chunk begins in any case.
+    `borders`, known by then: numbers of records with which a chunk begins in any case. What is decided about them all
+    is appended to `notes`. Raises DataError where the share held out is not `data.validation_fraction`.
     """
     # `split` where the source names it; otherwise `member`, any member of the sample's group.
     table = disk_table(
         "CREATE TABLE records (place TEXT, met TEXT, identity TEXT, digest BLOB, split TEXT, member TEXT)"
     )
-    groups = ImageGroups()
+    groups = SampleGroups(config)
     records = in_parallel(
         lambda record: _look_at(*record, config.split_by),
         with_met_ids(source),
@@ -124,14 +127,16 @@ def write_plan(
         max_bytes=threads * config.max_image_bytes,
     )
     for read, (line, group) in enumerate(records, 1):
-        if len(group) > 1:
-            groups.join(group)
+        groups.add(read, group)
         table.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", (*line, group[0] if group else None))
         yield read
     with (folder / CHUNKS).open("w") as chunks, pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places:
         draft, begins = _Draft(0, 0), borders()
+        groups.join()
+        if notes is not None:
+            notes += groups.notes(_places_in(table))
         for place, met, identity, digest, named, member in table.execute("SELECT * FROM records ORDER BY rowid"):
-            split = named or split_of(groups.root(member), config.validation_fraction)
+            split = named or groups.split_of(draft.start + len(draft.where) + 1, member)
             draft.add(place, met, digest, split)
             following = draft.start + len(draft.where)
             if following in begins or ends_chunk(identity, len(draft.where), config.chunk_samples):
@@ -139,6 +144,12 @@ def write_plan(
                 draft = _Draft(draft.number + 1, following)
         if draft.where or not draft.number:
             draft.write(chunks, places)
+    groups.check(_places_in(table))
+
+
+def _places_in(table: sqlite3.Connection) -> Callable[[int], str]:
+    """The place in the source, for people, of a record by its number from 1."""
+    return lambda record: table.execute("SELECT place FROM records WHERE rowid = ?", (record,)).fetchone()[0]
 
 
 @dataclass

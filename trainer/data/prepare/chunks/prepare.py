@@ -32,7 +32,7 @@ PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's finger
 NOT_IN_A_CHUNK = {
     "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
     "max_samples", "max_media_bytes", "video", "video_frames", "video_fps", "max_reject_fraction", "chunk_samples",
-    "workers", "tasks", "split_by", "validation_fraction",
+    "workers", "tasks", "split_by", "validation_fraction", "file_splits", "max_image_share", "max_split_error",
 }  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
     Raises DataError where the records have media that nothing reads.
     """
     part_starts: list[int] = []
-    coverages = Coverages(config.data)
+    coverages, notes = Coverages(config.data), list(source.notes())
     records = islice(counted(source.parts(), part_starts), config.data.max_samples or None)
     reading = write_plan(
         coverages.counting(records),
@@ -128,13 +128,14 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
         config.data,
         threads=threads_for(1),
         borders=lambda: {part_starts[part] for part in source.first_parts() if part < len(part_starts)},
+        notes=notes,
     )
     read = 0
     for read in reading:
         progress.update(read, unit="samples", message="reading records and their images")
     coverages.check()
     (folder / PARTS).write_text(json.dumps(part_starts))
-    (folder / COVERAGE).write_text(json.dumps(coverages.as_json()))
+    (folder / COVERAGE).write_text(json.dumps({"sources": coverages.as_json(), "notes": notes}))
     return read
 
 

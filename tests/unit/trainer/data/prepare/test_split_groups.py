@@ -17,6 +17,7 @@ from tests.support.data.formats import FORMATS, captioned, write_source
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.prepare.chunks.plan import read_plan, write_plan
+from vlmpipe.trainer.data.prepare.split_groups import SampleGroups
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, Turn
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import DataError
@@ -171,3 +172,55 @@ def test_split_that_images_make_impossible_is_reported(tmp_path: Path) -> None:
 def test_builtin_set_has_no_fields_to_split_by(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"names a field of records, which builtin:digits has none of"):
         job_config(tmp_path, source="builtin:digits", split_by="patient")
+
+
+def split_by_images(samples: list[list[str]], **data: Any) -> tuple[list[str], list[str]]:
+    """The splits of samples with these images, and the notes."""
+    groups = SampleGroups(DataConfig.model_validate({"source": "x", "sequence_length": 1} | data))
+    sets = [sorted(set(images)) for images in samples]
+    for number, images in enumerate(sets, 1):
+        groups.add(number, images)
+    groups.join()
+    splits = [groups.split_of(number, images[0]) for number, images in enumerate(sets, 1)]
+    groups.check(lambda record: f"record {record}")
+    return splits, groups.notes(lambda record: f"record {record}")
+
+
+def with_logo(count: int = 200, logos: int = 160) -> list[list[str]]:
+    return [[f"{n}", "logo"] if n < logos else [f"{n}"] for n in range(count)]
+
+
+def test_a_logo_joins_no_groups_and_is_named() -> None:
+    splits, notes = split_by_images(with_logo(), validation_fraction=0.1)
+    assert 5 <= splits.count("eval") <= 40
+    assert notes == [
+        "an image of record 1 is beside others in 160 of 200 samples and joins no groups (data.max_image_share)"
+    ]
+
+
+def test_a_split_that_one_picture_decides_is_refused_with_the_picture() -> None:
+    with pytest.raises(DataError) as refused:
+        split_by_images(with_logo(), validation_fraction=0.5, max_image_share=1.0)
+    text = refused.value.text()
+    assert "the largest group has 160 samples (80%), joined by an image of record 1, which 160 of them have" in text
+    assert "data.max_split_error: 1" in text
+    split_by_images(with_logo(), validation_fraction=0.5, max_image_share=1.0, max_split_error=1.0)
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1, max_size=4), min_size=1, max_size=60))
+def test_samples_that_share_an_image_are_in_one_split_unless_it_is_named(samples: list[list[str]]) -> None:
+    splits, notes = split_by_images(samples, max_split_error=1.0, validation_fraction=0.3, max_image_share=0.5)
+    if notes:
+        return
+    sides: dict[str, set[str]] = {}
+    for images, split in zip(samples, splits, strict=True):
+        for image in images:
+            sides.setdefault(image, set()).add(split)
+    assert all(len(side) == 1 for side in sides.values())
+
+
+def test_two_pictures_of_many_questions_stay_together() -> None:
+    """They are all that their samples have, so they join these however common they are."""
+    pairs = [[f"{n % 4}a", f"{n % 4}b"] for n in range(400)]
+    splits, _ = split_by_images(pairs, validation_fraction=0.4)
+    assert all(splits[n] == splits[n % 4] for n in range(400))
