@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections import defaultdict
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.fakes import google_commands
 from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
 
 # From Google's index of roles and permissions, read in November 2026: of each role what these tests meet.
@@ -110,38 +110,9 @@ class FakeGoogle(LocalServer):
         }  # fmt: skip
 
     def run(self, commands: str) -> None:
-        """Carry out what a remedy prints. Raises AssertionError for a command that these tests do not know."""
+        """Carry out what a remedy prints, a command a line. Raises AssertionError for one that the tool refuses."""
         for command in commands.splitlines():
-            words = shlex.split(re.sub(r'"\$\(.*\)"$', "looked-up", command))
-            options = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
-            plain = [word for word in words if not word.startswith("--")]
-            self._run(plain, options, command)
-
-    def _run(self, plain: list[str], options: dict[str, str], command: str) -> None:
-        kind, last = " ".join(plain[:-1]), plain[-1]
-        granted = {
-            "gcloud projects add-iam-policy-binding": "project",
-            "gcloud storage buckets add-iam-policy-binding": last,
-            "gcloud iam service-accounts add-iam-policy-binding": last,
-            "gcloud secrets add-iam-policy-binding": f"projects/{options.get('project')}/secrets/{last}",
-            "bq add-iam-policy-binding": last.replace(":", "."),
-            "gcloud artifacts repositories add-iam-policy-binding": last,
-        }
-        if kind in granted:
-            assert kind != "gcloud projects add-iam-policy-binding" or last == self.project
-            self.bind(granted[kind], options["role"], options["member"])
-        elif plain[:3] == ["gcloud", "services", "enable"]:
-            self.enabled |= set(plain[3:])
-        elif kind == "gcloud storage buckets create":
-            self.buckets.add(last.removeprefix("gs://"))
-        elif kind == "gcloud iam service-accounts create":
-            self.accounts.add(f"{last}@{options['project']}.iam.gserviceaccount.com")
-        elif plain == ["gcloud", "beta", "quotas", "preferences", "create"]:
-            metric = re.search(r"--filter=metric=(\S+)", command)
-            assert metric and options["service"] == "aiplatform.googleapis.com"
-            self.limits[metric[1], options["dimensions"].removeprefix("region=")] = int(options["preferred-value"])
-        else:
-            raise AssertionError(f"no such command in this fake: {command}")
+            google_commands.run(self, command)
 
 
 class _Handler(Handler):

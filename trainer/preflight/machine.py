@@ -28,6 +28,10 @@ GIB, GB = 1 << 30, 10**9
 MEMORY_SHARE = 0.9
 # What an image and a file system take of a boot disk. Which part of it a container sees is documented nowhere.
 DISK_SHARE = 0.5
+# Where INDEX has torch for CUDA 12.6; the first command writes its versions once.
+OLDER_CUDA = (
+    "python container/pin_torch.py cu126 --index-url INDEX, then make build TORCH_BUILD=cu126 TORCH_INDEX_URL=INDEX"
+)
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def _too_few(bought: BoughtMachine, gpus: FoundGpus) -> Finding:
         )
     elif driver_runs(gpus.driver, gpus.cuda) is False:
         expected += f"; CUDA {gpus.cuda} needs driver {min_driver(gpus.cuda)} or newer"
-        fix = "build the trainer image for an older CUDA (make build TORCH_BUILD=cu126)"
+        fix = f"build the trainer image for an older CUDA: {OLDER_CUDA}"
     else:
         fix = "start the job on another machine; nvidia-smi there says more"
     return Finding(f"{bought.named()} is paid for, and {seen} ({versions})", expected, fix)
@@ -185,7 +189,7 @@ def _without_code(_bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
     return Finding(
         f"torch {gpus.torch} has no code for {gpu.name} (compute capability {_capability(gpu)})",
         f"one of {', '.join(gpus.arch_list)}",
-        "take a GPU of that list, or an image whose CUDA still has code for it (make build TORCH_BUILD=cu126)",
+        f"take a GPU of that list, or build an image whose CUDA still has code for it: {OLDER_CUDA}",
     )
 
 

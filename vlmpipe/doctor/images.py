@@ -52,8 +52,8 @@ def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
     accept = {"Accept": ", ".join((*INDEXES, *MANIFESTS))}
     answer = api.ask("GET", "images", f"/v2/{name}/manifests/{reference}", host=host, headers=accept)
     if answer.status == 404:
-        text = "build and push it: make build builder=gcloud config=CONFIG"
-        return missing("image", f"{field}: there is no {image}", text)
+        fix = "build and push it: make build builder=gcloud config=CONFIG"
+        return missing("image", f"{field}: there is no {image}", fix)
     if answer.status != 200:
         return unseen("image", f"{field}: {image}: {answer.status} {answer.message}".strip(), _let_read(parts, api))
     found = _architectures(api, host, name, answer.content)
@@ -67,7 +67,7 @@ def _row(field: str, image: str, api: GoogleApi, libraries: str) -> Row:
             return missing("image", text, fix).showing(READ, True)
         return ok("image", f"{field}: {image} is there, for {NEEDED}").showing(READ, True)
     text = f"{field}: {image} is for {', '.join(sorted(found))}, and Vertex AI's machines are {NEEDED}"
-    fix = "build it for them: docker buildx build --platform=linux/amd64, or make build builder=gcloud"
+    fix = "build it for them: make build config=CONFIG does, on machines of any kind"
     return missing("image", text, fix).showing(READ, True)
 
 

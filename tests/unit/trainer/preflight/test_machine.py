@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.fakes.cuda import L4, NO_KERNEL, OLD_DRIVER, FakeCuda
-from tests.support.paths import ROOT
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.preflight import gpus as gpus_module
@@ -315,9 +313,3 @@ def test_a_torch_for_cpus_beside_another_library_is_not_asked(
     assert [*missing(BOUGHT, listed, 95 * 10**9, exact=True)] == []
     main(["--any-program"], FakeCuda(gpus=[L4]))
     assert FoundGpus.parse(capsys.readouterr().out).torch, "a torch with CUDA is"
-
-
-def test_remedies_name_options_that_an_image_build_takes() -> None:
-    options = set(re.findall(r"\$\{([A-Z_]+):-", (ROOT / "container/build.sh").read_text()))
-    named = set(re.findall(r"make build ([A-Z_]+)=", (ROOT / "trainer/preflight/machine.py").read_text()))
-    assert named and named <= options
