@@ -108,6 +108,23 @@ recipe-old-transformers: build/recipes/transformers-457/transformers  ## transfo
 build/recipes/transformers-457/transformers: | $(INSTALLED_DEV)
 	$(BIN)/python -m pip install --no-deps --target $(@D) 'transformers==4.57.3' 'huggingface_hub==0.36.2' 'tokenizers==0.22.2'
 
+# vLLM on CPUs, which serves exports. torch is a CPU build there: pip must be configured to find one. The older release
+# and its transformers are packages alone, put before the environment's.
+.PHONY: recipe-vllm
+recipe-vllm: build/recipes/vllm/.installed build/recipes/vllm-older/vllm  ## environment of recipes/vllm, 2.4 GiB, with two releases of vLLM: tests serve exports by them
+
+build/recipes/vllm/.installed: recipes/vllm/requirements.txt recipes/vllm/name_vllm.py recipes/cpu_torch.py
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --no-deps --requirement $<
+	$(@D)/bin/python -P recipes/cpu_torch.py
+	$(@D)/bin/python -P recipes/vllm/name_vllm.py $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	@touch $@
+
+build/recipes/vllm-older/vllm: recipes/vllm/older.txt | build/recipes/vllm/.installed
+	build/recipes/vllm/bin/python -m pip install --no-deps --upgrade --target $(@D) --requirement $<
+	build/recipes/vllm/bin/python -P recipes/vllm/name_vllm.py $(@D)
+	@touch $@
+
 # Horovod's released source is built once; its wheel is kept beside the environments.
 .PHONY: recipe-horovod
 recipe-horovod: build/recipes/horovod/.installed build/recipes/tiny-qwen2-5-vl/config.json  ## environment of recipes/horovod: 1.3 GiB, and a build of 10 to 30 minutes
@@ -192,6 +209,10 @@ test: $(INSTALLED_DEV)  ## run the tests, three files at a time
 .PHONY: test-whole
 test-whole: $(INSTALLED_DEV) $(FLOAT8) $(WEIGHTS) $(SERVING)  ## run the tests with every case of the laws that `make test` checks in a short form
 	VLMPIPE_TESTS=whole PYTHONPATH=$(abspath $(FLOAT8)):$(abspath $(WEIGHTS)):$(abspath $(SERVING)) $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout 7200 $(args)
+
+.PHONY: test-engines
+test-engines: $(INSTALLED_DEV) recipe-vllm recipe-old-transformers  ## exports as other programs open and serve them: every family, two releases of vLLM and two of transformers (CPU)
+	VLMPIPE_TESTS=whole VLMPIPE_ENGINES=all $(BIN)/python -m pytest --timeout 7200 tests/engines tests/integration/trainer/checkpoint/test_older_transformers.py $(args)
 
 .PHONY: test-numerics
 test-numerics: $(INSTALLED_DEV)  ## tests that compare numbers, under other kernels, threads and orders of sums: args='--only SSE2 FILE'

@@ -46,6 +46,7 @@ class Kind:
     images: dict[str, Any] = field(default_factory=dict)  # settings of the image processor
     processor: dict[str, Any] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()  # special ones beside the placeholder
+    words: tuple[str, ...] = ()  # tokens that are no special ones
     named: dict[str, str] = field(default_factory=dict)  # special tokens by the names that processors ask for
     image_token: str = ""  # what features replace; empty: the placeholder
     images_of: str = ""  # the type whose image processor it has, where transformers maps none to it
@@ -76,6 +77,7 @@ KINDS: dict[str, Kind] = {
         images={"size": SQUARE},
         processor={"image_seq_length": 4},
         tokens=("<image_soft_token>", "<end_of_image>"),
+        words=("\n", "\n\n", "\n\n\n", "\n\n\n\n"),  # vLLM looks for them
         named={
             "image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"
         },

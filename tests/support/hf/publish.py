@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -28,12 +28,23 @@ def template(placeholder: str) -> str:
     ).replace("PLACEHOLDER", placeholder)
 
 
-def publish(model_type: str, folder: Path, *, seed: int = 0) -> Path:
-    """Write a model of this type with random weights, so large that attention tells tokens apart."""
+def publish(
+    model_type: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    text: dict[str, Any] | None = None,
+    vision: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model of this type with random weights, so large that attention tells tokens apart.
+
+    text, vision: settings of its parts that are other than usual.
+    """
     kind = KINDS[model_type]
     tokenizer = tokenizer_of(model_type)
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config_of(model_type, tokenizer)).float()
+    config = config_of(model_type, tokenizer, text or {}, vision or {})
+    model = AutoModelForImageTextToText.from_config(config).float()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4 if weight.ndim > 1 else 1)
@@ -60,11 +71,11 @@ def image_processor_class(model_type: str) -> Any:
     return classes["pil"] if "pil" in classes else classes["torchvision"]
 
 
-def config_of(model_type: str, tokenizer: Any) -> Any:
+def config_of(model_type: str, tokenizer: Any, own_text: dict[str, Any], own_vision: dict[str, Any]) -> Any:
     kind = KINDS[model_type]
     token = tokenizer.convert_tokens_to_ids(kind.image_token or kind.placeholder)
-    vision = VISION | kind.vision
-    text = TEXT | kind.text
+    vision = VISION | kind.vision | own_vision
+    text = TEXT | kind.text | own_text
     if "mrope_section" in str(text):  # theirs count patches by depth and heads
         vision = {name: value for name, value in vision.items() if not name.startswith("num_") or name in kind.vision}
     return CONFIG_MAPPING[model_type](text_config=text, vision_config=vision, image_token_id=token, **kind.config)
@@ -79,12 +90,13 @@ def tokenizer_of(model_type: str) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     specials = ["<pad>", "<s>", "</s>", "<|turn|>", END, kind.placeholder, *kind.tokens]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY - len(kind.words),
         special_tokens=list(dict.fromkeys(specials)),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(["user what is this assistant it is seven" * 3], trainer)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in kind.words])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
         extra_special_tokens=kind.named,

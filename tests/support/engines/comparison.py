@@ -1,0 +1,95 @@
+"""What a server answers beside what the evaluation did: prompts, answers, and probabilities of first tokens."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmpipe.serving.openai import CHAT_PATH, ChatServer, request_body
+from vlmpipe.serving.questions import HeldOutQuestion, held_out_questions
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.evaluation import evaluate
+from vlmpipe.trainer.evaluation.answer import Asked, encoded_inputs, published_inputs
+
+TOP = 5  # tokens whose probabilities are compared
+DEVICE = torch.device("cpu")
+
+
+@dataclass
+class Comparison:
+    """Of one run's questions. Differences are of log probabilities."""
+
+    questions: int = 0
+    distinct_answers: int = 0
+    equal_answers: int = 0
+    equal_prompts: int = 0
+    largest_difference: float = 0.0
+    others: list[tuple[str, str, str]] = field(default_factory=list)  # id, evaluated, served
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(job: JobConfig, url: str, name: str, *, most: int = 100) -> Comparison:
+    """Ask the server at `url` (up to /v1), where the model is called `name`, up to `most` held-out questions."""
+    asked, found = held_out_questions(job.run.run_uri, most), Comparison()
+    server, expected = ChatServer(f"{url}{CHAT_PATH}", name), evaluated(job)
+    for one in asked:
+        served = server.ask(one.messages, one.max_new_tokens).text
+        prompt, log_probs = expected[one.id, one.turn]
+        tokens, top = first_token(url, name, one)
+        found.questions += 1
+        found.equal_prompts += tokens == prompt
+        found.equal_answers += served == one.evaluated
+        if served != one.evaluated:
+            found.others.append((one.id, one.evaluated, served))
+        differences = [abs(float(log_probs[token]) - value) for token, value in top.items()]
+        found.largest_difference = max(found.largest_difference, *differences)
+    found.distinct_answers = len({one.evaluated for one in asked})
+    return found
+
+
+def first_token(url: str, name: str, question: HeldOutQuestion) -> tuple[list[int], dict[int, float]]:
+    """The server's tokens of the prompt, and its log probabilities of the likeliest first tokens."""
+    wanted = {
+        "logprobs": True, "top_logprobs": TOP, "return_token_ids": True, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    body = json.loads(request_body(name, question.messages, 1)) | wanted
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}{CHAT_PATH}", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        answer = json.load(reply)
+    (first,) = answer["choices"][0]["logprobs"]["content"]
+    top = {int(one["token"].removeprefix("token_id:")): one["logprob"] for one in first["top_logprobs"]}
+    return answer["prompt_token_ids"], top
+
+
+@torch.inference_mode()
+def evaluated(job: JobConfig) -> dict[tuple[str, int], tuple[list[int], Tensor]]:
+    """By question and turn: the prompt's tokens, and the log probabilities of the answer's first token."""
+    worker: Any = SimpleNamespace(device=DEVICE)
+    subject, found = evaluate.load_subject(job, worker), {}
+    model = subject.model
+    inputs = published_inputs if model.chat.form.published else encoded_inputs
+    for question in evaluate.held_out_questions(subject, job.evaluate.max_samples):
+        shown = subject.images(question.sample)
+        asked = Asked(Turn(question.question, "", system=question.system), shown, shown)
+        prompt = model.chat.prompt(asked.turn, shown.counts, shown.sizes)
+        ids = torch.tensor([prompt])
+        given = inputs(job, model, [shown], DEVICE, is_blank=False)(ids)
+        made: Any = model.model.generate(
+            **{"attention_mask": torch.ones_like(ids), **given},
+            max_new_tokens=1,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        found[question.id, question.turn] = prompt, made.logits[0][0].float().log_softmax(-1)
+    return found
