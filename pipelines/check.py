@@ -18,7 +18,7 @@ from vlmpipe.config.target_requirements import require_reached_files, require_ve
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
-from vlmpipe.planner.serving import unservable
+from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.runs.local.run import require_writable
 from vlmpipe.trainer.config.data import BIGQUERY, OWN_FORMAT, DataConfig
 from vlmpipe.trainer.config.job import RunPaths
@@ -309,8 +309,11 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
 
 
 def _deploy(config: RunConfig) -> Iterator[Finding]:
-    for text in unservable(config):
+    model = served_model(config)
+    for text in unservable(config, model):
         yield Finding("deploy", "failed", text, ExitCode.CONFIG)
+    for text in doubts(config, model):
+        yield Finding("deploy", "warning", text)
 
 
 def _port(config: RunConfig) -> Iterator[Finding]:

@@ -298,7 +298,7 @@ def _estimated(
         unsupported=(
             *_unsupported(config, gpu),
             *_too_large_to_evaluate(config, model.shape, gpu),
-            *unservable(config),
+            *unservable(config, model),
         ),
         features_cache=None if trainer else cache,
         reduction_server=reduction_server.advise(config, layout, time, machine, prices)

@@ -1,23 +1,167 @@
-"""What the run file's deploy section asks of the machine that serves."""
+"""What the run file's deploy section asks of the machine and of the server."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.config.rules.deploy import ways_out
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.deploy import DeployConfig
+from vlmpipe.config.vllm import load_vllm
+from vlmpipe.planner.model_architecture import Architecture, architecture
+from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.models.published import published_json
+from vlmpipe.trainer.sizing.model_shape import OF_LANGUAGE_MODEL
+from vlmpipe.trainer.storage.base import in_bucket
+from vlmpipe.trainer.storage.model_folders import CONFIG
 
 MB_PER_GIB = 1024
+ENCODER_WHOLE = "--mm-encoder-tp-mode=data"  # each GPU has the whole vision encoder
+OTHER_SERVER = "vlmpipe serve (transformers serve), or register.serving with a container that opens it"
 
 
-def unservable(config: RunConfig) -> tuple[str, ...]:
-    """Why deploy.machine_type cannot serve the model, with a remedy; empty for nothing, and for an unknown machine.
+def unservable(config: RunConfig, model: Architecture | None = None) -> tuple[str, ...]:
+    """Why deploy's machine or vLLM cannot serve the model, each with a remedy; empty where nothing is known against it.
 
-    Shared memory is a part of the machine's memory (aiplatform_v1 ModelContainerSpec.shared_memory_size_mb).
+    model: the run's; None where its sizes are not known.
     """
     deploy = config.deploy
-    machine = load_catalog().machines.get(deploy.machine_type) if deploy else None
-    if deploy is None or machine is None or deploy.shared_memory_size_mb < machine.memory_gib * MB_PER_GIB:
+    if deploy is None:
         return ()
-    return (
-        f"deploy.shared_memory_size_mb {deploy.shared_memory_size_mb} is not less than the memory of "
-        f"{machine.machine_type}, {machine.memory_gib * MB_PER_GIB:,.0f} MB: lower it, or use a larger machine",
-    )
+    found = [*_memory(deploy)]
+    if deploy.image_uri and not config.register_.serving:
+        found += _precision(deploy, config.train.precision)
+        if model:
+            found += [*_type(model.model), *_adapters(config.model, model), *_tensor_parallel(deploy, model)]
+    return tuple(found)
+
+
+def served_model(config: RunConfig) -> Architecture | None:
+    """The model that deploy serves; None for no deploy, and for a model whose sizes nobody knows here."""
+    if config.deploy is None:
+        return None
+    try:
+        return architecture(config)
+    except UserError:  # planning reports it
+        return None
+
+
+def doubts(config: RunConfig, model: Architecture | None) -> Iterator[str]:
+    """What may keep deploy from serving the model."""
+    deploy, vllm = config.deploy, load_vllm()
+    if deploy is None or not deploy.image_uri or config.register_.serving:
+        return
+    if config.model.exports_adapter and not in_bucket(config.output.root_uri):
+        yield "a run on this machine ends at deploy-model: transformers serve puts no adapter on its base"
+    if model is None:
+        yield f"whether {vllm.name} opens the model is not known: its type and sizes are not known here"
+    elif (takes := vllm.takes(model_type := model_type_of(model.model))) != "native":
+        how = "would take that of transformers, which" if takes == "other" else "may take another, which"
+        yield (
+            f"{vllm.name} has no implementation of {model_type} and {how} was not tried: serve an export by it before "
+            f"training, or use {OTHER_SERVER}"
+        )
+
+
+def model_type_of(model: ModelConfig) -> str:
+    """transformers' type of the exported model; empty if its configuration has none."""
+    if model.family != "hf":
+        return model.family
+    return str(_configuration(model.pretrained).get("model_type", "")) if model.pretrained else ""
+
+
+def _tower_type_of(model: ModelConfig) -> str:
+    """That of a LLaVA's vision encoder, which may come from a model that has one."""
+    whole = _configuration(model.tower)
+    vision = whole.get("vision_config", whole)
+    return str(vision.get("model_type") or (f"{whole['model_type']}_vision_model" if "model_type" in whole else ""))
+
+
+def _configuration(part: WeightsConfig) -> Mapping[str, Any]:
+    return part.config or published_json(part, CONFIG)
+
+
+def _memory(deploy: DeployConfig) -> Iterator[str]:
+    """Shared memory is a part of the machine's memory (aiplatform_v1 ModelContainerSpec.shared_memory_size_mb)."""
+    machine = load_catalog().machines.get(deploy.machine_type)
+    if machine and deploy.shared_memory_size_mb >= machine.memory_gib * MB_PER_GIB:
+        yield (
+            f"deploy.shared_memory_size_mb {deploy.shared_memory_size_mb} is not less than the memory of "
+            f"{machine.machine_type}, {machine.memory_gib * MB_PER_GIB:,.0f} MB: lower it, or use a larger machine"
+        )
+
+
+def _precision(deploy: DeployConfig, precision: str) -> Iterator[str]:
+    """bf16 needs GPUs that compute with it (vllm/platforms/cuda.py, check_if_supports_dtype)."""
+    vllm, gpus = load_vllm(), load_catalog().gpus
+    gpu = gpus.get(deploy.accelerator_type) if deploy.accelerator_count else None
+    if precision == "bf16" and gpu and gpu.compute_capability < vllm.min_bf16_capability:
+        able = [name for name, one in gpus.items() if one.compute_capability >= vllm.min_bf16_capability]
+        yield (
+            f"deploy.accelerator_type {gpu.accelerator_type} has compute capability {gpu.compute_capability}, and "
+            f"{vllm.name} serves train.precision bf16 from {vllm.min_bf16_capability} on: use one of {', '.join(able)}"
+        )
+
+
+def _type(model: ModelConfig) -> Iterator[str]:
+    """A LLaVA is put together from any vision encoder; vLLM knows some (vllm/model_executor/models/llava.py)."""
+    vllm, tower = load_vllm(), _tower_type_of(model) if model.family == "llava" else ""
+    if tower and tower not in vllm.llava_towers:
+        opened = " or ".join(vllm.llava_towers)
+        yield f"{vllm.name} opens no LLaVA with a {tower} as vision encoder, only with {opened}: use {OTHER_SERVER}"
+
+
+def _adapters(said: ModelConfig, model: Architecture) -> Iterator[str]:
+    """An adapter whose layers vLLM would ignore, or that lies beside other trained weights."""
+    if not said.lora or not said.exports_adapter:
+        return
+    vllm, model_type = load_vllm(), model_type_of(model.model)
+    adapted = vllm.adapters.get(model_type) or ()
+    if vllm.takes(model_type) == "native" and (left := [part for part in said.lora.parts if part not in adapted]):
+        names = " and ".join(left).replace("_", " ")
+        yield (
+            f"model.lora.parts {list(said.lora.parts)}: {vllm.name} is not known to apply adapters in the {names} of "
+            f"{model_type}, and leaves out what it does not know without an error: set model.lora.export to merged"
+            + (f", or model.lora.parts to {list(adapted)}" if adapted else "")
+        )
+    trained = model.shape.trained
+    counts = {
+        "tower": trained["tower"],
+        "projector": trained["projector"],
+        "language_model": sum(trained[part] for part in OF_LANGUAGE_MODEL),
+    }
+    if whole := [part for part in PARTS if counts[part]]:
+        numbers = ", ".join(f"{counts[part]:,} of the {part.replace('_', ' ')}" for part in whole)
+        yield (
+            f"weights beside the adapters are trained ({numbers}), and {vllm.name} opens adapters only (no "
+            f"modules_to_save): expected {ways_out(whole, adapted)}; model.train_parameters thaws what it names"
+        )
+
+
+def _tensor_parallel(deploy: DeployConfig, model: Architecture) -> Iterator[str]:
+    """Attention heads are divided among the GPUs (vllm/config/model.py, verify_with_parallel_config)."""
+    gpus, language = deploy.tensor_parallel, model.shape.language
+    heads = {"attention heads of the language model": language.heads}
+    if ENCODER_WHOLE not in deploy.args and model_type_of(model.model) not in load_vllm().pads_vision_heads:
+        heads["heads of the vision encoder"] = model.shape.tower.heads
+    possible = [
+        count
+        for count in range(1, gpus)
+        if not any(each % count for each in heads.values()) and fits_kv_heads(language.kv_heads, count)
+    ]
+    if not fits_kv_heads(language.kv_heads, gpus):
+        heads["key-value heads of the language model"] = language.kv_heads
+    for what, count in heads.items():
+        if count % gpus:
+            yield (
+                f"deploy.accelerator_count {gpus} does not divide the {count} {what}, which vLLM shares out among the "
+                f"GPUs (--tensor-parallel-size): use {possible[-1]}"
+            )
+
+
+def fits_kv_heads(kv_heads: int, gpus: int) -> bool:
+    """GPUs share key-value heads out, or each head is on several of them (vllm/model_executor/models/qwen2.py)."""
+    return kv_heads % gpus == 0 or gpus % kv_heads == 0

@@ -400,9 +400,10 @@ def test_large_steps_get_machines_on_vertex_and_a_job_is_not_retried(digits: Run
     assert spec["root"]["dag"]["tasks"]["notify"]["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
 
 
+SERVER = f"us-docker.pkg.dev/my-project/serving/vllm@sha256:{'1' * 64}"
 DEPLOYS = {
-    "vertex": ["register.registry=vertex://digits", "deploy.image_uri=us-docker.pkg.dev/my-project/serving/vllm:1"],
-    "kubeflow": ["deploy.image_uri=vllm/vllm-openai:v0.33.0"],
+    "vertex": ["register.registry=vertex://digits", f"deploy.image_uri={SERVER}"],
+    "kubeflow": [f"deploy.image_uri=vllm/vllm-openai@sha256:{'1' * 64}"],
     "local": [],
 }
 
@@ -421,7 +422,7 @@ def test_a_section_deploy_is_a_step_behind_the_registration(target: TargetName, 
     ("target", "overrides", "said"),
     [
         ("vertex", [], "deploy.image_uri"),
-        ("vertex", ["deploy.image_uri=us-docker.pkg.dev/p/r/vllm:1"], "expected vertex://MODEL_ID"),
+        ("vertex", [f"deploy.image_uri={SERVER}"], "expected vertex://MODEL_ID"),
         ("kubeflow", [], "deploy.image_uri"),
     ],
 )

@@ -1,4 +1,7 @@
-"""Settings of `deploy` that no endpoint can serve, known before anything is trained."""
+"""Settings of `deploy` that no endpoint can serve, known before anything is trained.
+
+What depends on the model's sizes or type is in `vlmpipe.planner.serving`.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,67 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.config.vllm import load_vllm
+from vlmpipe.trainer.config.model import PARTS, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
+MERGED = "model.lora.export merged"
+DIGEST = "@sha256:"
+
 
 def deploy_problems(config: RunConfig) -> Iterator[Problem]:
-    deploy, trainer = config.deploy, config.train.trainer
+    deploy, trainer, serving = config.deploy, config.train.trainer, config.register_.serving
+    images = {"register.serving.image_uri": serving.image_uri} if serving else {}
+    images |= {"deploy.image_uri": deploy.image_uri} if deploy and deploy.image_uri else {}
+    for field, image in images.items():
+        if DIGEST not in image:
+            text = f"found {image}, a tag, which may name another version of the server by the time a replica starts"
+            yield Problem(field, f"{text}; expected IMAGE@sha256:..., the digest that the registry shows")
     if deploy is None:
         return
     if trainer and trainer.evaluate_command:
         text = "found with train.trainer.evaluate_command, which leaves no answers to compare the endpoint's with"
         yield Problem("deploy", f"{text}; expected one of the two")
-    if deploy.image_uri and config.register_.serving:
+    if deploy.image_uri and serving:
         yield Problem("deploy.image_uri", "found with register.serving, which is the container; expected one of both")
-    if config.register_.serving is None:
-        try:
-            deploy.arguments(config.model_name, config.model, config.train.precision)
-        except ConfigError as error:
-            yield Problem("deploy", f"{error.found}; expected {error.expected}")
+    if serving:
+        return
+    if config.model.relevance:
+        text = "found with model.relevance, which vLLM and transformers serve ignore: they give the model all tokens of"
+        yield Problem("deploy", f"{text} an image; expected no deploy: vlmpipe predict and evaluate select tokens")
+    if config.model.exports_adapter and not deploy.image_uri:
+        text = (
+            "found with model.lora.export adapter and no image_uri: transformers serve, which a local run asks, puts no"
+        )
+        yield Problem("deploy", f"{text} adapter on its base; expected {MERGED}, or deploy.image_uri")
+    elif config.model.exports_adapter:
+        yield from _adapter_problems(config.model)
+    try:
+        deploy.arguments(config.model_name, config.model, config.train.precision)
+    except ConfigError as error:
+        yield Problem("deploy", f"{error.found}; expected {error.expected}")
+
+
+def _adapter_problems(model: ModelConfig) -> Iterator[Problem]:
+    """What vLLM refuses in an adapter's folder. With patterns, only the planner knows which weights are trained."""
+    assert model.lora
+    vllm = load_vllm()
+    if model.lora.use_dora:
+        text = f"found true with deploy and model.lora.export adapter, and {vllm.name} opens no DoRA adapter"
+        yield Problem("model.lora.use_dora", f"{text}; expected false, or {MERGED}")
+    whole = [part for part in PARTS if part not in model.frozen]
+    if whole and not model.has_patterns:
+        names = " and ".join(part.replace("_", " ") for part in whole)
+        text = f"found {list(model.freeze)} with deploy and model.lora.export adapter: the {names} would be trained "
+        text += f"whole, and {vllm.name} opens adapters only (no modules_to_save)"
+        yield Problem("model.freeze", f"{text}; expected {ways_out(whole, vllm.adapters.get(model.family) or ())}")
+
+
+def ways_out(whole: list[str], adapted: tuple[str, ...]) -> str:
+    """Settings with which no part of `whole` is trained whole beside an adapter. adapted: parts that may have one."""
+    names = ", ".join(whole)
+    adapters = f"{names} in model.lora.parts, " if set(whole) <= set(adapted) else ""
+    return f"{names} in model.freeze, {adapters}or {MERGED}"

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from vlmpipe.config.sections.cluster import Environment
 from vlmpipe.config.sections.output import MOST_DEPLOYMENT_S, ServingConfig
+from vlmpipe.config.vllm import load_vllm
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -16,7 +17,6 @@ from vlmpipe.trainer.errors import ConfigError
 PORT, CHAT_ROUTE = 8080, "/v1/chat/completions"
 # Where Vertex AI and GKE put the driver's libraries, which no loader searches by itself.
 DRIVER_FOLDERS = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib"}
-LORA_RANKS = (8, 16, 32, 64, 128, 256)  # that vLLM takes for --max-lora-rank
 
 
 class DeployConfig(Section):
@@ -27,7 +27,9 @@ class DeployConfig(Section):
         description="Id of the endpoint on Vertex AI, or name of the InferenceService; made where there is none.",
     )
     image_uri: str = Field(
-        "", description="Image of vLLM's OpenAI server, on Vertex AI in Artifact Registry; empty for local runs only."
+        "",
+        description="Image of vLLM's OpenAI server by its digest, on Vertex AI in Artifact Registry; that of "
+        "container/serving.Dockerfile for adapters and files in a bucket. Empty for local runs only.",
     )
     args: tuple[str, ...] = Field((), description="More arguments of vLLM, for example --max-model-len=4096.")
     machine_type: str = Field("g2-standard-12", description="Machine of a replica. Vertex AI only.")
@@ -73,26 +75,41 @@ class DeployConfig(Section):
         return {**DRIVER_FOLDERS, **self.env}
 
     def arguments(self, name: str, model: ModelConfig, precision: str, folder: str = "{model_uri}") -> list[str]:
-        """vLLM's, for a model called `name` with its files in `folder`.
+        """What follows `vllm serve`, for a model called `name` with its files in `folder`.
 
-        Raises ConfigError for an adapter whose base the container could not load.
+        For an adapter these are the arguments of `vlmpipe.trainer.serving.vllm_server`, the program of our image: its
+        --settings is none of vLLM's, so that another image ends with an error in place of other answers.
+
+        Raises ConfigError for an adapter whose base the container could not load, or whose rank vLLM does not take.
         """
         dtype = "bfloat16" if precision == "bf16" else "float32"
-        gpus = max(1, self.accelerator_count)
-        args = ["--host=0.0.0.0", f"--port={PORT}", f"--dtype={dtype}", f"--tensor-parallel-size={gpus}"]
+        args = [
+            "--host=0.0.0.0",
+            f"--port={PORT}",
+            f"--dtype={dtype}",
+            f"--tensor-parallel-size={self.tensor_parallel}",
+        ]
         if not model.exports_adapter:
-            return [*args, f"--model={folder}", f"--served-model-name={name}", *self.args]
+            return [folder, *args, f"--served-model-name={name}", *self.args]
         assert model.lora and model.pretrained
-        rank = next((rank for rank in LORA_RANKS if rank >= model.lora.rank), 0)
-        if not rank:
+        vllm = load_vllm()
+        rank = vllm.max_lora_rank(model.lora.rank)
+        if rank is None:
             raise ConfigError(
-                f"model.lora.rank {model.lora.rank} is more than vLLM serves, {LORA_RANKS[-1]}",
+                f"model.lora.rank {model.lora.rank} is more than {vllm.name} serves, {vllm.lora_ranks[-1]}",
                 expected="a smaller rank, or model.lora.export: merged",
             )
         base, revision = _loadable_base(model), model.pretrained.revision
-        pinned = [f"--revision={revision}"] if revision and not base.startswith("gs:") else []
+        pinned = [f"--revision={revision}"] if revision else []
         adapter = ["--enable-lora", f"--max-lora-rank={rank}", f"--lora-modules={name}={folder}"]
-        return [*args, f"--model={base}", *pinned, *adapter, *self.args]
+        if set(model.lora.parts) != {"language_model"}:
+            adapter.append("--enable-tower-connector-lora")
+        return [base, *args, *pinned, *adapter, f"--settings={folder}", *self.args]
+
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs that share the model; 1 where a replica has none."""
+        return max(1, self.accelerator_count)
 
 
 def container_of(settings: Mapping[str, Any]) -> ServingConfig:
@@ -125,10 +142,10 @@ def served_name(settings: Mapping[str, Any]) -> str:
 
 def _loadable_base(model: ModelConfig) -> str:
     base = model.pretrained.weights if model.pretrained else ""
-    if not base or base.startswith(("/", ".", "run:", "~")):
+    if not base or base.startswith(("/", ".", "run:", "~", "file:")):
         raise ConfigError(
             f"the adapter's base is {base or 'missing'}, which no server can load",
-            expected="model.pretrained.weights on the hub or under gs://, where the container finds it",
+            expected="model.pretrained.weights on the hub, or under gs:// or s3://, where the container finds it",
             fix="publish the base, or export the adapter merged (model.lora.export: merged)",
         )
     return base

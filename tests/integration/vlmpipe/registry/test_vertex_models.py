@@ -42,9 +42,9 @@ REGISTRY_ROOT = "gs://bucket/root/registry"
 PLACE = Place("test-project", "us-central1")
 PARENT = PLACE.parent
 SERVING = {
-    "image_uri": "us-docker.pkg.dev/test-project/serving/vllm:1", "command": [], "args": ["--model={model_uri}"],
-    "port": 8080, "predict_route": "/v1/chat/completions", "health_route": "/health", "env": {"A": "b"},
-    "shared_memory_size_mb": 16384, "deployment_timeout_s": 7200,
+    "image_uri": f"us-docker.pkg.dev/test-project/serving/vllm@sha256:{'1' * 64}",
+    "command": [], "args": ["{model_uri}"], "port": 8080, "predict_route": "/v1/chat/completions",
+    "health_route": "/health", "env": {"A": "b"}, "shared_memory_size_mb": 16384, "deployment_timeout_s": 7200,
 }  # fmt: skip
 ON_VERTEX = ["register.registry=vertex://digits", f"register.serving={json.dumps(SERVING)}"]
 DIGITS = ROOT / "configs/digits.yaml"
@@ -106,7 +106,7 @@ def test_a_version_has_its_files_and_its_serving_container(server: FakeVertex, t
     assert dict(made.labels) == {"team": "vision", "vlmpipe-run": "run-1", "vlmpipe-data": "f3a9"}
     assert list(made.version_aliases) == ["default"]  # the service's own; ours comes with the promotion
     container = made.container_spec
-    assert list(container.args) == [f"--model={entry.model_uri}"]
+    assert list(container.args) == [entry.model_uri]
     assert (container.image_uri, container.ports[0].container_port) == (SERVING["image_uri"], 8080)
     assert (container.shared_memory_size_mb, container.deployment_timeout) == (16384, dt.timedelta(hours=2))
     assert made.version_description == "run Run.1, exact match 0.9000"

@@ -30,8 +30,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeKub
 
 
 def service(**changes: Any) -> InferenceService:
-    deploy = DeployConfig(endpoint="digits", image_uri="vllm/vllm-openai:v0.33.0", **changes)
-    return InferenceService(deploy, KubeflowConfig(service_account="server"), ["--model=/mnt/models"])
+    deploy = DeployConfig(endpoint="digits", image_uri=f"vllm/vllm-openai@sha256:{'1' * 64}", **changes)
+    return InferenceService(deploy, KubeflowConfig(service_account="server"), ["/mnt/models"])
 
 
 def deployed(cluster: FakeKubernetes, uri: str, answer: Any = right, **changes: Any) -> int:

@@ -24,7 +24,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 PLACE = Place("test-project", "us-central1", "jobs@test-project.iam.gserviceaccount.com")
 MODEL = f"{PLACE.parent}/models/digits"
-IMAGE = "us-docker.pkg.dev/test-project/serving/vllm:1"
+IMAGE = f"us-docker.pkg.dev/test-project/serving/vllm@sha256:{'1' * 64}"
 
 
 @pytest.fixture

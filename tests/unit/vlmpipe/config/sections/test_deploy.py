@@ -14,14 +14,16 @@ from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.serving import unservable
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
-DIGITS = ROOT / "configs/digits.yaml"
-IMAGE = "us-docker.pkg.dev/my-project/serving/vllm:1"
-ADAPTER = [
-    "deploy.endpoint=qwen",
-    "model.lora.export=adapter",
-    "model.lora.rank=20",
-    "model.pretrained.revision=",
-]
+DIGITS, LORA = ROOT / "configs/digits.yaml", ROOT / "configs/qwen2-5-vl-3b-lora.yaml"
+TAG = "us-docker.pkg.dev/my-project/serving/vllm:1"
+IMAGE = f"us-docker.pkg.dev/my-project/serving/vllm@sha256:{'1' * 64}"
+ADAPTER = {
+    "deploy.endpoint": "qwen",
+    "deploy.image_uri": IMAGE,
+    "model.lora.export": "adapter",
+    "model.lora.rank": "20",
+    "model.freeze": "[tower, projector]",
+}
 
 
 def config(*overrides: str) -> RunConfig:
@@ -29,15 +31,23 @@ def config(*overrides: str) -> RunConfig:
 
 
 def adapter(*overrides: str) -> dict[str, Any]:
-    return load_run_file(ROOT / "configs/qwen2-5-vl-3b-lora.yaml", [*ADAPTER, *overrides]).to_dict()
+    changes = ADAPTER | dict(one.split("=", 1) for one in overrides)
+    return load_run_file(LORA, [f"{key}={value}" for key, value in changes.items()]).to_dict()
+
+
+def refused(*overrides: str) -> str:
+    """What is said of a run with an adapter and these settings."""
+    with pytest.raises(ConfigError) as caught:
+        adapter(*overrides)
+    return caught.value.text()
 
 
 def test_a_whole_model_is_served_in_the_precision_of_its_evaluation() -> None:
     container = container_of(config("deploy.args=[--max-model-len=512]").to_dict())
     assert container.image_uri == IMAGE
-    assert {"--model={model_uri}", "--served-model-name=digits", "--dtype=float32", "--max-model-len=512"} <= {
-        *container.args
-    }
+    assert container.args[0] == "{model_uri}", "vllm serve takes the model as its first argument"
+    assert {"--served-model-name=digits", "--dtype=float32", "--max-model-len=512"} <= {*container.args}
+    assert "--model" not in " ".join(container.args).replace("--served-model", "")
 
 
 def test_a_served_model_finds_the_driver_and_has_memory_and_time_as_googles_deployments_of_vllm() -> None:
@@ -74,19 +84,86 @@ def test_a_container_of_ones_own_is_taken_as_it_is() -> None:
         config(f"register.serving.image_uri={IMAGE}")
 
 
-def test_an_adapter_is_served_on_its_base() -> None:
-    args = arguments_of(adapter("model.pretrained.weights=Qwen/Qwen2.5-VL-3B-Instruct"), "/mnt/models")
-    assert "--model=Qwen/Qwen2.5-VL-3B-Instruct" in args and "--enable-lora" in args
-    assert "--max-lora-rank=32" in args
+@pytest.mark.parametrize("image", ["vllm:1", "vllm:latest", "vllm"])
+def test_an_image_without_a_digest_is_refused(image: str) -> None:
+    for field in ("deploy.image_uri", "register.serving.image_uri"):
+        with pytest.raises(ConfigError, match=rf"{field}: found \S+, a tag|register.serving.image_uri") as caught:
+            load_run_file(DIGITS, ["deploy.endpoint=digits", f"{field}=us-docker.pkg.dev/p/r/{image}"])
+        assert "@sha256:..." in caught.value.text() or image == "vllm"
+
+
+def test_an_adapter_is_served_on_its_base_with_its_own_settings() -> None:
+    args = arguments_of(adapter("model.pretrained.revision=abc"), "/mnt/models")
+    assert args[0] == "Qwen/Qwen2.5-VL-3B-Instruct"
+    assert {"--revision=abc", "--enable-lora", "--max-lora-rank=32", "--settings=/mnt/models"} <= {*args}
     assert any(one.startswith("--lora-modules=") and one.endswith("=/mnt/models") for one in args)
+    assert "--enable-tower-connector-lora" not in args
 
 
-@pytest.mark.parametrize("base", ["run:digits-1", "/models/qwen", "./qwen"])
+@pytest.mark.parametrize(
+    ("rank", "value"),
+    [(1, 1), (2, 8), (8, 8), (9, 16), (129, 256), (257, 320), (320, 320), (321, 512), (512, 512), (513, None)],
+)
+def test_a_rank_gets_the_next_that_vllm_takes(rank: int, value: int | None) -> None:
+    if value is None:
+        assert "513 is more than vLLM 0.32.0 serves, 512" in refused("model.lora.rank=513")
+    else:
+        assert f"--max-lora-rank={value}" in arguments_of(adapter(f"model.lora.rank={rank}"))
+
+
+@pytest.mark.parametrize("base", ["gs://bucket/base", "s3://bucket/base"])
+def test_a_base_in_a_bucket_is_pinned_by_its_digest(base: str) -> None:
+    args = arguments_of(adapter(f"model.pretrained.weights={base}", "model.pretrained.revision=abc0"))
+    assert args[0] == base and "--revision=abc0" in args
+
+
+@pytest.mark.parametrize("base", ["run:digits-1", "/models/qwen", "./qwen", "file:///models/qwen"])
 def test_an_adapter_without_a_base_that_a_server_can_load_is_refused(base: str) -> None:
-    content = adapter("model.pretrained.weights=Qwen/Qwen2.5-VL-3B-Instruct")
+    content = adapter()
     content["model"]["pretrained"]["weights"] = base
     with pytest.raises(ConfigError, match="which no server can load"):
         arguments_of(content)
+
+
+def test_a_projector_that_is_trained_whole_is_refused_with_ways_out_that_work() -> None:
+    """The default of LoRA: only the tower is frozen."""
+    said = refused("model.freeze=[tower]")
+    assert "model.freeze: found ['tower'] with deploy and model.lora.export adapter: the projector" in said
+    assert "expected projector in model.freeze, projector in model.lora.parts, or model.lora.export merged" in said, (
+        said
+    )
+    frozen = arguments_of(adapter("model.freeze=[tower, projector]"))
+    adapted = arguments_of(adapter("model.freeze=[tower]", "model.lora.parts=[language_model, projector]"))
+    merged = arguments_of(adapter("model.freeze=[tower]", "model.lora.export=merged"), "/mnt/models")
+    assert "--enable-tower-connector-lora" in adapted and "--enable-tower-connector-lora" not in frozen
+    assert merged[0] == "/mnt/models" and "--enable-lora" not in merged
+
+
+def test_adapters_in_the_projector_are_no_way_out_where_vllm_ignores_them() -> None:
+    model = {
+        "model.family": "smolvlm",
+        "model.image_size": "32",
+        "model.min_pixels": "null",
+        "model.max_pixels": "null",
+    }
+    said = refused("model.freeze=[tower]", *(f"{name}={value}" for name, value in model.items()))
+    assert "expected projector in model.freeze, or model.lora.export merged" in said
+
+
+def test_a_dora_adapter_is_refused_with_ways_out_that_work() -> None:
+    assert "expected false, or model.lora.export merged" in refused("model.lora.use_dora=true")
+    assert arguments_of(adapter("model.lora.use_dora=true", "model.lora.export=merged"))[0] == "{model_uri}"
+    assert "--enable-lora" in arguments_of(adapter("model.lora.use_dora=false"))
+
+
+def test_an_adapter_without_an_image_is_refused() -> None:
+    assert "transformers serve, which a local run asks, puts no adapter" in refused("deploy.image_uri=")
+
+
+def test_a_model_with_a_relevance_module_is_not_deployed() -> None:
+    overrides = ["deploy.endpoint=qwen", f"deploy.image_uri={IMAGE}"]
+    with pytest.raises(ConfigError, match=r"deploy: found with model\.relevance.*vlmpipe predict"):
+        load_run_file(ROOT / "configs/arr-coc.yaml", overrides)
 
 
 def test_fewer_replicas_at_most_than_at_least_are_refused() -> None:
