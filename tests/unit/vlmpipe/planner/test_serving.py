@@ -103,7 +103,10 @@ def test_a_llava_with_another_vision_encoder_is_refused_by_check_and_plan() -> N
 
 @pytest.mark.parametrize(("model_type", "parts", "expected"), [
     ("qwen2_5_vl", ["language_model", "tower", "projector"], None),
+    ("qwen3_vl", ["tower"], None),
     ("internvl", ["language_model"], None),
+    ("llava_next", ["language_model", "projector"], None),
+    ("llava_next", ["tower"], "in the tower of llava_next"),
     ("internvl", ["language_model", "projector"], "export to merged, or model.lora.parts to ['language_model']"),
     ("llava", ["tower"], "not known to apply adapters in the tower of llava"),
     ("llava_onevision", ["language_model"], "in the language model of llava_onevision"),

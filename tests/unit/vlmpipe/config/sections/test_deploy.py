@@ -139,15 +139,11 @@ def test_a_projector_that_is_trained_whole_is_refused_with_ways_out_that_work() 
     assert merged[0] == "/mnt/models" and "--enable-lora" not in merged
 
 
-def test_adapters_in_the_projector_are_no_way_out_where_vllm_ignores_them() -> None:
-    model = {
-        "model.family": "smolvlm",
-        "model.image_size": "32",
-        "model.min_pixels": "null",
-        "model.max_pixels": "null",
-    }
-    said = refused("model.freeze=[tower]", *(f"{name}={value}" for name, value in model.items()))
+def test_adapters_in_the_projector_are_no_way_out_where_vllm_does_not_apply_them() -> None:
+    llava = ["model.family=llava", "model.image_size=336", "model.min_pixels=null", "model.max_pixels=null"]
+    said = refused("model.freeze=[tower]", *llava)
     assert "expected projector in model.freeze, or model.lora.export merged" in said
+    assert arguments_of(adapter(*llava))
 
 
 def test_a_dora_adapter_is_refused_with_ways_out_that_work() -> None:
