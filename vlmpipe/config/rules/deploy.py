@@ -5,7 +5,7 @@ What depends on the model's sizes or type is in `vlmpipe.planner.serving`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import Problem
@@ -68,7 +68,7 @@ def _adapter_problems(model: ModelConfig) -> Iterator[Problem]:
         yield Problem("model.freeze", f"{text}; expected {ways_out(whole, vllm.adapters.get(model.family) or ())}")
 
 
-def ways_out(whole: list[str], adapted: tuple[str, ...]) -> str:
+def ways_out(whole: Sequence[str], adapted: Sequence[str]) -> str:
     """Settings with which no part of `whole` is trained whole beside an adapter. adapted: parts that may have one."""
     names = ", ".join(whole)
     adapters = f"{names} in model.lora.parts, " if set(whole) <= set(adapted) else ""
