@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.trainer.checkpoint.attempts import attempt_of, order_of, read_attempts, require_current
+from vlmpipe.trainer.checkpoint.attempts import attempt_of, claim_attempt, order_of, read_attempts, require_current
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.manifest import (
     DamagedError,
@@ -36,11 +36,13 @@ from vlmpipe.trainer.checkpoint.manifest import (
     sums_of_file,
 )
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
 from vlmpipe.trainer.storage.transfer import in_parallel
 
 FORMAT_VERSION = 4
 FOLDER = "checkpoints"
+PROGRAM = "trainer"  # folder of a run that has the checkpoints of a training program of the user's own
 LATEST = f"{FOLDER}/LATEST"
 REJECTED = "REJECTED.json"
 
@@ -182,6 +184,24 @@ def create_commit(store: Storage, name: str, body: bytes) -> None:
 def committed(store: Storage) -> list[str]:
     """Names of the checkpoints that may be resumed, oldest first."""
     return Listing.read(store).committed
+
+
+def settle_other_trainer(uri: str, whose: str, *, fresh: bool, submission: str) -> None:
+    """Give up the checkpoints in `uri`, of the run's other kind of trainer, if `fresh`.
+
+    Raises ConfigError else, where there are any: this start would begin anew beside them.
+    """
+    other = open_storage(uri)
+    saved = committed(other)
+    if saved and fresh:
+        claim_attempt(other, fresh=True, submission=submission)
+    elif saved:
+        raise ConfigError(
+            f"this run has checkpoints of {whose} (such as {saved[-1]}), which the trainer of this run file cannot "
+            "continue",
+            expected="train.trainer as it was when the run was started",
+            fix="restore it, or start a new run (train.resume=never, or another run id)",
+        )
 
 
 def list_stores(stores: Sequence[Storage]) -> tuple[dict[int, Listing], dict[int, UserError]]:

@@ -17,7 +17,13 @@ from vlmpipe.trainer.checkpoint.attempts import (
     require_beginning,
     step_of,
 )
-from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed, was_uncommitted
+from vlmpipe.trainer.checkpoint.commit import (
+    PROGRAM,
+    CommitRecord,
+    committed,
+    settle_other_trainer,
+    was_uncommitted,
+)
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
@@ -30,7 +36,7 @@ from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.optimizer.build import rate_factor
-from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.strategies.base import Strategy
 
 COMMIT_MARGIN_S = 2.0  # the time of the last save only estimates that of the next
@@ -142,6 +148,9 @@ class Checkpoints:
             with contextlib.suppress(UserError):  # an unreachable mirror is reported by `resume`
                 above = read_attempts(self._mirror).attempt
         run, fresh = self._job.run, self._job.train.resume == "never"
+        settle_other_trainer(
+            join_uri(run.run_uri, PROGRAM), "a program of your own", fresh=fresh, submission=run.submission_name
+        )
         mine = claim_attempt(self._store, fresh=fresh, submission=run.submission_name, above=above)
         require_beginning(mine, most=self._settings.max_starts_without_progress)
         return mine

@@ -74,10 +74,17 @@ RULES: tuple[Rule, ...] = (
         "taken",
         _in(
             "train",
-            "precision gradient_accumulation_dtype reduce_dtype float8 gradient_compression powersgd.rank "
-            "powersgd.start_step zero_quantized_weights zero_quantized_gradients deterministic",
+            "reduce_dtype float8 gradient_compression powersgd.rank powersgd.start_step zero_quantized_weights "
+            "zero_quantized_gradients deterministic",
         ),
-        "How numbers are rounded. Masters and moments are fp32 in every checkpoint.",
+        "How numbers are rounded.",
+    ),
+    Rule(
+        "taken",
+        _in("train", "precision gradient_accumulation_dtype"),
+        "Types of weights and of sums. Masters and moments are fp32 in every checkpoint; DeepSpeed names and lays out "
+        "its files by these types.",
+        under_zero="refused",
     ),
     Rule(
         "same",
@@ -126,7 +133,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "refused",
         _in("train", "trainer.name"),
-        "A program of one's own has checkpoints of its own, which are known by its name.",
+        "Each program has checkpoints of its own, and so has vlmpipe's trainer.",
     ),
     Rule(
         "taken",
@@ -144,7 +151,10 @@ RULES: tuple[Rule, ...] = (
         _in(
             "data",
             "source image_folder sources[].uri sources[].image_folder sources[].caption_question "
-            "sources[].max_samples sources[].name caption_question chat_template answer_end max_samples "
+            "sources[].max_samples sources[].name columns.id columns.split columns.messages columns.question "
+            "columns.answer columns.image columns.weight columns.ignored sources[].columns.id sources[].columns.split "
+            "sources[].columns.messages sources[].columns.question sources[].columns.answer sources[].columns.image "
+            "sources[].columns.weight sources[].columns.ignored caption_question chat_template answer_end max_samples "
             "validation_fraction split_by max_reject_fraction duplicates max_image_pixels max_image_bytes "
             "max_media_bytes video video_frames video_fps video_times min_image_side max_image_aspect animated "
             "shard_samples chunk_samples sequence_length max_images_per_sequence overlong_policy",

@@ -18,7 +18,15 @@ from pathlib import Path
 
 from vlmpipe.trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, require_beginning
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
-from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord, checkpoint_name, commit, upload_node_files
+from vlmpipe.trainer.checkpoint.commit import (
+    PROGRAM,
+    Checkpoint,
+    CommitRecord,
+    checkpoint_name,
+    commit,
+    settle_other_trainer,
+    upload_node_files,
+)
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
@@ -32,7 +40,7 @@ from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.file_sums import files_below
 from vlmpipe.trainer.storage.records import read_record, write_record
 
-STATES, RESULT = "trainer", "result"  # folders of a run
+STATES, RESULT = PROGRAM, "result"  # folders of a run
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # transformers', while it saves after SIGTERM
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
 PARTS = "parts"  # names of files that other nodes have, by attempt
@@ -57,6 +65,7 @@ class SavedStates:
         self._store, self._results = states_of(job.run.run_uri), results_of(job.run.run_uri)
         fresh, most = job.train.resume == "never", job.checkpoint.max_starts_without_progress
         submission = job.run.submission_name
+        settle_other_trainer(job.run.run_uri, "vlmpipe's trainer", fresh=fresh, submission=submission)
         self._mine: Attempts = claim_attempt(self._store, fresh=fresh, submission=submission)
         claim_attempt(self._results, fresh=fresh, submission=submission, above=self._mine.attempt - 1)
         require_beginning(self._mine, most=most)

@@ -187,6 +187,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "image_tokens": image_rule(config.model),
         **({"pairs": True} if config.train.in_pairs else {}),
         **({"caption_questions": questions} if (questions := _caption_questions(config)) else {}),
+        **({"source_columns": columns} if (columns := _columns(config)) else {}),
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -194,6 +195,12 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
 def _caption_questions(config: JobConfig) -> dict[str, str]:
     """By source, where it has its own: it is written into each of the source's conversations."""
     return {str(one.name): one.caption_question for one in config.data.sources or () if one.caption_question}
+
+
+def _columns(config: JobConfig) -> dict[str, dict[str, Any]]:
+    """By source, where it has its own: what is read under which name."""
+    named = {str(one.name): one.columns.model_dump(exclude_defaults=True) for one in config.data.sources}
+    return {name: columns for name, columns in named.items() if columns}
 
 
 def changed_fields(data: DataConfig) -> set[str]:

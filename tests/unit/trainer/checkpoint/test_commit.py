@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     inspect,
     read_record,
     reject,
+    settle_other_trainer,
     upload_node_files,
 )
 from vlmpipe.trainer.checkpoint.manifest import FileSums
@@ -207,6 +209,19 @@ def test_given_up_checkpoints_are_ignored_and_swept(store: LocalStorage, tmp_pat
     newest = save(store, tmp_path, 1, attempt=mine.attempt)
     assert sweep_leftovers(store, mine.attempt) == [given_up]
     assert committed(store) == [newest]
+
+
+def test_another_trainer_does_not_begin_anew_beside_saved_checkpoints(store: LocalStorage, tmp_path: Path) -> None:
+    """Ours and a program's lie in different folders of the run: neither would see the other's."""
+    settle = partial(settle_other_trainer, store.root_uri, "a program of your own", submission="two")
+    settle(fresh=False)
+    name = save(store, tmp_path, 1)
+    with pytest.raises(ConfigError, match=f"has checkpoints of a program of your own .such as {name}"):
+        settle(fresh=False)
+    assert committed(store) == [name]
+    settle(fresh=True)
+    assert committed(store) == []
+    settle(fresh=False)  # a restart of that submission
 
 
 def test_superseded_start_cannot_commit(store: LocalStorage, tmp_path: Path) -> None:

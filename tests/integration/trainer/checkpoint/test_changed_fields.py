@@ -1,0 +1,161 @@
+"""Every field of `train` is changed between two real starts, under every strategy: refused or trained with.
+
+`make test-whole` runs it. The default suite decides the same by what COMMIT records
+(tests/unit/trainer/checkpoint/test_resume_rules.py), and trains with what an update depends on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from tests.support.short_form import only_whole
+from tests.support.trainer.runs import ends_of_ranks, losses, make_run, summary, train_runs
+from tests.support.trainer.tiny_runs import TINY, merged, strategy_changes
+from vlmpipe.trainer.checkpoint.resume_rules import SECTIONS, leaves, rules_by_field
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.storage import open_storage
+
+STRATEGIES = get_args(TrainConfig.model_fields["strategy"].annotation)
+PROCESSES, STOP_STEP = 4, 2
+BF16 = {"train.precision": "bf16"}
+# Another value of each field, with what it needs beside it. Where a strategy has no such value, its case is left out.
+CASES: dict[str, dict[str, Any]] = {
+    "strategy": {"train.strategy": "fsdp"},
+    "objective": {"train.objective": "simpo"},
+    "offload": {"train.offload": "optimizer"},
+    "nvme_path": {"train.offload": "optimizer", "train.nvme_path": "DISK"},
+    "tensor_parallel": {"train.tensor_parallel": 4},
+    "sequence_parallel": {"train.sequence_parallel": True},
+    "pipeline_parallel": {"train.strategy": "tp", "train.pipeline_parallel": 1, "train.tensor_parallel": 2},
+    "context_parallel": {"train.context_parallel": 2},
+    "epochs": {"train.epochs": 4},
+    "max_steps": {"train.max_steps": 4},
+    "global_batch_size": {"train.global_batch_size": 16},
+    "micro_batch_size": {"train.micro_batch_size": 1},
+    "optimizer.name": {"train.optimizer.name": "adamw_8bit"},
+    "optimizer.learning_rate": {"train.optimizer.learning_rate": 1e-2},
+    "optimizer.projector_learning_rate": {"train.optimizer.projector_learning_rate": 1e-2},
+    "optimizer.tower_learning_rate": {"train.optimizer.tower_learning_rate": 1e-2},
+    "optimizer.batch_scaling": {"train.optimizer.batch_scaling": "sqrt", "train.optimizer.reference_batch_size": 4},
+    "optimizer.weight_decay": {"train.optimizer.weight_decay": 1.0},
+    "optimizer.betas": {"train.optimizer.betas": [0.5, 0.5]},
+    "optimizer.eps": {"train.optimizer.eps": 1e-3},
+    "lr_schedule": {"train.lr_schedule": "cosine"},
+    "warmup_fraction": {"train.warmup_fraction": 0.9},
+    "decay_fraction": {"train.decay_fraction": 0.5, "train.lr_schedule": "wsd"},
+    "final_rate_fraction": {"train.final_rate_fraction": 0.5, "train.lr_schedule": "linear"},
+    "ema_decay": {"train.ema_decay": 0.5},
+    "clip_grad_norm": {"train.clip_grad_norm": 0.1},
+    "precision": BF16,
+    "shard_frozen_weights": {"train.shard_frozen_weights": True},
+    "gradient_accumulation_dtype": BF16 | {"train.gradient_accumulation_dtype": "bf16"},
+    "reduce_dtype": BF16 | {"train.reduce_dtype": "bf16"},
+    "reshard_after_forward": {"train.reshard_after_forward": "always"},
+    "prefetch_layers": {"train.prefetch_layers": 2},
+    "activation_checkpointing": {"train.activation_checkpointing": "full"},
+    "activation_offloading": {"train.activation_checkpointing": "full", "train.activation_offloading": True},
+    "loss_chunk_tokens": {"train.loss_chunk_tokens": 0},
+    "compile": {"train.compile": "on", "train.compile_backend": "aot_eager"},
+    "overlap_vision_encoder": {"train.overlap_vision_encoder": True},
+    "gradient_compression": {"train.precision": "bf16-autocast", "train.gradient_compression": "bf16"},
+    "powersgd.rank": {
+        "train.precision": "bf16-autocast",
+        "train.gradient_compression": "powersgd",
+        "train.powersgd": {"rank": 1, "start_step": 3},
+    },
+    "zero_hpz": {"train.zero_hpz": True},
+    "deepspeed": {"train.deepspeed": {"zero_optimization": {"reduce_bucket_size": 1000}}},
+    "seed": {"train.seed": 5},
+    "log_every_steps": {"train.log_every_steps": 2},
+    "validate_every_steps": {"train.validate_every_steps": 2, "train.validation_sequences": 2},
+    "checkpoint_every_steps": {"train.checkpoint_every_steps": 1, "train.keep_checkpoints": 1},
+    "deterministic": {"train.deterministic": False},
+    "freeze_gc": {"train.freeze_gc": False},
+    "measure_communication": {"train.measure_communication": True},
+    "profile.steps": {"train.profile": {"start_step": 3, "steps": 1}},
+    "stall_factor": {"train.stall_factor": 50.0, "train.stall_floor_s": 400.0},
+}
+# Fields that a case above changes beside its own, and those that have none.
+WITH_OTHERS = {
+    "optimizer.reference_batch_size", "compile_backend", "powersgd.start_step", "validation_sequences",
+    "keep_checkpoints", "profile.start_step", "stall_floor_s",
+}  # fmt: skip
+NOT_HERE = {
+    "virtual_stages": "the tiny model has too few layers",
+    "float8": "needs a GPU",
+    "zero_quantized_weights": "needs GPUs",
+    "zero_quantized_gradients": "needs GPUs",
+    "dpo_beta": "needs data in pairs",
+    "simpo_beta": "needs data in pairs",
+    "simpo_gamma": "needs data in pairs",
+    "resume": "says what is resumed: tests/unit/trainer/checkpoint/test_async_saver.py",
+    "profile.ranks": "is one of profile.steps",
+    **dict.fromkeys(
+        ("wandb.project", "wandb.entity", "wandb.api_key_secret", "mlflow.tracking_uri", "mlflow.experiment"),
+        "needs a service",
+    ),
+}
+
+
+def test_every_field_has_a_case_or_a_reason_for_none() -> None:
+    ours = {path for path, _, _ in leaves(SECTIONS["train"], "train") if not path.startswith("train.trainer.")}
+    assert {f"train.{name}" for name in (*CASES, *WITH_OTHERS, *NOT_HERE)} == ours
+
+
+def job_settings(strategy: str, changes: dict[str, Any]) -> dict[str, Any]:
+    return strategy_changes(strategy) | {"model.freeze": []} | changes
+
+
+def is_valid(settings: dict[str, Any]) -> bool:
+    try:
+        TrainConfig.model_validate(merged(TINY, settings)["train"])
+    except ValidationError:
+        return False
+    return True
+
+
+def copied(root: Path, base: JobConfig, name: str, settings: dict[str, Any]) -> JobConfig:
+    """A run with the checkpoints of `base` and these settings."""
+    run_id = f"{base.run.run_id}-{name}"
+    shutil.copytree(f"{base.run.run_uri}/checkpoints", root / "runs" / run_id / "checkpoints")
+    return make_run(root, run_id, settings, features="off")
+
+
+@only_whole
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_field_is_refused_by_name_or_trained_with(strategy: str, tmp_path: Path) -> None:
+    stopped = job_settings(strategy, {"train.max_steps": STOP_STEP})
+    base = make_run(tmp_path, strategy, stopped, features="off")
+    train_runs([base], processes=PROCESSES)
+    checkpoint_format = "deepspeed" if strategy.startswith("zero") else "dcp"
+    rules, taken, refused = rules_by_field(), list[JobConfig](), list[tuple[str, JobConfig]]()
+    for name, changes in CASES.items():
+        settings = job_settings(strategy, json.loads(json.dumps(changes).replace("DISK", str(tmp_path / "disk"))))
+        # What decides between formats, stages and the numbers of ranks has no field: see test_elastic_resume.py.
+        if not is_valid(settings) or settings["train.strategy"] != strategy:
+            continue
+        job = copied(tmp_path, base, name.replace(".", "-"), settings)
+        if rules[f"train.{name}"].outcome_under(checkpoint_format) == "refused":
+            refused.append((f"train.{name}", job))
+        else:
+            taken.append(job)
+    assert len(taken) > 20 and len(refused) >= 2
+    train_runs(taken, processes=PROCESSES, timeout_s=600)
+    for job in taken:
+        assert summary(job)["resumed_from_step"] == STOP_STEP < summary(job)["steps"], job.run.run_id
+        assert all(map(math.isfinite, losses(job)))
+    for field, job in refused:
+        arguments = ["--configs", f"{job.run.run_uri}/run.json"]
+        codes, said = ends_of_ranks("tests.support.drivers.train_many", arguments, processes=PROCESSES)
+        assert set(codes) == {64}, (field, codes)
+        assert f"{field} changed from" in "".join(said), field
+        assert open_storage(job.run.run_uri).list("checkpoints"), "nothing is deleted"
