@@ -5,9 +5,12 @@ Strict where a test could otherwise pass by accident: a GPU for which torch has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 
 L4 = ("NVIDIA L4", 23034 << 20, (8, 9))
@@ -53,3 +56,58 @@ class FakeCuda:
 
     def synchronize(self, index: int) -> None:
         assert index < len(self.gpus)
+
+
+class CudaDevices(threading.local):
+    """The current device of each thread, by torch.cuda's own functions: GPU 0 in a thread that has chosen none.
+
+    `contexts`: the devices on which waiting for a stream or pinning memory has opened one.
+    """
+
+    current = 0
+
+    def __init__(self, contexts: set[int]) -> None:
+        """Called again in each thread."""
+        self.contexts = contexts
+
+    @classmethod
+    def install(cls, monkeypatch: pytest.MonkeyPatch, *, device: int) -> CudaDevices:
+        """In place of torch.cuda, in a process that has chosen `device` in this thread."""
+        devices = cls(set())
+        devices.current = device
+        for name in ("current_device", "set_device", "current_stream", "stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(devices, name))
+        monkeypatch.setattr(torch.Tensor, "pin_memory", devices.pin)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        return devices
+
+    def current_device(self) -> int:
+        return self.current
+
+    def set_device(self, device: int | torch.device) -> None:
+        self.current = device if isinstance(device, int) else device.index
+
+    def current_stream(self) -> FakeStream:
+        return FakeStream(self, self.current)
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.contexts.add(self.current)
+        return tensor
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.current = self.current, stream.device
+        yield
+        self.current = before
+
+
+@dataclass(frozen=True)
+class FakeStream:
+    """The default stream of a device."""
+
+    devices: CudaDevices = field(compare=False)
+    device: int
+
+    def synchronize(self) -> None:
+        self.devices.contexts.add(self.device)

@@ -31,6 +31,7 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.strategies.base import Strategy
+from vlmpipe.trainer.threads import start_thread
 
 POLL_S = 0.02
 MANIFEST_POLL_S = 0.1
@@ -108,8 +109,7 @@ class CheckpointSaver:
                 torch.save(state, folder / file)
 
         arguments = (name, record, folder, staging, write_all, started)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(lambda: self._run(*arguments), name="checkpoint")
         if not self._async_save:
             self.finish()
 

@@ -11,6 +11,7 @@ from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.disk_cache import NEVER, PrefetchResult, ShardCache
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.threads import start_thread
 
 EPOCHS_KEPT = 2  # this one and the next
 THREADS = 2  # each fetches one shard at a time
@@ -108,9 +109,7 @@ class ShardPrefetcher:
             self._step = step
             self._changed.notify_all()
         if not self._threads:
-            self._threads = [threading.Thread(target=self._run, name="shards", daemon=True) for _ in range(THREADS)]
-            for thread in self._threads:
-                thread.start()
+            self._threads = [start_thread(self._run, name="shards") for _ in range(THREADS)]
 
     def close(self) -> None:
         """Stop the threads; each completes its current fetch."""

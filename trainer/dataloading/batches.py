@@ -27,6 +27,7 @@ from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages, joi
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.preference import PreferencePairs
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.threads import start_thread
 
 STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # of a training module
@@ -190,8 +191,7 @@ class PrefetchingLoader:
         self._replica = replica
         self._queue: queue.Queue[StepBatches | BaseException | None] = queue.Queue(maxsize=STEPS_AHEAD)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._produce, name="batches", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._produce, name="batches")
 
     def __iter__(self) -> Iterator[StepBatches]:
         while True:
@@ -216,8 +216,6 @@ class PrefetchingLoader:
 
     def _produce(self) -> None:
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # per thread; pinning would otherwise open a context on GPU 0
             for step in self._steps:
                 if self._stop.is_set():
                     return

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Literal
 import psutil
 
 from vlmpipe.trainer.distributed.cluster_env import read_cluster
+from vlmpipe.trainer.threads import start_thread
 
 Address = IPv4Address | IPv6Address
 
@@ -36,8 +36,7 @@ class Reducers:
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)
         self._addresses: dict[str, set[Address]] = {}
-        self._lookup = threading.Thread(target=self._resolve, name="reducers", daemon=True)
-        self._lookup.start()
+        self._lookup = start_thread(self._resolve, name="reducers")
         self._patience_s = RESOLVE_S
 
     @classmethod

@@ -24,6 +24,7 @@ from vlmpipe.trainer.distributed.process import COLLECTIVE_TIMEOUT, ProcessConte
 from vlmpipe.trainer.errors import ExitCode, UserError, leave, print_error
 from vlmpipe.trainer.redaction import redact
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.threads import start_thread
 
 STACKS_FOLDER = "logs/stacks"
 REMEMBERED_STEPS = 101
@@ -51,7 +52,7 @@ class Watchdog:
         self._changed = threading.Condition()
         self._closed = not self._factor
         if not self._closed:
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+            start_thread(self._watch, name="watchdog")
 
     def beat(self, step: int) -> None:
         """Report that `step` is done. The first call starts the watch, after loading and compiling."""
@@ -150,9 +151,7 @@ class Watchdog:
 
 def within(seconds: float, *actions: Callable[[], object]) -> None:
     """Run the actions in threads and wait this long at most: a full pipe or a dead network may block them forever."""
-    threads = [threading.Thread(target=action, daemon=True) for action in actions]
-    for thread in threads:
-        thread.start()
+    threads = [start_thread(action, name="action") for action in actions]
     deadline_s = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))

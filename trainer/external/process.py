@@ -17,6 +17,7 @@ from vlmpipe.trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluste
 from vlmpipe.trainer.distributed.rendezvous import rendezvous_timeout_s
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.external.process_tree import Running, adopt_orphans, below, kill_all, to_ask
+from vlmpipe.trainer.threads import start_timer
 
 ROLE_VARIABLE = "VLMPIPE_ROLE"  # chief, worker, ps or evaluator
 POLL_S = 0.2  # between two looks at what is left of a program that was asked to stop
@@ -165,9 +166,7 @@ class TrainerProcess:
         for pid in to_ask(os.getpid(), self._running()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        self._timer = threading.Timer(self._grace_s, self._end_grace)
-        self._timer.daemon = True
-        self._timer.start()
+        self._timer = start_timer(self._grace_s, self._end_grace)
 
     def clean_up(self) -> bool:
         """After its end: kill what it has left behind. Returns whether there was anything."""

@@ -11,7 +11,6 @@ import http.server
 import math
 import os
 import secrets
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from vlmpipe.trainer.external.follow import json_object
 from vlmpipe.trainer.monitoring.train_job_status import TOKEN, URL
+from vlmpipe.trainer.threads import start_thread
 
 MAX_BODY_BYTES = 64 << 10
 ANSWER_LIMIT_S = 5.0  # for a client that does not send what it announced
@@ -49,10 +49,9 @@ class ProgressEndpoint:
         self._token_file.touch(mode=0o600)
         self._token_file.write_text(self._token)
         self._server = http.server.HTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, name="progress-endpoint", daemon=True)
 
     def __enter__(self) -> ProgressEndpoint:
-        self._thread.start()
+        start_thread(self._server.serve_forever, name="progress-endpoint")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from vlmpipe.trainer.feature_cache.store import SHARD, SIDECAR, shard_name
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import unseal
+from vlmpipe.trainer.threads import thread_pool
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +108,7 @@ class FeatureShards:
     def _read_sidecars(self) -> Iterator[dict[str, Any]]:
         names = [info.name for info in self.storage.list() if info.name.startswith("shard-")]
         names = sorted(name for name in names if name.endswith(SIDECAR))
-        with ThreadPoolExecutor(READS, "sidecars") as pool:
+        with thread_pool(READS, name="sidecars") as pool:
             for name, content in zip(names, pool.map(self.storage.read, names), strict=True):
                 shard = name.removesuffix(SIDECAR)
                 try:

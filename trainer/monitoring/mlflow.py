@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from vlmpipe.trainer.errors import print_warning, require_package
+from vlmpipe.trainer.threads import thread_pool
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,7 +31,7 @@ class MlflowLog:
 
     def __init__(self, client: MlflowClient, run_id: str) -> None:
         self._client, self._run_id = client, run_id
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mlflow")
+        self._thread = thread_pool(1, name="mlflow")
         self._sent: list[Future[None]] = []
         self._is_broken = False
 
@@ -56,7 +57,7 @@ class MlflowLog:
             except Exception as error:  # a copy of the metrics must never end training
                 self._is_broken = True
                 self._thread.shutdown(wait=False, cancel_futures=True)
-                self._thread = ThreadPoolExecutor(1)
+                self._thread = thread_pool(1, name="mlflow")
                 _warn(error, missing)
 
 

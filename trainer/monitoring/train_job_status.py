@@ -14,12 +14,13 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.storage.regular_files import read_regular
+from vlmpipe.trainer.threads import thread_pool
 
 URL, TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # the token's file
 CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
@@ -34,7 +35,7 @@ class TrainJobStatus:
     def __init__(self, url: str, token_file: Path, ca_cert: str | None, total_steps: int) -> None:
         self._url, self._token_file, self._total_steps = url, token_file, total_steps
         self._context = ssl.create_default_context(cafile=ca_cert) if url.startswith("https:") else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="train-job-status")
+        self._thread = thread_pool(1, name="train-job-status")
         self._under_way: Future[None] | None = None
         self._posted_s, self._has_warned = -math.inf, False
         self._last: tuple[int, dict[str, Any]] | None = None  # not posted yet

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from vlmpipe.trainer.progress import Progress, step_progress
 from vlmpipe.trainer.sizing.calibration import PROBED, Calibration, kept_name
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.threads import start_timer
 
 GIB = 1 << 30
 MODULE = "vlmpipe.trainer.preflight.probe"
@@ -211,9 +211,7 @@ def _limit(plan: ProbePlan, progress: Progress) -> Iterator[None]:
             progress.finish("failed", error.found)
         leave(int(error.code))
 
-    timer = threading.Timer(left_s, end)
-    timer.daemon = True
-    timer.start()
+    timer = start_timer(left_s, end)
     try:
         yield
     finally:

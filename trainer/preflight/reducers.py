@@ -6,12 +6,12 @@ the connection, counts as reached; a reducer whose name is not known to this nod
 
 from __future__ import annotations
 
-import concurrent.futures
 import socket
 import time
 from collections.abc import Callable, Sequence
 
 from vlmpipe.trainer.errors import ExitCode, UserError, print_warning
+from vlmpipe.trainer.threads import thread_pool
 
 CONNECT_S = 5.0
 RETRY_S = 5.0
@@ -81,6 +81,6 @@ def require_reducers(
 
 
 def _missing(reducers: Sequence[str], reach: Reach) -> dict[str, str]:
-    with concurrent.futures.ThreadPoolExecutor(max_workers=16) as pool:
+    with thread_pool(16, name="reducers") as pool:
         answers = zip(reducers, pool.map(reach, reducers), strict=True)
         return {address: why for address, why in answers if why}

@@ -7,6 +7,7 @@ import time
 
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.threads import start_thread
 
 LOCAL_INTERVAL_S = 0.5
 REMOTE_INTERVAL_S = 15.0  # GCS takes about one write a second to one object
@@ -38,8 +39,7 @@ class BackgroundWriter:
         if error:
             raise error
         self._began_s = time.monotonic()
-        self._thread = threading.Thread(target=self._write, args=(content,), name=f"write {self._name}", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(lambda: self._write(content), name=f"write {self._name}")
         return True
 
     def write(self, content: bytes) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
+
+from vlmpipe.trainer.threads import thread_pool
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -46,7 +48,7 @@ def in_parallel(
             failed.append(error)
             raise
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="transfer")
+    pool = thread_pool(threads, name="transfer")
     pending: deque[tuple[Future[Result], int]] = deque()
     held_bytes = 0
     try:

@@ -19,6 +19,7 @@ from vlmpipe.trainer.checkpoint.mirror.copies import mirror_checkpoint
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old_copies
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.threads import start_thread
 
 RETRY_S = 60.0  # after an error, unless a newer checkpoint comes first
 
@@ -55,7 +56,7 @@ class BackgroundMirror:
         self._error = ""
         self._lock = threading.Lock()  # of the four above
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="mirror", daemon=True).start()
+        start_thread(self._run, name="mirror")
 
     def submit(self, name: str) -> None:
         """Copy this checkpoint, which was just committed."""

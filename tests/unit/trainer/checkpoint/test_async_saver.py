@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
+from tests.fakes.cuda import CudaDevices
 from tests.support.trainer.checkpoints import newest_good, record
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
@@ -241,3 +243,20 @@ def test_staging_of_a_living_process_is_left_alone_and_a_leftover_is_not(
     assert committed(store) == [name]
     left = {path.name for path in tmp_path.glob("vlmpipe-save-*")}
     assert left == {"vlmpipe-save-file", "vlmpipe-save-link"} and store.root.is_dir()
+
+
+class Written(Counter):
+    """A strategy that writes a tensor by torch's own distributed checkpoint, as the torch strategies do."""
+
+    def snapshot(self, folder: Path, group: Any) -> Callable[[], None]:
+        writer = dcp.FileSystemWriter(folder, single_file_per_rank=True)
+        return lambda: dcp.save({"weight": torch.ones(8)}, storage_writer=writer, process_group=group)
+
+
+def test_a_save_opens_no_context_on_another_gpu(store: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the device of rank 0 in its thread, the writer waits for a stream of GPU 0 on every rank of a node."""
+    saver = saver_of(store, Written())
+    devices = CudaDevices.install(monkeypatch, device=3)
+    saver.save(at(1))
+    assert saver.finish().name
+    assert devices.contexts == {3}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fakes.cuda import CudaDevices
 from vlmpipe.trainer.data.chat.encode import IGNORED
 from vlmpipe.trainer.data.loader import PackedSequence
 from vlmpipe.trainer.data.sampler import GlobalBatch
@@ -125,21 +126,15 @@ def test_closing_always_ends_the_thread(taken: int) -> None:
     assert not set(threading.enumerate()) - before
 
 
-def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[object] = []
-
-    def pinned(tensor: torch.Tensor) -> torch.Tensor:
-        assert calls[0] == torch.device("cuda:1"), "pinning on another device opens a context there"
-        calls.append(tensor)
-        return tensor
-
-    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+def test_batches_for_a_gpu_are_in_its_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, pinned = CudaDevices.install(monkeypatch, device=1), []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or devices.pin(tensor))
     (data,) = stream(Loader(), end_step=1, device="cuda:1")
     named = [value for batch in data.batches for value in vars(batch).values()]
     used = [value.device_bounds if isinstance(value, CuSeqlens) else value for value in named]
     used = [value for value in used if isinstance(value, torch.Tensor)]
-    assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in calls[1:]}
+    assert used and {id(tensor) for tensor in used} == {id(tensor) for tensor in pinned}
+    assert devices.contexts == {1}
 
 
 def test_host_has_the_sample_boundaries() -> None:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
@@ -23,6 +22,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.chunks.chunk import ChunkMaker
 from vlmpipe.trainer.data.prepare.chunks.plan import Chunk
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.threads import start_thread
 
 REPORT_RECORDS = 100  # between two progress lines
 MAX_THREADS = 32
@@ -60,7 +60,7 @@ class _Worker:
         )
         self._answers = answers
         self.send(job)
-        threading.Thread(target=self._listen, daemon=True).start()
+        start_thread(self._listen, name="answers")
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None
