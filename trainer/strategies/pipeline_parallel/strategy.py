@@ -35,7 +35,8 @@ from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.fsdp import shard, to_device
 from vlmpipe.trainer.strategies.mixed_precision import COMPUTE_TYPES, LossScale
 from vlmpipe.trainer.strategies.pipeline_parallel.gradients import Gradients, Groups
-from vlmpipe.trainer.strategies.tensor_parallel.plan import Parameter, parallelize, sum_partial_gradients
+from vlmpipe.trainer.strategies.tensor_parallel.plan import parallelize
+from vlmpipe.trainer.strategies.tensor_parallel.replicated_gradients import ReplicatedGradients
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clear_gradients, reshard
 
 
@@ -53,10 +54,11 @@ class Pipeline(TorchStrategy):
         views = [blocks.view(stage) for stage in own] if len(own) > 1 else [module]
         mine = Stage.joined(own)
         blocks.reduce_to(mine)
-        self._partial_gradients: list[Parameter] = []
+        self._replicated: ReplicatedGradients | None = None
         if config.tensor_parallel > 1:
             mesh, sequence = self._groups.tensor_mesh, config.sequence_parallel
-            self._partial_gradients = parallelize(blocks, mesh, mine, sequence=sequence)
+            partial = parallelize(blocks, mesh, mine, sequence=sequence)
+            self._replicated = ReplicatedGradients(module, partial, mesh.get_group())
         to_device(module, worker.device)
         self._runners = [
             StageRunner(view, stage, hidden, config, worker.device) for view, stage in zip(views, own, strict=True)
@@ -82,7 +84,8 @@ class Pipeline(TorchStrategy):
         losses: list[Tensor] = []
         self._schedule.step(target=torch.arange(self._passes), losses=losses, return_outputs=False)
         self._gradients.sum_tied()
-        sum_partial_gradients(self._partial_gradients, self._groups.tensor_mesh.get_group())
+        if self._replicated:
+            self._replicated.combine()
         if self._groups.tensor_rank:  # every rank of a stage has its loss; one returns it
             losses = []
         share = sum((loss.detach() for loss in losses), torch.zeros((), device=self._worker.device))

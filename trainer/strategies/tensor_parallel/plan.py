@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from vlmpipe.trainer.config.model import ModelConfig
@@ -19,6 +16,7 @@ from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.layers.lora import ADAPTER
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
+from vlmpipe.trainer.strategies.tensor_parallel.replicated_gradients import Parameter
 from vlmpipe.trainer.strategies.tensor_parallel.rowwise import RowwiseLinear
 from vlmpipe.trainer.strategies.tensor_parallel.sequence_parallel import (
     GatheredInput,
@@ -51,13 +49,11 @@ SPLIT_INPUTS = ("o_proj", "out_proj", "down_proj", "fc2", "linear_fc2")
 FUSED_ATTENTION = ("Qwen2_5_VLVisionAttention", "Qwen3VLVisionAttention")
 FUSED_OUTPUTS, FUSED_INPUTS = "qkv", "proj"
 
-Parameter = tuple[nn.Module, str]  # owner and name, since FSDP replaces the parameter object
-
 
 def parallelize(blocks: ShardingUnits, mesh: DeviceMesh, stage: Stage, *, sequence: bool) -> list[Parameter]:
     """Shard the layers of a stage, its embedding and its head over the ranks of `mesh`.
 
-    Returns the replicated parameters whose gradients must be summed over ranks (`sum_partial_gradients`), because each
+    Returns the replicated parameters whose gradients must be summed over ranks (`ReplicatedGradients`), because each
     rank uses them on a part only: query and key norms on its heads, the unsharded matrix of each adapter, and with
     `sequence` parallelism the language layers' norms on its tokens.
     """
@@ -87,22 +83,6 @@ def _shard_head(blocks: ShardingUnits, mesh: DeviceMesh) -> None:
     parallelize_module(blocks.head, mesh, CopyToModelParallelRegion())
     if not chunk_tokens:
         parallelize_module(blocks.loss, mesh, VocabParallelLoss(vocabulary))
-
-
-def sum_partial_gradients(partial_gradients: Sequence[Parameter], group: ProcessGroup) -> None:
-    """Sum the gradients of replicated parameters that each rank used on a part; otherwise replicas drift apart
-    silently. `partial_gradients` comes from `parallelize`, `group` holds the ranks of its mesh."""
-    parameters = [module.get_parameter(name) for module, name in partial_gradients]
-    gradients: list[Tensor] = [
-        parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-        for parameter in parameters
-        if parameter.grad is not None
-    ]
-    if gradients:
-        together = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(together, group=group)
-        for gradient, total in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
-            gradient.copy_(total.view_as(gradient))
 
 
 def shard_first_rank(blocks: ShardingUnits, ranks: int, stage: Stage, *, sequence: bool) -> None:

@@ -24,7 +24,8 @@ from vlmpipe.trainer.sizing.pipeline_partition import Stage
 from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.fsdp import shard, to_device
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
-from vlmpipe.trainer.strategies.tensor_parallel.plan import parallelize, sum_partial_gradients
+from vlmpipe.trainer.strategies.tensor_parallel.plan import parallelize
+from vlmpipe.trainer.strategies.tensor_parallel.replicated_gradients import ReplicatedGradients
 from vlmpipe.trainer.strategies.torch_base import TorchStrategy, clip_and_step, loss_without_gradients
 
 
@@ -37,10 +38,10 @@ class TensorParallel(TorchStrategy):
         ranks = config.tensor_parallel
         self._num_replicas, self._leads = worker.world_size // ranks, worker.rank % ranks == 0
         mesh = init_device_mesh(worker.device.type, (self._num_replicas, ranks), mesh_dim_names=("replicas", "tensor"))
-        self._tensor_group = mesh.get_group("tensor")
-        self._partial_gradients = parallelize(
+        partial = parallelize(
             blocks, mesh["tensor"], Stage.whole(len(blocks.language_layers)), sequence=config.sequence_parallel
         )
+        self._replicated = ReplicatedGradients(module, partial, mesh.get_group("tensor"))
         self._module = shard(to_device(module, worker.device), blocks, config, mesh["replicas"])
         optimizer = build_optimizer(self._module, config.optimizer)
         super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
@@ -53,7 +54,7 @@ class TensorParallel(TorchStrategy):
             loss = self._module(**batch.to(self._worker.device))
             (loss * scale).backward()
             loss_sum += loss.detach()
-        sum_partial_gradients(self._partial_gradients, self._tensor_group)
+        self._replicated.combine()
         # Every rank of a replica has its loss; one returns it.
         return loss_sum / total_label_tokens if self._leads else torch.zeros_like(loss_sum)
 

@@ -10,6 +10,7 @@ Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -284,6 +285,14 @@ def _fullest_stage(layout: Layout, shape: ModelShape, work: Work) -> Stage:
     return max(work.stages or by_rank(cut, layout), key=sent)
 
 
+def _replicated(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> float:
+    """Trained parameters of a stage that tensor-parallel ranks hold whole
+    (trainer/strategies/tensor_parallel/replicated_gradients.py)."""
+    ranks = layout.tensor_parallel
+    alone = _stage_weights(dataclasses.replace(layout, tensor_parallel=1), shape, work, stage).trainable
+    return (ranks * _stage_weights(layout, shape, work, stage).trainable - alone) / (ranks - 1)
+
+
 def _stage_weights(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> StageWeights:
     cached = not work.max_images_per_sequence
     return StageWeights.of(shape, stage, cached=cached, tensor_parallel=layout.tensor_parallel)
@@ -369,9 +378,9 @@ def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
     if scattered:
         yield from tensor.collective("activations", "reduce_scatter", scattered, calls)
         yield from tensor.collective("activations", "all_gather", gathered, calls)
-    if shape.adapters:
-        whole = shape.unsharded_adapters * len(stage.layers) / layout.weight_shards
-        yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * whole)
+    if tensor.size > 1:
+        replicated = _replicated(layout, shape, work, stage) / layout.weight_shards
+        yield from tensor.collective("gradients", "all_reduce", FP32_BYTES * replicated)
     if layout.context_parallel > 1:
         context = _Group(layout.context_parallel, 1, layout.ranks_per_node)
         exchanges = 4 * (2 + (work.activation_checkpointing != "none")) * shape.language.layers * work.micro_steps
