@@ -8,7 +8,7 @@ import time
 
 from vlmpipe.trainer.checkpoint.manager import Checkpoints
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.dataloading.batches import PrefetchingLoader
+from vlmpipe.trainer.dataloading.prefetching_loader import PrefetchingLoader
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.distributed.watchdog import Watchdog
 from vlmpipe.trainer.errors import ExitCode

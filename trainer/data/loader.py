@@ -69,20 +69,22 @@ class PackedLoader:
         self.references: Float32Array | None = None
 
     def sequences_for_step(self, step: int, rank: int, world_size: int) -> list[PackedSequence]:
+        """As `read_step`, all in memory."""
+        return list(self.read_step(step, rank, world_size))
+
+    def read_step(self, step: int, rank: int, world_size: int) -> Iterator[PackedSequence]:
         """This rank's sequences of an optimizer step: numbers rank, rank + world_size, ... of the global batch.
 
-        Every rank gets equally many; where the batch has no more, an empty one. Raises DataError for a damaged shard.
+        Every rank gets equally many; where the batch has no more, an empty one. Each is read when it is taken. Raises
+        DataError for a damaged shard.
         """
         for ahead in self._ahead:
             ahead.advance(step)
         batch = self.sampler.batch(step)
         plan = self.sampler.plan(batch.epoch)
-        rows = batch.sequences_of(rank, world_size)
-        seeds = [draw_seed(self.sampler.seed, batch.epoch, row) for row in rows]
-        return [
-            self.pack_sequence([] if row is None else plan.row(row).tolist(), seed)
-            for row, seed in zip(rows, seeds, strict=True)
-        ]
+        for row in batch.sequences_of(rank, world_size):
+            seed = draw_seed(self.sampler.seed, batch.epoch, row)
+            yield self.pack_sequence([] if row is None else plan.row(row).tolist(), seed)
 
     def close(self) -> None:
         """Stop the prefetchers."""

@@ -1,14 +1,11 @@
-"""Turns packed sequences into micro-batches of tensors, in a background thread."""
+"""Turns packed sequences into micro-batches of tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,10 +13,9 @@ from torch import Tensor
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED
-from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
+from vlmpipe.trainer.data.loader import PackedSequence
 from vlmpipe.trainer.data.packing import Int64Array
 from vlmpipe.trainer.dataloading.selection import selection_inputs
-from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.models.arr_coc.inputs import SelectionInputs
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
@@ -27,9 +23,7 @@ from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages, joi
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.preference import PreferencePairs
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.threads import start_thread
 
-STEPS_AHEAD = 2
 OF_IMAGES = ("images", "image_grids")  # of a training module
 
 MOVABLE = (Tensor, CuSeqlens, PreferencePairs, SelectionInputs)
@@ -68,9 +62,23 @@ class PackedBatch:
         """A copy in page-locked memory, from which copies to a GPU are asynchronous."""
         return dataclasses.replace(self, **{name: _pinned(value) for name, value in self._known().items()})
 
+    def held_bytes(self, *, pinned: bool) -> int:
+        """Memory of the host that the tensors take. Torch rounds what is page-locked up to a power of two."""
+        sizes = (tensor.untyped_storage().nbytes() for value in self._known().values() for tensor in _tensors(value))
+        return sum(1 << (size - 1).bit_length() if pinned and size else size for size in sizes)
+
     def _known(self) -> dict[str, Any]:
         named = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value for name, value in named.items() if value is not None}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from (tensor for one in value.values() for tensor in _tensors(one))
+    elif dataclasses.is_dataclass(value):
+        yield from (tensor for one in vars(value).values() for tensor in _tensors(one))
 
 
 def _pinned(value: Any) -> Any:
@@ -85,19 +93,8 @@ def _on(value: Any, device: torch.device) -> Any:
     return value.to(device, non_blocking=True) if isinstance(value, MOVABLE) else value
 
 
-@dataclass(frozen=True)
-class StepBatches:
-    """One rank's batches of one step. Counts are this rank's unless they are named global."""
-
-    step: int
-    epoch: int
-    batches: list[PackedBatch]
-    global_label_tokens: int
-    global_loss_terms: int  # the divisor of the summed loss
-    useful_tokens: int
-    slot_tokens: int
-    images: int  # or tiles
-    sample_ids: tuple[str, ...]
+class MicroBatches(Sized, Iterable[PackedBatch], Protocol):
+    """The micro-batches of a step: as many as their length says, which may be iterated over once."""
 
 
 def collate(rows: Sequence[PackedSequence], image_source: ImageSource, *, part: int = 0, parts: int = 1) -> PackedBatch:
@@ -168,78 +165,3 @@ def online_images(prepare: PrepareImages) -> ImageSource:
 def no_images(_rows: Sequence[PackedSequence]) -> Images:
     """For a rank without layers that take images."""
     return Images(torch.empty(0))
-
-
-class PrefetchingLoader:
-    """The batches of one rank, made a few steps ahead. `waited_s` is the time that the loop waited for them."""
-
-    def __init__(
-        self,
-        loader: PackedLoader,
-        image_source: ImageSource,
-        *,
-        micro_batch_size: int,
-        first_step: int,
-        end_step: int,
-        replica: DataParallelRank,
-        device: torch.device,
-    ) -> None:
-        self.waited_s = 0.0
-        self._device = device
-        self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_size
-        self._steps = range(first_step, end_step)
-        self._replica = replica
-        self._queue: queue.Queue[StepBatches | BaseException | None] = queue.Queue(maxsize=STEPS_AHEAD)
-        self._stop = threading.Event()
-        self._thread = start_thread(self._produce, name="batches")
-
-    def __iter__(self) -> Iterator[StepBatches]:
-        while True:
-            started = time.perf_counter()
-            item = self._queue.get()
-            self.waited_s += time.perf_counter() - started
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def close(self) -> None:
-        """Stop the producer, even if the queue is full."""
-        self._stop.set()
-        while self._thread.is_alive():
-            try:
-                self._queue.get(timeout=0.1)
-            except queue.Empty:
-                continue
-        self._thread.join()
-
-    def _produce(self) -> None:
-        try:
-            for step in self._steps:
-                if self._stop.is_set():
-                    return
-                self._queue.put(self._make(step))
-            self._queue.put(None)
-        except BaseException as error:  # raised in the loop
-            self._queue.put(error)
-
-    def _make(self, step: int) -> StepBatches:
-        replica = self._replica
-        rows = self._loader.sequences_for_step(step, replica.index, replica.count)
-        batch, size = self._loader.sampler.batch(step), self._micro_rows
-        batches = [
-            collate(rows[i : i + size], self._image_source, part=replica.part, parts=replica.parts)
-            for i in range(0, len(rows), size)
-        ]
-        return StepBatches(
-            step=step,
-            epoch=batch.epoch,
-            batches=[one.pinned() for one in batches] if self._device.type == "cuda" else batches,
-            global_label_tokens=self._loader.sampler.label_tokens(batch),
-            global_loss_terms=self._loader.sampler.loss_terms(batch),
-            useful_tokens=sum(row.tokens for row in rows),
-            slot_tokens=sum(len(row.input_ids) for row in rows),
-            images=sum(row.tiles for row in rows),
-            sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
-        )

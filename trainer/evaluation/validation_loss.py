@@ -6,6 +6,7 @@ processes, without dropout or random numbers, so that it does not change trainin
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,13 +16,14 @@ import torch.distributed as dist
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, collate
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.transfer import in_parallel
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.distributed.process import ProcessContext
@@ -38,22 +40,32 @@ class Validation:
     rows: list[list[int]]  # sample numbers of each sequence, equally many sequences for every rank
     micro_batch_size: int
     label_tokens: int
+    online: bool  # pixel values, not cached features
 
     @cached_property
-    def batches(self) -> list[PackedBatch]:
-        """Made once: reading them again would evict shards that training needs."""
-        rows = [self.loader.pack_sequence(samples) for samples in self.rows]
+    def sequences(self) -> list[PackedSequence]:
+        """Read once: reading them again would evict shards that training needs."""
+        return [self.loader.pack_sequence(samples) for samples in self.rows]
+
+    @cached_property
+    def features(self) -> list[PackedBatch]:
+        """All batches, which hold cached features: made once, as those lie in shards too."""
+        return list(self._made())
+
+    def batches(self) -> Iterable[PackedBatch]:
+        """Pixel values are made in each validation, a batch ahead: encoded images take a small part of their memory."""
+        return self._made() if self.online else self.features
+
+    def _made(self) -> Iterator[PackedBatch]:
         size, part, parts = self.micro_batch_size, self.replica.part, self.replica.parts
-        return [
-            collate(rows[start : start + size], self.image_source, part=part, parts=parts)
-            for start in range(0, len(rows), size)
-        ]
+        rows = [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
+        return in_parallel(lambda some: collate(some, self.image_source, part=part, parts=parts), rows, threads=1)
 
     def loss(self, strategy: Strategy, worker: ProcessContext) -> float:
         """Mean loss over all label tokens, with the averaged weights if there are any. Collective."""
         total = torch.zeros((), device=worker.device)
         with strategy.averaged():
-            for batch in self.batches:
+            for batch in self.batches():
                 total += strategy.forward_loss(batch)
         total = total.double()
         dist.all_reduce(total)
@@ -101,4 +113,5 @@ def validation_of(
         members,
         settings.micro_batch_size,
         label_tokens=int(split.label_tokens[plan.members[: plan.offsets[count]]].sum()),
+        online=images,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class Strategy(Protocol):
 
     checkpoint_format: str
 
-    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         """Accumulate the gradients of one global step from this rank's micro-batches.
 
         Returns this rank's share of the loss: its summed token loss / the label tokens of ALL ranks and micro-batches.

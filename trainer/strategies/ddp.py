@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,7 +12,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from vlmpipe.trainer.config.train import TrainConfig
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.optimizer.build import build_optimizer
 from vlmpipe.trainer.sizing.gradient_buckets import bucket_cap_mib
@@ -68,7 +67,7 @@ class Ddp(TorchStrategy):
             powersgd=powersgd,
         )
 
-    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # DDP averages over ranks; the loss is a sum over ranks: multiply by their number.
         scale = self.loss_scale.value * self._worker.world_size / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)

@@ -6,20 +6,20 @@ all-gathers. A step's first micro-batch cannot overlap with another, so a step o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vlmpipe.trainer.config.train import Precision, TrainConfig
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.strategies.mixed_precision import autocast
 
-MicroBatches = Callable[[Sequence[PackedBatch]], Iterator[dict[str, Any]]]
+Arguments = Callable[[MicroBatches], Iterator[dict[str, Any]]]
 
 
-def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) -> MicroBatches:
+def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) -> Arguments:
     """A function that yields the module's arguments for each micro-batch. `module` is not wrapped by a strategy yet."""
     if not config.overlap_vision_encoder or not getattr(module, "runs_frozen_tower", False):
         return lambda batches: (batch.to(device) for batch in batches)
@@ -29,7 +29,7 @@ def micro_batches(config: TrainConfig, module: nn.Module, device: torch.device) 
 
 
 class VisionPrefetch:
-    """`MicroBatches` whose images are already encoded."""
+    """`Arguments` whose images are already encoded."""
 
     def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
         self._module, self._device, self._precision = module, device, precision
@@ -38,21 +38,24 @@ class VisionPrefetch:
         self._own = self._streams.Stream()
         self._is_ready = False
 
-    def __call__(self, batches: Sequence[PackedBatch]) -> Iterator[dict[str, Any]]:
+    def __call__(self, batches: MicroBatches) -> Iterator[dict[str, Any]]:
         if not self._is_ready:  # the weights were copied to the device on the main stream
             self._own.wait_stream(self._streams.current_stream())
             self._is_ready = True
-        coming = self._encode(batches[0])
-        for number, batch in enumerate(batches, start=1):
+        rest = iter(batches)
+        batch = next(rest, None)
+        coming = self._encode(batch) if batch else None
+        while batch and coming:
             features, done = coming
-            if number < len(batches):
-                coming = self._encode(batches[number])  # queued before this micro-batch, runs beside it
+            after = next(rest, None)
+            coming = self._encode(after) if after else None  # queued before this micro-batch, runs beside it
             arguments = batch.to(self._device, images=False)
             main = self._streams.current_stream()
             main.wait_event(done)
             if features.is_cuda:
                 features.record_stream(main)  # its memory is not reused before the main stream has read it
             yield arguments | {"images": features, "encoded": True}
+            batch = after
 
     def _encode(self, batch: PackedBatch) -> tuple[Tensor, Any]:
         """A micro-batch's features, and the event that marks them complete."""

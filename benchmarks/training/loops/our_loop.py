@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -19,7 +18,7 @@ from torch import Tensor
 from benchmarks.support.timing import Clock, Measured
 from vlmpipe.trainer import loop
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import MicroBatches
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.setup import TrainingSetup, build_training
 from vlmpipe.trainer.storage import open_storage
@@ -80,7 +79,7 @@ class ClockedStrategy:
         self._losses: list[float] = []
         self.trained: Trained | None = None
 
-    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         if self._step == self._length.warm_up:
             self._engine_cpu_s, self._clock, self._thread_s = 0.0, Clock(), time.thread_time()
         if self._step == self._length.end:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from vlmpipe.trainer.config.train import TrainConfig
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
@@ -95,7 +95,7 @@ class Zero:
         copied = disk.copied if disk else None
         self._ema = Ema(self._partitions(), config.ema_decay, copied) if config.ema_decay else None
 
-    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # The engine averages over ranks and micro-steps; the loss is a sum over both.
         scale = self._worker.world_size * self._micro_steps / total_label_tokens
         if self.loss_scale.is_on:

@@ -13,8 +13,8 @@ and its gradients are reduced once, after the last.
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.nn import functional as F
 
 from vlmpipe.trainer.config.train import TrainConfig
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.layers.bf16 import rest_frozen
@@ -74,11 +74,11 @@ class Pipeline(TorchStrategy):
         in_a_step = config.global_batch_size // (config.micro_batch_size * self._groups.num_replicas)
         self._passes = schedule_passes(in_a_step, config.pipeline_parallel, config.virtual_stages)
 
-    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # FSDP averages over replicas; the loss is a sum over them: multiply by their number.
         self._loss_factor = self.loss_scale.value * self._groups.num_replicas / total_label_tokens
-        for runner in self._runners:
-            runner.take(batches, self._passes)
+        for runner, own in zip(self._runners, itertools.tee(batches, len(self._runners)), strict=True):
+            runner.take(own)
         if self._schedule is None:
             self._schedule = self._build_schedule()
         losses: list[Tensor] = []
@@ -156,15 +156,16 @@ class StageRunner(nn.Module):
     def __init__(self, module: nn.Module, stage: Stage, hidden: int, config: TrainConfig, device: torch.device) -> None:
         super().__init__()
         self._module, self.stage, self._hidden, self._config, self._device = module, stage, hidden, config, device
-        self._batches: deque[PackedBatch | None] = deque()
+        self._batches: Iterator[PackedBatch | None] = iter(())
         self.shape: tuple[int, int, int] = (0, 0, 0)  # (sequences, tokens, hidden) of the hidden states sent
         self.sent_dtype = COMPUTE_TYPES.get(config.precision, torch.float32)
         self._computed_dtype = _hidden_dtype(module, self.sent_dtype)
 
-    def take(self, batches: Sequence[PackedBatch], passes: int) -> None:
-        """Queue the micro-batches of a step, filled up to `passes` with empty ones."""
-        self._batches = deque([*batches, *[None] * (passes - len(batches))])
-        self.shape = (self._config.micro_batch_size, batches[0].input_ids.shape[1], self._hidden)
+    def take(self, batches: Iterator[PackedBatch]) -> None:
+        """Take the micro-batches of a step, followed by empty ones, as the schedule comes to them."""
+        first = next(batches)
+        self._batches = itertools.chain([first], batches, itertools.repeat(None))
+        self.shape = (self._config.micro_batch_size, first.input_ids.shape[1], self._hidden)
 
     def forward(self, *received: Tensor) -> Tensor:
         """Run the next micro-batch: the last stage returns its summed loss, others hidden states of `shape`.
@@ -172,7 +173,7 @@ class StageRunner(nn.Module):
         received: one tensor of `shape`, except in the first stage. In training, missing sequences of a micro-batch are
         zeros.
         """
-        batch, most_rows = self._batches.popleft(), self._config.micro_batch_size
+        batch, most_rows = next(self._batches), self._config.micro_batch_size
         if batch is None:
             return self._pass_nothing(*received)
         rows = len(batch.input_ids)
@@ -189,7 +190,7 @@ class StageRunner(nn.Module):
 
     def evaluate(self, batch: PackedBatch, received: Tensor) -> Tensor:
         """Run one micro-batch, without padding its sequences. `received` is ignored in the first stage."""
-        self._batches = deque([batch])
+        self._batches = iter([batch])
         output: Tensor = self() if self.stage.is_first else self(received)
         return output
 

@@ -8,14 +8,12 @@ shard each rank's weights over them by FSDP2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from vlmpipe.trainer.config.train import TrainConfig
-from vlmpipe.trainer.dataloading.batches import PackedBatch
+from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.layers.bf16 import rest_frozen
@@ -46,7 +44,7 @@ class TensorParallel(TorchStrategy):
         optimizer = build_optimizer(self._module, config.optimizer)
         super().__init__(self._module, optimizer, LossScale(config.precision), ema_decay=config.ema_decay)
 
-    def forward_backward(self, batches: Sequence[PackedBatch], total_label_tokens: int) -> Tensor:
+    def forward_backward(self, batches: MicroBatches, total_label_tokens: int) -> Tensor:
         # FSDP averages over replicas; the loss is a sum over them: multiply by their number.
         scale = self.loss_scale.value * self._num_replicas / total_label_tokens
         loss_sum = torch.zeros((), device=self._worker.device)

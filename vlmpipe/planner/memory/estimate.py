@@ -11,7 +11,7 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
 from vlmpipe.planner.memory.components import MemoryPart, Setting
-from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory, start_memory
+from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory, micro_batches, start_memory
 from vlmpipe.planner.memory.phases import run_phases
 from vlmpipe.planner.memory.pipeline_partition import planned_stages
 from vlmpipe.planner.memory.pipeline_stage import stage_phases
@@ -45,6 +45,7 @@ def estimate_memory(
     moment, held = fullest(moments)
     parts = [part for part in held if part.place == "device"]
     disk_bytes = layout.ranks_per_node * sum(part.bytes for part in held if part.place == "disk")
+    ahead = micro_batches(config, model.shape, layout, cached=is_cached(config))
     host = start = None
     idle: list[MemoryPart] = []
     if gpu is None:
@@ -52,12 +53,13 @@ def estimate_memory(
         device = f"{machine.machine_type}, {processes}"
         capacity = int(CPU_SHARE * machine.memory_gib * GIB / layout.ranks_per_node)
         parts.append(MemoryPart("process", PROCESS_BYTES, "Python, torch and transformers, assumed"))
+        parts.append(ahead)
     else:
         device, capacity = gpu.accelerator_type, int(gpu.memory_gib * GIB)
         if layout.pipeline_parallel == 1:
             idle = idle_parts(config, model.shape, layout, moment, parts)
         parts += device_parts(parts, layout)
-        hosts = [host_memory(held, layout, machine) for held in moments.values()]
+        hosts = [host_memory([*held, ahead], layout, machine) for held in moments.values()]
         host = max(hosts, key=lambda one: one.total_bytes)
         deferred = defers_weights(config.model, config.train)
         in_bf16 = config.train.has_bf16_weights

@@ -1,4 +1,4 @@
-"""Host memory of a node: processes, offloaded state, checkpoints in flight."""
+"""Host memory of a node: processes, offloaded state, micro-batches and checkpoints in flight."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmpipe.catalog.machines import Machine
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.memory.activations import largest_sequences
 from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart, Place, split
 from vlmpipe.planner.parallel_layout import Layout
+from vlmpipe.trainer.dataloading.micro_batch_queue import AHEAD_BYTES, STEPS_AHEAD
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 OF_THE_OPTIMIZER = frozenset(
@@ -38,6 +41,7 @@ SAVED = ("optimizer", "optimizer's weights", "averaged weights", ERRORS, WEIGHTS
 GIB = 2**30
 # Vertex AI says that its agents may take up to 40 % of an n1-standard-4's memory; the same is assumed of others.
 CPU_SHARE = 0.6
+TOKEN_BYTES = 6 * 8  # identity, label with its place, and positions on up to three axes
 PROCESS_BYTES = 1 << 30  # Python with torch and transformers, per rank
 
 
@@ -81,6 +85,32 @@ def placed(
         return "machine" if on_gpu and part.name in leave else "device"
 
     return [replace(part, place=place(part)) for part in parts]
+
+
+def micro_batches(config: RunConfig, shape: ModelShape, layout: Layout, *, cached: bool) -> MemoryPart:
+    """What a rank's thread of batches holds at most (`vlmpipe.trainer.dataloading.micro_batch_queue`): micro-batches
+    that wait, one that waits to be put there, one that is being made, and the one in training."""
+    train = config.train
+    one = train.micro_batch_size * sequence_bytes(config, shape, cached=cached)
+    if config.cluster.accelerator_count:
+        one = 1 << (one - 1).bit_length()  # torch rounds what is page-locked up to a power of two
+    passes = max(1, train.global_batch_size // (layout.data_parallel * train.micro_batch_size))
+    waiting = min(max(one, AHEAD_BYTES), STEPS_AHEAD * passes * one)
+    why = f"images and tokens ahead of training, at most {one / 2**20:,.0f} MiB each, whatever a step accumulates"
+    return MemoryPart("micro-batches", waiting + 3 * one, why, place="machine")
+
+
+def sequence_bytes(config: RunConfig, shape: ModelShape, *, cached: bool) -> int:
+    """Of the packed sequence with most images, in the form in which training takes it."""
+    images, labels = max(largest_sequences(config, shape))
+    # Images that differ fill their tokens, the last one partly.
+    of_largest = (config.data.sequence_length - labels) / shape.image_tokens if shape.images_differ else images
+    if cached:
+        numbers = shape.stored_numbers or shape.image_tokens * shape.feature_width
+        image_bytes = BF16_BYTES * numbers
+    else:
+        image_bytes = FP32_BYTES * shape.tower_tokens * shape.patch_pixels
+    return round(of_largest * image_bytes) + TOKEN_BYTES * config.data.sequence_length
 
 
 def host_memory(parts: Sequence[MemoryPart], layout: Layout, machine: Machine) -> HostMemory:

@@ -11,12 +11,18 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
+from tests.support.trainer.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.planner.memory.activations import largest_sequences
 from vlmpipe.planner.memory.estimate import estimate_memory
+from vlmpipe.planner.memory.host import TOKEN_BYTES, sequence_bytes
 from vlmpipe.planner.memory.rank import Memory
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.dataloading.micro_batch_queue import AHEAD_BYTES
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 
 RUN_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 TRAIN = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
@@ -158,3 +164,34 @@ def test_offloaded_activations_are_inputs_of_blocks_in_the_machine_of_each_of_it
     assert in_machine == 8 * shape.layers * an_input
     # One is on its way while the next layer is computed again.
     assert kept.total_bytes - offloaded.total_bytes == pytest.approx((shape.layers - 2) * an_input, rel=0.1)
+
+
+def ahead(accumulation: int) -> int:
+    """Bytes of micro-batches on a node, planned for a step of so many of them on each rank."""
+    config = load_run_file(RUN_FILE, ["features.cache=off"])
+    size = accumulation * config.train.micro_batch_size * config.cluster.processes
+    config = load_run_file(RUN_FILE, ["features.cache=off", f"train.global_batch_size={size}"])
+    catalog = load_catalog()
+    machine, gpu = catalog.machines[config.cluster.machine_type], catalog.gpus[config.cluster.accelerator_type]
+    memory = estimate_memory(config, architecture(config), machine, gpu, nearest=False)
+    assert memory.host is not None
+    return next(part.bytes for part in memory.host.parts if part.name == "micro-batches")
+
+
+def test_micro_batches_take_no_more_memory_when_a_step_accumulates_more() -> None:
+    ranks = load_run_file(RUN_FILE).cluster.processes
+    assert ahead(640) == ahead(6400) > ranks * AHEAD_BYTES
+    assert ahead(1) < ahead(640)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("model", [{}, QWEN2_5_VL, QWEN3_VL])
+def test_a_sequence_takes_the_bytes_of_its_tensors(model: dict[str, Any], cached: bool) -> None:
+    tokens, images = 192, 4
+    changes = [f"data.sequence_length={tokens}", f"data.max_images_per_sequence={images}"]
+    config = load_run_file(RUN_FILE, changes).model_copy(update={"model": model_config(**model)})
+    shape = family_of(config.model).shape(config.model)
+    most, labels = max(largest_sequences(config, shape))
+    inputs = inputs_of(config.model, SequenceShape(1, tokens, most, labels), shape.vocabulary, cached=cached)
+    held = sum(tensor.nbytes for tensor in tensors_of(inputs))
+    assert sequence_bytes(config, shape, cached=cached) == pytest.approx(held, rel=0.05, abs=TOKEN_BYTES * tokens)

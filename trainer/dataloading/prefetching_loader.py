@@ -1,0 +1,153 @@
+"""Makes a rank's micro-batches in a background thread, some ahead of training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from vlmpipe.trainer.data.loader import PackedLoader, PackedSequence
+from vlmpipe.trainer.dataloading.batches import ImageSource, MicroBatches, PackedBatch, collate
+from vlmpipe.trainer.dataloading.micro_batch_queue import AHEAD_BYTES, MicroBatchQueue
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.threads import start_thread
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch and what metrics count of it."""
+
+    batch: PackedBatch
+    useful_tokens: int
+    slot_tokens: int
+    images: int  # or tiles
+    sample_ids: tuple[str, ...]
+
+
+@dataclass
+class StepBatches:
+    """One rank's micro-batches of one step, which are made while they are taken, and can be taken once.
+
+    Counts are this rank's unless they are named global; those with a default are of the micro-batches taken so far.
+    """
+
+    step: int
+    epoch: int
+    batches: MicroBatches
+    global_label_tokens: int
+    global_loss_terms: int  # the divisor of the summed loss
+    useful_tokens: int = 0
+    slot_tokens: int = 0
+    images: int = 0  # or tiles
+    sample_ids: tuple[str, ...] = ()
+
+    def count(self, taken: MicroBatch) -> None:
+        self.useful_tokens += taken.useful_tokens
+        self.slot_tokens += taken.slot_tokens
+        self.images += taken.images
+        self.sample_ids += taken.sample_ids
+
+
+class PrefetchingLoader:
+    """The steps of one rank. `waited_s` is the time that the loop waited for micro-batches; `ahead_bytes` bounds what
+    waits for it."""
+
+    def __init__(
+        self,
+        loader: PackedLoader,
+        image_source: ImageSource,
+        *,
+        micro_batch_size: int,
+        first_step: int,
+        end_step: int,
+        replica: DataParallelRank,
+        device: torch.device,
+        ahead_bytes: int = AHEAD_BYTES,
+    ) -> None:
+        self.waited_s = 0.0
+        self._pins = device.type == "cuda"
+        self._loader, self._image_source, self._micro_rows = loader, image_source, micro_batch_size
+        self._steps = range(first_step, end_step)
+        self._replica = replica
+        self._queue: MicroBatchQueue[StepBatches | MicroBatch | BaseException | None] = MicroBatchQueue(ahead_bytes)
+        self._thread = start_thread(self._produce, name="batches")
+
+    def __iter__(self) -> Iterator[StepBatches]:
+        """The steps in order. A step's micro-batches are taken before the next step."""
+        while (item := self._get()) is not None:
+            assert isinstance(item, StepBatches), "the micro-batches of the step before were not all taken"
+            yield item
+
+    def close(self) -> None:
+        """Stop the producer, which completes its current micro-batch."""
+        self._queue.close()
+        self._thread.join()
+
+    def _get(self) -> StepBatches | MicroBatch | None:
+        started_s = time.perf_counter()
+        item = self._queue.get()
+        self.waited_s += time.perf_counter() - started_s
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def take(self, data: StepBatches) -> PackedBatch:
+        """The next micro-batch of a step. See `StepBatches.batches`."""
+        item = self._get()
+        assert isinstance(item, MicroBatch)
+        data.count(item)
+        return item.batch
+
+    def _produce(self) -> None:
+        try:
+            if all(self._put_step(step) for step in self._steps):
+                self._queue.put(None)
+        except BaseException as error:  # raised in the loop
+            self._queue.put(error)
+
+    def _put_step(self, step: int) -> bool:
+        """Make a step's micro-batches. False once the queue is closed."""
+        replica, batch = self._replica, self._loader.sampler.batch(step)
+        sequences = len(batch.sequences_of(replica.index, replica.count))
+        batches = _Taken(self, -(-sequences // self._micro_rows))
+        data = StepBatches(
+            step=step,
+            epoch=batch.epoch,
+            batches=batches,
+            global_label_tokens=self._loader.sampler.label_tokens(batch),
+            global_loss_terms=self._loader.sampler.loss_terms(batch),
+        )
+        batches.data = data
+        if not self._queue.put(data, begins_step=True):
+            return False
+        rows = self._loader.read_step(step, replica.index, replica.count)
+        return all(self._put(list(islice(rows, self._micro_rows))) for _ in range(len(batches)))
+
+    def _put(self, rows: Sequence[PackedSequence]) -> bool:
+        batch = collate(rows, self._image_source, part=self._replica.part, parts=self._replica.parts)
+        made = MicroBatch(
+            batch.pinned() if self._pins else batch,
+            useful_tokens=sum(row.tokens for row in rows),
+            slot_tokens=sum(len(row.input_ids) for row in rows),
+            images=sum(row.tiles for row in rows),
+            sample_ids=tuple(sample for row in rows for sample in row.sample_ids),
+        )
+        return self._queue.put(made, held_bytes=batch.held_bytes(pinned=self._pins))
+
+
+class _Taken:
+    """A step's micro-batches as `MicroBatches`. Holds none of them."""
+
+    data: StepBatches
+
+    def __init__(self, loader: PrefetchingLoader, count: int) -> None:
+        self._loader, self._count = loader, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        return (self._loader.take(self.data) for _ in range(self._count))
