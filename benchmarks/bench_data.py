@@ -14,6 +14,7 @@ SUITE = Suite(
         Part("tokens", "data.tokens", 60, "tokens and labels in a chat template, beside tokenizing alone"),
         Part("images", "data.images", 90, "cached features beside decoding; decoding beside Pillow by hand"),
         Part("video", "data.video", 40, "frames of a video beside bare PyAV"),
+        Part("preparing", "data.preparing", 60, "pixel values of images, beside the processor of the library"),
         Part("pictures", "data.pictures", 20, "preparation of a picture beside Pillow's decoding"),
         Part(
             "mixture",

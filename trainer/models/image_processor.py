@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -17,10 +15,12 @@ from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil, SmolVLM
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf.processor import PublishedImages, join
-from vlmpipe.trainer.models.image_inputs import Grid, Images, PrepareImages
+from vlmpipe.trainer.models.image_inputs import Images, PrepareImages
+from vlmpipe.trainer.models.image_patches import PatchPreparer
+from vlmpipe.trainer.models.image_threads import for_each
 from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.pixels import decoded, empty_values, fill, opened, value_tables
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.models.video_file import frames_of
 from vlmpipe.trainer.sizing.image_tiles import ImageTiles
 
 POINTWISE = (CLIPImageProcessorPil, SiglipImageProcessorPil)  # after resizing, they map each value on its own
@@ -32,7 +32,7 @@ def image_preparer(config: ModelConfig) -> PrepareImages:
     if form.published:
         return functools.partial(published_inputs, form.published)
     if form.grids:
-        return PatchPreparer(config)
+        return PatchPreparer(family_of(config).image_processor(config), form.grids)
     if form.tiles:
         return TilePreparer(config, form.tiles)
     square = PixelPreparer(config)
@@ -44,54 +44,13 @@ def images_within(config: ModelConfig, tiles: int) -> int:
     return max(1, tiles // image_form_of(config).most_tiles)
 
 
-def opened(images: Sequence[bytes]) -> Iterator[Image.Image]:
-    """Decoded images. Prepared data holds complete, upright JPEG and PNG images of 8 bits a channel only."""
-    return (Image.open(io.BytesIO(data), formats=("JPEG", "PNG")).convert("RGB") for data in images)
-
-
-def fill(place: np.ndarray, values: np.ndarray, tables: np.ndarray) -> None:
-    """Map `values` (side, side, 3) through `tables` (3, 256) into `place` (3, side, side)."""
-    for channel, table in enumerate(tables):
-        np.take(table, values[..., channel], out=place[channel], mode="clip")  # other modes copy first
-
-
 def published_inputs(
     published: PublishedImages, images: Sequence[bytes], samples: Sequence[int] | None = None
 ) -> Images:
     """What a model's own processor makes of images: of one sample after the other, because it may count them."""
-    pictures = opened(images)
+    pictures = map(decoded, images)
     counts = [1] * len(images) if samples is None else samples
     return Images(join([published.tensors(list(itertools.islice(pictures, count))) for count in counts if count]))
-
-
-class PatchPreparer:
-    """Decodes images and cuts them into patches with the family's own image processor."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._processor = family_of(config).image_processor(config)
-        self._numbers = (3, self._processor.temporal_patch_size, self._processor.patch_size**2)  # of a patch
-
-    def __call__(self, images: Sequence[bytes], _samples: Sequence[int] | None = None) -> Images:
-        """Encoded images and videos, possibly none -> (patches, numbers) in fp32, and grids."""
-        made = [self._patches(data) for data in images]
-        none = np.empty((0, math.prod(self._numbers)), np.float32)
-        return Images(
-            torch.from_numpy(np.concatenate([none, *(patches for patches, _ in made)])),
-            tuple(grid for _, grid in made),
-        )
-
-    def _patches(self, data: bytes) -> tuple[np.ndarray, Grid]:
-        """(patches, numbers) and the grid of an image, or of a video whose frames are all of one size."""
-        made = [self._processor([picture], return_tensors="np") for picture in opened(frames_of(data))]
-        ((_, rows, columns),) = made[0]["image_grid_thw"].tolist()
-        if len(made) == 1:
-            return made[0]["pixel_values"], (1, rows, columns)
-        colours, frames, pixels = self._numbers
-        # As an image, each frame fills all places in time of its patches; of the n-th in a patch, the n-th is taken.
-        shape = (len(made) // frames, frames, rows * columns, colours, frames, pixels)
-        still = np.stack([one["pixel_values"] for one in made]).reshape(shape)
-        moving = np.stack([still[:, number, :, :, number] for number in range(frames)], axis=3)
-        return moving.reshape(-1, math.prod(self._numbers)), (len(made) // frames, rows, columns)
 
 
 class TilePreparer:
@@ -110,18 +69,24 @@ class TilePreparer:
                 fix="take model.longest_edge out: images are then one tile each",
             )
         self._tiles, self._resample = tiles, processor.resample
-        ramp = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))
-        scaled = processor.rescale(ramp, processor.rescale_factor) if processor.do_rescale else ramp
-        normal = processor.normalize(scaled, processor.image_mean, processor.image_std)
-        self._tables = np.asarray(normal if processor.do_normalize else scaled, np.float32)[:, 0]
+        self._tables = value_tables(processor)
 
     def __call__(self, images: Sequence[bytes], _samples: Sequence[int] | None = None) -> Images:
         """Encoded images, possibly none -> (tiles, 3, side, side) in fp32, image after image."""
-        cut = [list(self._cut(picture)) for picture in opened(images)]
-        pixels = torch.empty(sum(map(len, cut)), 3, self._tiles.side, self._tiles.side)
-        for place, tile in zip(pixels.numpy(), itertools.chain(*cut), strict=True):
+        counts = [self._count(data) for data in images]
+        pixels = empty_values(sum(counts), 3, self._tiles.side, self._tiles.side)
+        places = np.split(pixels, list(itertools.accumulate(counts))[:-1]) if counts else []
+        for_each(lambda one: self._fill(*one), list(zip(images, places, strict=True)))
+        return Images(torch.from_numpy(pixels), tiles=tuple(counts))
+
+    def _count(self, data: bytes) -> int:
+        """Tiles of an image, from its header."""
+        rows, columns = self._tiles.of(*opened(data).size)
+        return rows * columns + 1
+
+    def _fill(self, data: bytes, places: np.ndarray) -> None:
+        for place, tile in zip(places, self._cut(decoded(data)), strict=True):
             fill(place, tile, self._tables)
-        return Images(pixels, tiles=tuple(map(len, cut)))
 
     def _cut(self, picture: Image.Image) -> Iterator[np.ndarray]:
         """(side, side, 3) for each tile: row by row, then the whole image."""
@@ -145,15 +110,18 @@ class PixelPreparer:
 
     def __call__(self, images: Sequence[bytes]) -> Tensor:
         """Encoded images, possibly none -> (images, 3, side, side) in fp32."""
-        pixels = torch.empty(len(images), 3, self._side, self._side)
-        for place, picture in zip(pixels.numpy(), opened(images), strict=True):
-            if self._tables is None:
-                made = self._processor([picture], return_tensors="np")["pixel_values"]
-                place[:] = made.reshape(place.shape)  # some processors add an axis
-                continue
+        pixels = empty_values(len(images), 3, self._side, self._side)
+        for_each(lambda one: self._fill(*one), list(zip(images, pixels, strict=True)))
+        return torch.from_numpy(pixels)
+
+    def _fill(self, data: bytes, place: np.ndarray) -> None:
+        picture = decoded(data)
+        if self._tables is None:
+            made = self._processor([picture], return_tensors="np")["pixel_values"]
+            place[:] = made.reshape(place.shape)  # some processors add an axis
+        else:
             resized = np.asarray(picture.resize((self._side, self._side), self._processor.resample))
             fill(place, resized, self._tables)
-        return pixels
 
     def _tables_of_values(self) -> np.ndarray | None:
         """(3, 256) rescaled and normalized values; None if the processor does not resize."""

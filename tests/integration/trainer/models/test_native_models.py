@@ -37,10 +37,11 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.evaluation.evaluate import load_subject
 from vlmpipe.trainer.models.image_inputs import Images
-from vlmpipe.trainer.models.image_processor import image_preparer, opened
+from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.layers.freeze import part_of
+from vlmpipe.trainer.models.pixels import decoded
 from vlmpipe.trainer.models.qwen_vl import model as qwen_row
 from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 from vlmpipe.trainer.models.registry import family_of
@@ -299,7 +300,7 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
     for number in range(len(subject.split)):
         images = subject.shards.images(subject.split.sample_location(number))
         turns = subject.shards.turns(subject.split.sample_location(number))
-        made = dict(processor(list(opened(images)), return_tensors="pt")) if images else {}
+        made = dict(processor(list(map(decoded, images)), return_tensors="pt")) if images else {}
         sizes = subject.split.image_sizes(number)
         counts, form = [tokens_of(*size) for size in sizes], image_form_of(job.model)
         asked = turns[0].question.replace(f"{IMAGE_TOKEN}\n", "")

@@ -169,7 +169,7 @@ def test_offloaded_activations_are_inputs_of_blocks_in_the_machine_of_each_of_it
 def ahead(accumulation: int) -> int:
     """Bytes of micro-batches on a node, planned for a step of so many of them on each rank."""
     config = load_run_file(RUN_FILE, ["features.cache=off"])
-    size = accumulation * config.train.micro_batch_size * config.cluster.processes
+    size = accumulation * config.train.micro_batch_size * config.cluster.processes * config.cluster.replica_count
     config = load_run_file(RUN_FILE, ["features.cache=off", f"train.global_batch_size={size}"])
     catalog = load_catalog()
     machine, gpu = catalog.machines[config.cluster.machine_type], catalog.gpus[config.cluster.accelerator_type]
