@@ -155,8 +155,6 @@ def test_a_probe_that_hangs_ends_within_its_time_and_says_where(
     class Timer:
         def __init__(self, left_s: float, end: Callable[[], None]) -> None:
             self.left_s, self.end = left_s, end
-
-        def start(self) -> None:
             timers.append(self)
 
         def cancel(self) -> None:
@@ -166,7 +164,7 @@ def test_a_probe_that_hangs_ends_within_its_time_and_says_where(
         timers[0].end()
         raise UserError("given up", code=ExitCode.UNEXPECTED)
 
-    monkeypatch.setattr(probe_module.threading, "Timer", Timer)
+    monkeypatch.setattr(probe_module, "start_timer", Timer)
     monkeypatch.setattr(probe_module, "leave", ended.append)
     monkeypatch.setattr(probe_module, "_all_reduce", hangs)
     monkeypatch.setenv(LAUNCHED_VARIABLE, str(time.monotonic() - 100))
