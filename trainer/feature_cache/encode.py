@@ -1,15 +1,19 @@
 """The `cache_features` job: encode each distinct image that has no features yet, once.
 
 Ranks take every n-th shard of the missing images. A shard is named after its images, so a restarted job only encodes
-what is still missing.
+what is still missing. Reading, preparing, encoding and writing overlap: each has threads of its own, one step ahead.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +26,20 @@ from vlmpipe.trainer.distributed.agreement import agree, meet
 from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
 from vlmpipe.trainer.feature_cache.reader import FeatureShards
 from vlmpipe.trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
+from vlmpipe.trainer.models.image_inputs import Images
 from vlmpipe.trainer.models.image_processor import image_preparer, images_within
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.threads import thread_pool
 from vlmpipe.trainer.weights_digest import weights_sha256
+
+READERS = 2  # threads, each of which reads the images of one batch; two batches wait for each
+Batch = TypeVar("Batch")
 
 
 def build(job: JobConfig, worker: ProcessContext) -> int:
@@ -53,17 +64,23 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     store = open_storage(uri)
     if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model, precision)
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-features-") as scratch:
-        for number, shard in enumerate(shards):
-            if number % worker.world_size != worker.rank or store.stat(f"{shard_name(shard)}.json"):
-                continue
-            features: dict[str, Tensor] = {}
-            for batch in encode_images(job, tower, shard, lambda sha256: reader.image(places[sha256]), worker.device):
-                features |= {sha256: made.cpu() for sha256, made in batch.items()}
-                if progress:
-                    done = min(len(missing), number * size + len(features))
-                    progress.update(done, len(missing), unit="images")
-            write_shard(store, Path(scratch), features, tower_sha256=tower_sha256)
+    rank = OwnShards(shards, worker, store)
+    batches = (batch for shard in rank.begin() for batch in batches_of(job, shard))
+    made = encode_batches(job, tower, batches, lambda sha256: reader.image(places[sha256]), worker.device)
+    features: dict[str, Tensor] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="vlmpipe-features-") as folder,
+        ShardWriter(lambda features: write_shard(store, Path(folder), features, tower_sha256=tower_sha256)) as writer,
+    ):
+        for batch in one_behind(made):
+            features |= {sha256: of_image.cpu() for sha256, of_image in batch.items()}
+            number, shard = rank.begun[0]
+            if progress:
+                progress.update(min(len(missing), number * size + len(features)), len(missing), unit="images")
+            if len(features) == len(shard):
+                rank.begun.popleft()
+                writer.submit(features)
+                features = {}
     meet(worker)
     if progress:
         progress.update(len(missing), len(missing), unit="images")
@@ -71,19 +88,94 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     return len(missing)
 
 
+class OwnShards:
+    """The shards that this rank encodes."""
+
+    def __init__(self, shards: Sequence[Sequence[str]], worker: ProcessContext, store: Storage) -> None:
+        self._shards, self._worker, self._store = shards, worker, store
+        self.begun: deque[tuple[int, Sequence[str]]] = deque()  # taken from `begin`, by number among all ranks'
+
+    def begin(self) -> Iterator[Sequence[str]]:
+        """Every n-th shard that no other job has written meanwhile."""
+        for number, shard in enumerate(self._shards):
+            is_own = number % self._worker.world_size == self._worker.rank
+            if is_own and self._store.stat(f"{shard_name(shard)}.json") is None:
+                self.begun.append((number, shard))
+                yield shard
+
+
+class ShardWriter:
+    """Writes one shard in a thread while the next one is encoded. Errors are raised by the next call or at the end."""
+
+    def __init__(self, write: Callable[[dict[str, Tensor]], None]) -> None:
+        self._write, self._pool = write, thread_pool(1, name="features")
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True)
+        if self._last and error is None:
+            self._last.result()
+
+    def submit(self, features: dict[str, Tensor]) -> None:
+        """Wait for the shard before, so that memory holds two at most."""
+        if self._last:
+            self._last.result()
+        self._last = self._pool.submit(self._write, features)
+
+
+def one_behind(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Each batch once the next one is under way: the device computes that while the host waits for this one."""
+    before: list[Batch] = []
+    for batch in batches:
+        before.append(batch)
+        if len(before) > 1:
+            yield before.pop(0)
+    yield from before
+
+
 def encode_images(
     job: JobConfig, tower: nn.Module, images: Sequence[str], read: Callable[[str], bytes], device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
-    """Features by image, one dictionary per batch. `read` returns an image's encoded bytes."""
-    family, prepare = family_of(job.model), image_preparer(job.model)
+    """As `encode_batches`, of these images."""
+    return encode_batches(job, tower, batches_of(job, images), read, device)
+
+
+def batches_of(job: JobConfig, images: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The images that are encoded at once."""
     size = images_within(job.model, job.features.batch_images)
     if image_form_of(job.model).published:
         size = 1  # how many rows are one image's, only the model knows; an image is hundreds of patches
-    for start in range(0, len(images), size):
-        batch = images[start : start + size]
-        pixels = prepare([read(image) for image in batch]).to(device)
-        outputs = family.encode(job.model, tower, pixels.values, pixels.grids)
-        yield dict(zip(batch, pixels.features_of_each(outputs), strict=True))
+    return (images[start : start + size] for start in range(0, len(images), size))
+
+
+def encode_batches(
+    job: JobConfig,
+    tower: nn.Module,
+    batches: Iterable[Sequence[str]],
+    read: Callable[[str], bytes],
+    device: torch.device,
+) -> Iterator[dict[str, Tensor]]:
+    """Features by image, one dictionary per batch. `read` returns an image's encoded bytes, in several threads.
+
+    While a batch is encoded the next one is prepared, and images of those after it are read.
+    """
+    family, prepare = family_of(job.model), image_preparer(job.model)
+
+    def load(batch: Sequence[str]) -> tuple[Sequence[str], list[bytes]]:
+        return batch, [read(image) for image in batch]
+
+    def made(loaded: tuple[Sequence[str], list[bytes]]) -> tuple[Sequence[str], Images]:
+        batch, images = loaded
+        pixels = prepare(images)
+        return batch, pixels.pinned() if device.type == "cuda" else pixels
+
+    for batch, pixels in in_parallel(made, in_parallel(load, batches, threads=READERS), threads=1):
+        on_device = pixels.to(device)
+        outputs = family.encode(job.model, tower, on_device.values, on_device.grids)
+        yield dict(zip(batch, on_device.features_of_each(outputs), strict=True))
 
 
 def main() -> None:

@@ -21,9 +21,17 @@ class Images(NamedTuple):
     tiles: tuple[int, ...] | None = None  # of each image, if images are cut into tiles
 
     def to(self, device: torch.device) -> Images:
+        """On the device, without a wait where they are pinned."""
+        return self._mapped(lambda value: value.to(device, non_blocking=True))
+
+    def pinned(self) -> Images:
+        """In page-locked memory."""
+        return self._mapped(torch.Tensor.pin_memory)
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Images:
         if isinstance(self.values, dict):
-            return self._replace(values={name: value.to(device) for name, value in self.values.items()})
-        return self._replace(values=self.values.to(device))
+            return self._replace(values={name: function(value) for name, value in self.values.items()})
+        return self._replace(values=function(self.values))
 
     def features_of_each(self, encoded: Sequence[Tensor] | Tensor) -> list[Tensor]:
         """(tokens, width) of each image, from the output of the family's `encode`."""

@@ -12,18 +12,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from vlmpipe.trainer.sizing.image_preparation import threads_of
 from vlmpipe.trainer.threads import thread_pool
-
-MAX_THREADS = 8  # of a rank: what keeps a GPU busy, and few that wait for Python's lock
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def num_threads() -> int:
-    """Of this process: its share of the machine's cores, at most MAX_THREADS."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // ranks))
+    """Of this process, which shares the machine's cores with its other ranks."""
+    return threads_of(len(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def for_each(prepare: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

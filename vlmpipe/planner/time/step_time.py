@@ -19,6 +19,7 @@ from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication,
 from vlmpipe.planner.time.saving import SaveTime, save_sentences, save_time
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
+from vlmpipe.trainer.sizing.image_preparation import rank_preparation_s
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
@@ -26,8 +27,6 @@ from vlmpipe.trainer.sizing.pipeline_partition import Stage
 # differ wait for each other and for decoding. The median of 12 published runs without their padding (LLaVA-1.5 and
 # TinyLLaVA: 1.2 to 2.1 times as long); lmms-engine's packed runs took 1.2 to 1.8 times as long as its text.
 IMAGE_SHARE = 0.6
-# A rank decodes and resizes in one thread: 4 to 18 ms of CPU time for a photo of 0.25 to 1 megapixel. It seldom bounds.
-DECODE_S = 0.01
 DATA_WAIT_SHARE = 0.02  # the loader's goal; the part `loops` of `make bench-train` measures it
 
 SAVING = "saving checkpoints"
@@ -136,9 +135,13 @@ def _time_of_steps(case: Scenario) -> Time:
     if layout.nodes > 1:
         lost = STRAGGLER_SHARE * math.log2(layout.nodes)
         parts.append(TimePart("waiting for the slowest rank", lost * sum(part.s for part in parts)))
-    decoding_s = 0.0 if case.cached else rank_sequences * load.images_per_sequence * DECODE_S
-    if (behind_s := decoding_s - sum(part.s for part in parts)) > 0:
-        parts.append(TimePart("waiting for decoded images", behind_s))
+    preparing_s = 0.0
+    if not case.cached:
+        cores, ranks = case.machine.vcpus, layout.ranks_per_node
+        image_s = rank_preparation_s(config.model.family, shape, cores=cores, ranks=ranks)
+        preparing_s = rank_sequences * load.images_per_sequence * image_s
+    if (behind_s := preparing_s - sum(part.s for part in parts)) > 0:
+        parts.append(TimePart("waiting for prepared images", behind_s))
     parts.append(TimePart("waiting for data", DATA_WAIT_SHARE * sum(part.s for part in parts)))
     calibration = _calibration(case)
     if calibration.pace != 1.0:

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from vlmpipe.trainer.models import image_threads
-from vlmpipe.trainer.models.image_threads import MAX_THREADS, for_each, num_threads
+from vlmpipe.trainer.models.image_threads import for_each, num_threads
+from vlmpipe.trainer.sizing.image_preparation import MAX_THREADS
 
 
 @pytest.fixture(autouse=True)

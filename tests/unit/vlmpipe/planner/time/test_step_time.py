@@ -15,9 +15,10 @@ from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
-from vlmpipe.planner.time.step_time import DECODE_S, OVERLAPPED, SAVING, Time, estimate_time, sequence_flops
+from vlmpipe.planner.time.step_time import OVERLAPPED, SAVING, Time, estimate_time, sequence_flops
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
+from vlmpipe.trainer.sizing.image_preparation import SQUARE_S
 from vlmpipe.trainer.sizing.model_shape import Matrices, ModelShape
 
 NODE = machine()
@@ -52,7 +53,7 @@ def test_a_measured_efficiency_is_the_rate_of_all_flops_and_replaces_the_assumpt
     assert not any("Matrix products reach" in sentence for sentence in measured.assumptions)
 
 
-def test_a_small_model_on_a_fast_gpu_waits_for_the_thread_that_decodes_its_images() -> None:
+def test_a_small_model_on_a_fast_gpu_waits_for_the_threads_that_prepare_its_images() -> None:
     small = replace(
         LLAVA_7B,
         tower=replace(LLAVA_7B.tower, layers=1),
@@ -60,13 +61,14 @@ def test_a_small_model_on_a_fast_gpu_waits_for_the_thread_that_decodes_its_image
         vocabulary=1000,
         parameters={name: number // 1000 for name, number in LLAVA_7B.parameters.items()},
     )
-    name, config = "waiting for decoded images", run_config(train__global_batch_size=64)
+    name, config = "waiting for prepared images", run_config(train__global_batch_size=64)
     assert part(timed(config, gpu=H100), name) == 0
-    bound = timed(config, small, H100)
+    bound = timed(config, small, H100, vcpus=8)  # one for each rank
     images = 8 * Workload.assumed(config, small).images_per_sequence  # of a rank in a step
     before = sum(each.s for each in bound.parts if each.name not in ("waiting for data", SAVING) and not each.hidden)
-    assert part(bound, name) > 0 and before == pytest.approx(images * DECODE_S)
-    assert part(timed(config, small, H100, cached=True), name) == 0
+    assert part(bound, name) > 0 and before == pytest.approx(images * SQUARE_S)
+    assert part(timed(config, small, H100, vcpus=8, cached=True), name) == 0
+    assert part(timed(config, small, H100, vcpus=8 * 16), name) < part(bound, name) / 4
 
 
 def test_fp32_computes_at_the_fp32_rate() -> None:

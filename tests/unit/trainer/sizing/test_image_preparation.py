@@ -1,0 +1,50 @@
+"""CPU time of preparing images, and the threads that share it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.trainer.flop_cases import model_config
+from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.image_preparation import (
+    MAX_THREADS,
+    PATCHES_S,
+    SQUARE_S,
+    THREAD_SHARE,
+    TILES_S,
+    preparation_s,
+    rank_preparation_s,
+    threads_of,
+)
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+
+
+def shape_of(**changes: object) -> ModelShape:
+    config = model_config(**changes)
+    return family_of(config).shape(config)
+
+
+@pytest.mark.parametrize("pixels", [1 << 18, 1 << 20])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_patches_take_time_by_the_pixels_of_the_image(family: str, pixels: int) -> None:
+    shape = shape_of(family=family, max_pixels=pixels)
+    assert preparation_s(family, shape) == pytest.approx(PATCHES_S * pixels / 1e6, rel=0.01)
+
+
+def test_tiles_take_time_by_their_pixels_and_squares_by_the_photo() -> None:
+    tiles = shape_of(family="smolvlm_tiles")
+    assert preparation_s("smolvlm", tiles) == pytest.approx(TILES_S * 16 * 16 / 1e6, rel=0.01)
+    assert preparation_s("llava", shape_of()) == SQUARE_S
+
+
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(2, 1, 2), (2, 4, 1), (208, 8, MAX_THREADS), (12, 4, 3)])
+def test_ranks_share_cores(cores: int, ranks: int, threads: int) -> None:
+    assert threads_of(cores, ranks) == threads
+    one = preparation_s("llava", shape_of())
+    expected = one if threads == 1 else one / (threads * THREAD_SHARE)
+    assert rank_preparation_s("llava", shape_of(), cores=cores, ranks=ranks) == pytest.approx(expected)
+
+
+def test_family_hf_runs_the_librarys_processor_in_one_thread() -> None:
+    shape = shape_of()
+    assert rank_preparation_s("hf", shape, cores=208, ranks=8) == preparation_s("hf", shape)

@@ -1,0 +1,40 @@
+"""CPU time of making an image's pixel values, and the threads that share it. Imports no torch.
+
+Figures are CPU time of one thread on an AMD EPYC, photos as JPEG (`make bench-data args='--only preparing'`,
+benchmarks/results/2026-11-28-cpu-image-preparation.md).
+"""
+
+from __future__ import annotations
+
+from vlmpipe.trainer.config.model import GRID_FAMILIES
+from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
+from vlmpipe.trainer.sizing.model_shape import ModelShape
+
+MAX_THREADS = 8  # of a rank: what keeps a GPU busy, and few that wait for Python's lock
+CHANNELS = 3
+SQUARE_S = 0.007  # a photo of half a megapixel, assumed, shrunk to a square: 5 ms of a quarter, 12 ms of a whole one
+# Seconds for a megapixel. Patches: 25 ms of a quarter of one, 36 ms of a whole one. Tiles: of all tiles of an image,
+# for which it is enlarged. The library's processor, which family hf runs in one thread: Qwen2-VL's.
+PATCHES_S, TILES_S, LIBRARY_S = 0.036, 0.046, 0.066
+THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU is half a core. Assumed
+
+
+def threads_of(cores: int, ranks: int) -> int:
+    """Threads of each of so many ranks that share a machine's cores."""
+    return max(1, min(MAX_THREADS, cores // ranks))
+
+
+def preparation_s(family: str, shape: ModelShape) -> float:
+    """CPU time of one image (or tile) of the shape's size."""
+    megapixels = shape.tower_tokens * shape.patch_pixels / CHANNELS / 1e6
+    if family in GRID_FAMILIES:
+        return PATCHES_S * megapixels / FRAMES_PER_PATCH  # a still image fills all frames of its patches
+    if family == "hf":
+        return LIBRARY_S * megapixels
+    return TILES_S * megapixels if shape.most_tiles > 1 else SQUARE_S
+
+
+def rank_preparation_s(family: str, shape: ModelShape, *, cores: int, ranks: int) -> float:
+    """Wall time of one image in a rank's threads, while the other ranks of the machine prepare theirs."""
+    threads = 1 if family == "hf" else threads_of(cores, ranks)
+    return preparation_s(family, shape) / (1 if threads == 1 else threads * THREAD_SHARE)
