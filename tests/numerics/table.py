@@ -45,7 +45,7 @@ def tried(setting: Setting, files: Sequence[Path], processes: int = 0) -> tuple[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SETTINGS, help="one setting")
+    parser.add_argument("--only", choices=SETTINGS, metavar="SETTING", help=f"one of: {'; '.join(SETTINGS)}")
     parser.add_argument("--processes", type=int, default=2, help="files that are tested at the same time")
     parser.add_argument("files", nargs="*", type=Path, help="test files; all that compare numbers without it")
     given = parser.parse_args(arguments)
@@ -54,14 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.only not in (None, name):
             continue
         if why := setting.missing():
-            print(f"{name:<44}not tried: {why}", flush=True)
+            print(f"{name:<28}not tried: {why}", flush=True)
             continue
-        files, started_s = given.files or comparing(setting.changes), time.monotonic()
+        files, started_s = given.files or comparing(setting.compared), time.monotonic()
         counts, said = tried(setting, files, given.processes)
         failed = failed or bool(said)
         shown = ", ".join(f"{number} {kind}" for kind, number in counts.items())
         print(
-            f"{said}\n{name:<44}{len(files)} files: {shown} in {time.monotonic() - started_s:.0f} s".strip(), flush=True
+            f"{said}\n{name:<28}{len(files)} files: {shown} in {time.monotonic() - started_s:.0f} s".strip(), flush=True
         )
     return int(failed)
 

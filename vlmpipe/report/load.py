@@ -142,7 +142,7 @@ def _steps(run: _Reader) -> list[dict[str, Any]]:
     """Step records of the last attempt, which began with resolve-run, in the graph's order; unknown steps come last."""
     names = [info.name for info in run.store.list("steps") if info.name.endswith(".json")]
     records = [run.object(name, "that it is named after") for name in names]
-    rank = {name: number for number, name in enumerate(STEP_ORDER)}
+    rank = {name: index for index, name in enumerate(STEP_ORDER)}
     known = [record for record in records if "step" in record]
     started_s = {record["step"]: number(record.get("started_s")) or 0.0 for record in known}
     known = [record for record in known if started_s[record["step"]] >= started_s.get("resolve-run", 0.0)]
