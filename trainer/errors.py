@@ -55,6 +55,9 @@ CAUSES = frozenset(
 )  # fmt: skip
 """Codes with a cause that a person can fix. They take precedence over codes that only report an end."""
 
+PASSING = frozenset({ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.NO_PERMISSION})
+"""Codes of what may work a minute later, without a new start."""
+
 # Full disks in the errors of tokenizers, safetensors and torch.save, whose native code raises no OSError.
 NO_SPACE_TEXT = re.compile(r"No space left on device|File too large|inline_container\.cc:\d+\] \. unexpected pos")
 UNEXPECTED_PREFIX = "unexpected error: "  # of the line after a traceback
@@ -64,10 +67,22 @@ class UserError(Exception):
     """A problem that the user can fix: what was found, what was expected and what to do.
 
     In a `found` of several lines, all but the first start with two spaces, by which log readers recognize them.
+
+    `passes`: whether the same call may succeed later, without a new start: a service is away, a disk is full, a
+    permission is missing. By default, the code says so.
     """
 
-    def __init__(self, found: str, *, expected: str = "", fix: str = "", code: int = ExitCode.CONFIG) -> None:
+    def __init__(
+        self,
+        found: str,
+        *,
+        expected: str = "",
+        fix: str = "",
+        code: int = ExitCode.CONFIG,
+        passes: bool | None = None,
+    ) -> None:
         self.found, self.expected, self.fix, self.code = found, expected, fix, code
+        self.passes = code in PASSING if passes is None else passes
         super().__init__(self.text())
 
     def text(self) -> str:
@@ -148,7 +163,8 @@ def from_os_error(error: OSError, doing: str) -> UserError:
             fix="choose another port or leave it out to take a free one",
             code=ExitCode.UNAVAILABLE,
         )
-    return UserError(f"{error.strerror or error} while {doing}{where}", code=ExitCode.UNEXPECTED)
+    # Such as EIO, or ESTALE and ETIMEDOUT of a disk on the network.
+    return UserError(f"{error.strerror or error} while {doing}{where}", code=ExitCode.UNEXPECTED, passes=True)
 
 
 @contextlib.contextmanager

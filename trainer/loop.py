@@ -61,7 +61,13 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             validates = bool(setup.validation) and (finished or done % settings.validate_every_steps == 0)
             saves = finished or done % settings.checkpoint_every_steps == 0
             pending = AsyncStepMetrics(
-                loss_share, result, data, stop=stop.requested, replica=setup.replica, worker=worker
+                loss_share,
+                result,
+                data,
+                stop=stop.requested,
+                save=checkpoints.wants_again,
+                replica=setup.replica,
+                worker=worker,
             )
             report.count(unread.add(pending, read_all=validates or saves or report.is_due(done)))
             if setup.validation and validates:
@@ -71,14 +77,14 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done))
             watchdog.beat(done)
             stopping = report.stop_requested and not finished
-            if stopping or saves:
+            if stopping or saves or report.save_requested:
                 started = time.perf_counter()
                 report.count(unread.rest())
                 report.flush()
                 with watchdog.pause(), phase("checkpoint"):
                     consumed = loader.sampler.batch(done).sequences_consumed
                     checkpoints.save(done, data.epoch, consumed, report.last_loss, stop)
-                report.checkpoint_stalled(time.perf_counter() - started)
+                report.saved(time.perf_counter() - started, checkpoints.take_warnings())
             if stopping:
                 break
             profiler.end_step(done, watchdog)
@@ -87,6 +93,8 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     stream.close()
     loader.close()
     collect_as_usual()
+    stopping = stopping or not checkpoints.settle(stop)
     name = checkpoints.finish("preempted" if stopping else "done")
+    report.note(checkpoints.take_warnings())
     report.close(checkpoint=name, stopped=stopping)
     return ExitCode.PREEMPTED if stopping else ExitCode.OK

@@ -7,15 +7,17 @@ also prints a line every few seconds.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
+from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError, print_warning
 from vlmpipe.trainer.redaction import redact_all
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.background_writer import BackgroundWriter
+from vlmpipe.trainer.storage.outage import patiently, warned
 from vlmpipe.trainer.storage.records import seal
 
 PRINT_INTERVAL_S = 5.0
@@ -37,12 +39,18 @@ class StepRecord:
 
 
 class Progress:
-    """Writes one step's record, at most every few seconds. Only one process of a job should hold one."""
+    """Writes one step's record, at most every few seconds. Only one process of a job should hold one.
 
-    def __init__(self, run_uri: str, step: str, *, quiet: bool = False) -> None:
+    The first write and the last raise UserError when they fail; one in between is a warning, and the next makes up for
+    it. With `patience_s`, the last one of a step that is done is repeated for so long while the store is away, and that
+    of another is a warning.
+    """
+
+    def __init__(self, run_uri: str, step: str, *, quiet: bool = False, patience_s: float = 0.0) -> None:
         self.record = StepRecord(step)
-        self._file = BackgroundWriter(open_storage(run_uri), f"steps/{step}.json")
-        self._quiet = quiet
+        name, warn = f"steps/{step}.json", functools.partial(print_warning, step=step)
+        self._file = BackgroundWriter(open_storage(run_uri), name, warn=warn)
+        self._quiet, self._patience_s = quiet, patience_s
         self._printed_s = time.monotonic()
         self._file.write(self._content())
 
@@ -61,14 +69,21 @@ class Progress:
 
     def flush(self) -> None:
         """Write what was reported last, before another object takes over this step's record."""
-        self._file.write(self._content())
+        self._file.settle(self._content())
 
     def finish(self, state: str = "done", message: str = "") -> None:
         """Close the record: `done`, `reused`, `stopped` or `failed`."""
         record = self.record
         record.state, record.ended_s = state, time.time()
         record.message = message or record.message
-        self._file.write(self._content())
+        write = functools.partial(self._file.write, self._content())
+        if not self._patience_s:
+            write()
+        elif state in ("done", "reused"):
+            patiently("writing the record of the step", write, limit_s=self._patience_s, step=record.step)
+        else:  # a stop or an error is not held back
+            with warned("writing the record of the step", step=record.step):
+                write()
         if not self._quiet:
             took = record.ended_s - record.started_s
             print(f"{record.step}: {state} in {took:.1f} s. {record.message}".rstrip(), flush=True)

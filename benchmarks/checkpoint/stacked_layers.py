@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
 from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.train import TrainConfig
@@ -66,6 +67,7 @@ class Trained:
 
     def saver(self, *, async_save: bool, on_commit: Callable[[str], None] = lambda name: None) -> CheckpointSaver:
         """A saver that keeps one checkpoint."""
+        failures = FailedSaves(limit_s=0.0)  # the first one ends it
         return CheckpointSaver(
-            self.store, self.strategy, self.worker, Retention(1), async_save=async_save, on_commit=on_commit
+            self.store, self.strategy, self.worker, Retention(1), failures, async_save=async_save, on_commit=on_commit
         )

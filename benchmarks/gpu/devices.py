@@ -16,6 +16,7 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from tests.support.trainer.checkpoints import record
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.distributed.agreement import agree
 from vlmpipe.trainer.distributed.process import start_worker
@@ -41,7 +42,7 @@ def contexts_elsewhere() -> int:
     with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
         store = LocalStorage(Path(agree(scratch)) / "run")
         strategy: Any = OneTensor(worker.device)
-        saver = CheckpointSaver(store, strategy, worker, Retention(1))
+        saver = CheckpointSaver(store, strategy, worker, Retention(1), FailedSaves(limit_s=0.0))
         saver.save(record(world_size=worker.world_size, num_nodes=worker.num_nodes))
         saver.finish()
     others = [one for one in range(torch.cuda.device_count()) if one != worker.device.index]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.crash.cases import FULL, case
-from tests.support.crash.world import after_a_fault, loaded, run_once, save, upload
-from tests.support.paths import ROOT
+from tests.support.crash.world import after_a_fault, ended, loaded, run_once, save, upload
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
 from vlmpipe.trainer.checkpoint.commit import checkpoint_name, committed
-from vlmpipe.trainer.checkpoint.fault_points import POINTS, VARIABLE
+from vlmpipe.trainer.checkpoint.fault_points import POINTS
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -32,19 +28,6 @@ def before_the_crash(store: Storage, scratch: Path) -> str:
     newest = [save(store, scratch, step, attempt=attempt) for step in (1, 2, 3)][-1]
     upload(store, scratch, checkpoint_name(attempt, 4, "left"), 4, nodes=range(1))
     return newest
-
-
-def killed_at(point: str, module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, VARIABLE: point, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 def require_old_or_new(store: Storage, scratch: Path, point: str, old: str) -> None:
@@ -64,7 +47,7 @@ def test_killed_at_a_point_of_the_protocol(point: str, store: Storage, scratch: 
     host = (
         {} if isinstance(store, LocalStorage) else {"STORAGE_EMULATOR_HOST": request.getfixturevalue("server").endpoint}
     )
-    done = killed_at(point, "tests.support.crash.program", store.root_uri, str(scratch), **host)
+    done = ended(point, "tests.support.crash.program", store.root_uri, str(scratch), **host)
     assert done.returncode == -signal.SIGKILL, f"never came to {point!r}: {done.stderr}"
     require_old_or_new(store, scratch, point, old)
 
@@ -76,7 +59,7 @@ def savers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     points = POINTS if FULL else OF_THE_SAVER
     for number, _ in enumerate(points):
         before_the_crash(LocalStorage(root / str(number)), root)
-    done = killed_at("", "tests.support.crash.saver_program", str(root), *points, TMPDIR=str(root))
+    done = ended("", "tests.support.crash.saver_program", str(root), *points, TMPDIR=str(root))
     assert done.returncode == 0, done.stderr
     return root, json.loads(done.stdout.splitlines()[-1])
 
@@ -118,7 +101,6 @@ def test_a_stop_request_breaks_nothing_off(point: str, savers: tuple[Path, dict[
 
 
 FAILURES = {
-    "its state cannot be written": ExitCode.CANNOT_WRITE,
     "it fails with an unexpected error": ExitCode.UNEXPECTED,
     "its temporary folder is not there": ExitCode.CONFIG,
 }
@@ -133,6 +115,18 @@ FAILURES = {
 def test_what_fails_on_one_rank_ends_all(failure: str, savers: tuple[Path, dict[str, Any]]) -> None:
     found = savers[1]["on_one_rank"][failure]
     assert found["ends"] == [FAILURES[failure]] * 2
+    assert found["seconds"] < 30 and found["left"] == found["committed"] == []
+
+
+@case(
+    "outage",
+    "a save fails on one node of two: {}",
+    "both nodes go on, and their next save is committed; no staging folder is left",
+    failure=("its state cannot be written", "its store is away"),
+)
+def test_an_outage_of_one_node_ends_nothing(failure: str, savers: tuple[Path, dict[str, Any]]) -> None:
+    found = savers[1]["on_one_rank"][failure]
+    assert found["ends"] == [0, 0] and found["committed"] == [2]
     assert found["seconds"] < 30 and found["left"] == []
 
 

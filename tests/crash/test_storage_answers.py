@@ -55,7 +55,7 @@ def test_a_storm_of_503(write: str, gcs: GcsStorage, server: FakeGcs, scratch: P
 @case(
     "storage",
     "permanent 503 from {} on",
-    "exit 69 within the deadline, nothing committed; the same command commits later",
+    "the save fails with 69 within the deadline, nothing committed; the same command commits later",
     short=("COMMIT",),
     write=("a shard", "a node's manifest", "COMMIT"),
 )
@@ -154,21 +154,23 @@ def test_a_slow_download(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> Non
     assert sum("/download/" in request and "shard-1" in request for request in server.requests[asked:]) == 2
 
 
-@case("storage", "credentials are no longer accepted (401) in the middle of an upload", "exit 69, nothing committed")
+@case("storage", "credentials are no longer accepted (401) in the middle of an upload", "the save fails with 69")
 def test_unauthorized_midway(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     two_committed(gcs, scratch)
     server.faults.append(Fault("status", code=401, body='deep/shard-1"', times=ALWAYS))
     assert "no usable Google Cloud credentials" in fail_and_recover(gcs, server, scratch, ExitCode.UNAVAILABLE).found
 
 
-@case("storage", "permission is withdrawn (403) in the middle of an upload", "exit 77, nothing committed")
+@case("storage", "permission is withdrawn (403) in the middle of an upload", "the save fails with 77")
 def test_forbidden_midway(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     two_committed(gcs, scratch)
     server.faults.append(Fault("status", code=403, body='deep/shard-1"', times=ALWAYS))
     assert "storage.objectUser" in fail_and_recover(gcs, server, scratch, ExitCode.NO_PERMISSION).expected
 
 
-@case("storage", "the bucket is gone (404) in the middle of an upload", "exit 69, and the bucket is named")
+@case(
+    "storage", "the bucket is gone (404) in the middle of an upload", "the save fails with 69, which names the bucket"
+)
 def test_the_bucket_is_gone(gcs: GcsStorage, server: FakeGcs, scratch: Path) -> None:
     two_committed(gcs, scratch)
     attempt = claim_attempt(gcs, fresh=False).attempt

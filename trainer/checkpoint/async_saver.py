@@ -1,8 +1,9 @@
 """Asynchronous checkpoints: a snapshot in memory, then files, upload and COMMIT in a background thread of each rank.
 
 Training waits for the snapshot only. Ranks of a node synchronize through marker files in their staging folder, nodes
-through their manifests in the store, so the threads use none of training's collectives. Background errors are raised on
-all ranks by the next save or at the end.
+through their manifests in the store, so the threads use none of training's collectives. What became of a save is agreed
+by all ranks at the next one or at the end: one that failed for a reason that passes is a warning (`FailedSaves`), other
+errors are raised.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import torch
 import torch.distributed as dist
 
 from vlmpipe.trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, commit, upload_node_files
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files
 from vlmpipe.trainer.checkpoint.manifest import manifest_of
 from vlmpipe.trainer.checkpoint.random_states import random_states
-from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.retention import Housekeeping, Retention
 from vlmpipe.trainer.checkpoint.staging import PREFIX, Staging
 from vlmpipe.trainer.distributed.agreement import agree, raise_together, together
 from vlmpipe.trainer.distributed.process import ProcessContext
@@ -48,9 +50,10 @@ class Saved:
 
 
 class CheckpointSaver:
-    """Saves checkpoints of one run. Its methods are collective and raise the same errors on all ranks.
+    """Saves checkpoints of one run. `save` and `finish` are collective and raise the same errors on all ranks.
 
-    `on_commit` is called on rank 0 with the name of each committed checkpoint, in the background thread.
+    `failures` counts on rank 0 the saves that failed. `on_commit` is called there with the name of each committed
+    checkpoint, in the background thread.
     """
 
     def __init__(
@@ -59,22 +62,31 @@ class CheckpointSaver:
         strategy: Strategy,
         worker: ProcessContext,
         retention: Retention,
+        failures: FailedSaves,
         *,
         async_save: bool = True,
         key: bytes = b"",
         on_commit: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._store, self._strategy, self._worker, self._retention = store, strategy, worker, retention
+        self._store, self._strategy, self._worker, self._failures = store, strategy, worker, failures
+        self._housekeeping = Housekeeping(store, retention, key=key, warn=failures.warn)
         self._async_save, self._key, self._on_commit = async_save, key, on_commit
         # DCP's planning collectives have a group of their own, so that they can run beside training's.
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
-        self._error: UserError | None = None
+        self._error: UserError | None = None  # of this rank's part of the last save
+        self._ending: UserError | None = None  # what training ends with, as far as this rank knows
         self.saved = Saved()
-        self._swept = False
+        self.has_failed = False  # the last save that all ranks have waited for
+
+    @property
+    def wants_again(self) -> bool:
+        """On rank 0, whether the last save failed and the next one may begin; False on other ranks."""
+        is_running = self._thread is not None and self._thread.is_alive()
+        return self._worker.is_first and not is_running and self._failures.is_due
 
     def save(self, record: CommitRecord) -> None:
-        """Snapshot the state and save it in the background. Waits for the previous save first and raises its errors."""
+        """Snapshot the state and save it in the background. Waits for the previous save first, as `finish` does."""
         self.finish()
         nonce = agree(uuid.uuid4().hex[:12])
         name = checkpoint_name(record.attempt, record.step, nonce)
@@ -97,10 +109,12 @@ class CheckpointSaver:
                     random_states(self._worker) | kernel_files(self._worker),
                 ),
             )
-        except UserError:
+        except UserError as error:
             if staging:
                 staging.remove()
-            raise
+            self._count(record.step, error)
+            self._agree(failed=True)
+            return
         crash_point("snapshot taken")
 
         def write_all() -> None:
@@ -114,14 +128,29 @@ class CheckpointSaver:
             self.finish()
 
     def finish(self) -> Saved:
-        """Wait for the save in progress and raise its errors. Returns the last committed checkpoint."""
+        """Wait for the save in progress. Returns the last committed checkpoint.
+
+        `has_failed` says what became of it. Raises its error where that does not pass by itself, or when there has been
+        no COMMIT for too long.
+        """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            error, self._error = self._error, None
-            raise_together(error, self._worker)
-            self.saved = agree(self.saved)
+            self._agree(failed=self._error is not None)
         return self.saved
+
+    def _agree(self, *, failed: bool) -> None:
+        """Raise what training ends with, or take rank 0's word on the last save. Collective."""
+        raise_together(self._ending, self._worker)
+        self.has_failed, self.saved = agree((failed, self.saved))
+
+    def _count(self, step: int, error: UserError) -> None:
+        """Count a save that failed on this rank."""
+        self._error = error
+        if self._worker.is_first:
+            self._ending = self._failures.count(step, error)
+        elif not error.passes:
+            self._ending = error
 
     def _run(
         self,
@@ -133,7 +162,11 @@ class CheckpointSaver:
         started: float,
     ) -> None:
         rank, worker = self._worker.rank, self._worker
+        failed: UserError | None = None
+        self._error = None
         try:
+            if worker.is_first:
+                self._housekeeping.before_save()
             try:
                 with os_errors(f"writing a checkpoint to {folder}"):
                     write()
@@ -147,26 +180,27 @@ class CheckpointSaver:
                 upload_node_files(self._store, name, worker.node, folder, key=self._key)
             if worker.is_first:
                 self._await_nodes(name, record.num_nodes)
-                commit(self._store, name, record, key=self._key)
+                commit(self._store, name, record, key=self._key, warn=self._failures.warn)
                 self.saved = Saved(name, time.monotonic() - started)
+                self._failures.committed(record.step)
                 self._on_commit(name)
-                if not self._swept:
-                    sweep_leftovers(self._store, record.attempt)
-                    self._swept = True
-                delete_old(self._store, self._retention, newest=name, key=self._key)
+                self._housekeeping.after_commit(name)
         except UserError as error:
-            self._error = error
+            failed = error
         except OSError as error:
-            self._error = from_os_error(error, f"saving checkpoint {name}")
+            failed = from_os_error(error, f"saving checkpoint {name}")
         except Exception as error:  # `finish` raises it in the training thread
-            self._error = UserError(f"saving checkpoint {name} failed: {error!r}", code=ExitCode.UNEXPECTED)
+            failed = UserError(f"saving checkpoint {name} failed: {error!r}", code=ExitCode.UNEXPECTED)
         finally:
             if staging:
-                if self._error is not None:
+                if failed:
                     # If it is the store that failed, rank 0 fails likewise, or runs into its timeout.
                     with contextlib.suppress(UserError):
                         self._store.write(_failure_note(name, worker.node), b"")
                 staging.remove()
+            if failed:
+                self._count(record.step, failed)
+                self._housekeeping.failed(name)
 
     def _await_ranks(self, folder: Path) -> None:
         """Wait until every rank of this node has written its files."""
@@ -199,4 +233,4 @@ def _failure_note(name: str, node: int) -> str:
 
 
 def _not_saved(why: str) -> UserError:
-    return UserError(f"a checkpoint was not saved: {why}", code=ExitCode.UNEXPECTED)
+    return UserError(f"a checkpoint was not saved: {why}", code=ExitCode.UNEXPECTED, passes=True)

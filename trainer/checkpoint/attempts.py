@@ -72,6 +72,26 @@ def begun_by(found: Attempts, submission: str) -> bool:
     return bool(submission) and found.fresh_for == submission
 
 
+def follow_attempt(store: Storage, mine: Attempts) -> None:
+    """Record a start that was claimed in another store, so that both name the same last start.
+
+    Claim it above this store's number. Raises UserError (72) where a later start has been recorded here.
+    """
+    while True:
+        found, version = _read(store)
+        if found.attempt >= mine.attempt:
+            raise _superseded(mine.attempt, found.attempt)
+        try:
+            return store.replace(FILE, seal(asdict(mine)), version)
+        except VersionConflictError:
+            continue
+
+
+def last_attempt(store: Storage) -> int:
+    """The highest number of a start, recorded or of a saved folder."""
+    return max(_read(store)[0].attempt, _highest_saved(store))
+
+
 def begin_at(store: Storage, mine: Attempts, step: int, *, most: int) -> None:
     """Record this start's first step. Raises UserError (70) when `most` starts in a row crashed at the same one."""
     crashes = mine.without_progress if mine.start_step in (None, step) else 0

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from vlmpipe.trainer.checkpoint.manifest import (
     signature,
     sums_of_file,
 )
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_warning
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import AlreadyExistsError, CorruptObjectError, Storage, crc32c_of
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -105,8 +105,17 @@ def upload_node_files(store: Storage, name: str, node: int, staging: Path, *, ke
     crash_point("manifest written")
 
 
-def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"") -> None:
+def commit(
+    store: Storage,
+    name: str,
+    record: CommitRecord,
+    *,
+    key: bytes = b"",
+    warn: Callable[[str], None] = print_warning,
+) -> None:
     """Write COMMIT, which makes the checkpoint exist, after all nodes have uploaded their files.
+
+    LATEST, a hint, is written afterwards; where that fails, there is a warning.
 
     Raises UserError (72) when a later start of the training job has taken over, ConfigError for a manifest that is not
     signed with `key` (empty: nothing is signed).
@@ -130,7 +139,12 @@ def commit(store: Storage, name: str, record: CommitRecord, *, key: bytes = b"")
     crash_point("before COMMIT")
     create_commit(store, name, body)
     crash_point("after COMMIT")
-    store.write(LATEST, name.encode())
+    try:
+        store.write(LATEST, name.encode())
+    except UserError as error:
+        if not error.passes:
+            raise
+        warn(f"{store.uri(LATEST)} does not name {name}, which is committed: {error.found}")
     crash_point("after LATEST")
 
 

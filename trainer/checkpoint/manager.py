@@ -24,6 +24,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     settle_other_trainer,
     was_uncommitted,
 )
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror, MirrorLag
 from vlmpipe.trainer.checkpoint.mirror.copies import mirror_of
@@ -31,7 +32,7 @@ from vlmpipe.trainer.checkpoint.random_states import have_one_layout, seed_rando
 from vlmpipe.trainer.checkpoint.resume import Resumed, resume
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.distributed.agreement import agree, on_first
+from vlmpipe.trainer.distributed.agreement import agree, on_any, on_first
 from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import UserError
@@ -39,6 +40,7 @@ from vlmpipe.trainer.optimizer.build import rate_factor
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.strategies.base import Strategy
 
+POLL_S = 1.0  # between two looks at a stop request
 COMMIT_MARGIN_S = 2.0  # the time of the last save only estimates that of the next
 
 
@@ -54,12 +56,15 @@ class Checkpoints:
         self._mine = on_first(worker, self._claim)
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._name = ""
+        self._last: CommitRecord | None = None  # saved or to be saved again
+        self._failures = FailedSaves(self._settings.max_s_without_commit)
         self._copies: BackgroundMirror | None = None  # of rank 0, once `resume` has read the stores
         self._saver = CheckpointSaver(
             store,
             strategy,
             worker,
             Retention.of(job),
+            self._failures,
             async_save=self._settings.async_save,
             key=self._key,
             on_commit=self._mirror_it,
@@ -87,9 +92,17 @@ class Checkpoints:
             self._copies = self._open_copies(self._mirror)
         return resumed
 
+    @property
+    def wants_again(self) -> bool:
+        """On rank 0, whether a save has failed and it is time for another; all ranks must `save` at the same step."""
+        return self._saver.wants_again
+
     def save(self, step: int, epoch: int, sequences_consumed: int, loss: float, stop: StopRequest) -> None:
-        """Begin to save this step, unless a stop request leaves too little time."""
-        record = dataclasses.replace(
+        """Begin to save this step, unless a stop request leaves too little time.
+
+        What became of the save before is known then: training goes on after one that failed for a reason that passes.
+        """
+        self._last = dataclasses.replace(
             self._record,
             step=step,
             epoch=epoch,
@@ -98,20 +111,38 @@ class Checkpoints:
             learning_rate=self._learning_rate(step),
         )
         if not agree(self._no_time_left(stop)):
-            self._saver.save(record)
+            self._saver.save(self._last)
         elif self._worker.is_first:
             message = f"no time to save step {step} before the machine goes: the last checkpoint counts"
             print(f"train: {message}", flush=True)
 
+    def settle(self, stop: StopRequest) -> bool:
+        """Wait for the last save's COMMIT; save again, as often as it fails. False if a stop request came first."""
+        self._saver.finish()
+        while self._saver.has_failed and self._last:
+            while agree(self._failures.is_waiting) and not on_any(self._worker, stop.requested):
+                time.sleep(POLL_S)
+            if on_any(self._worker, stop.requested):
+                return False
+            self._saver.save(self._last)
+            self._saver.finish()
+        return True
+
     def finish(self, ended: str) -> str:
         """Wait for the last save and record how this start ended. Returns the newest checkpoint's name."""
         saved = self._saver.finish()
+        if self._saver.has_failed and self._last and self._worker.is_first:
+            self._failures.warn(f"step {self._last.step} is not saved before the stop: the last checkpoint counts")
         on_first(self._worker, lambda: note_end(self._store, self._mine, ended))
         return saved.name or self._name
 
     def notes(self, resumed: Resumed | None) -> list[str]:
         """What a person should know of the resume."""
         return resumed.notes(self._record, self._learning_rate(resumed.checkpoint.record.step)) if resumed else []
+
+    def take_warnings(self) -> list[str]:
+        """Warnings about saves since the last call, printed already; empty on other ranks than 0."""
+        return self._failures.take_warnings()
 
     def mirror_lag(self, step: int) -> MirrorLag | None:
         """How far the mirror lags behind `step`; None on other ranks than 0 and without a mirror."""

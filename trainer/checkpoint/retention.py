@@ -11,7 +11,9 @@ from vlmpipe.trainer.checkpoint.commit import FOLDER, Listing, read_record
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
 from vlmpipe.trainer.checkpoint.manifest import DamagedError
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.outage import Outage
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,63 @@ class Retention:
     @classmethod
     def of(cls, job: JobConfig) -> Retention:
         return cls(job.train.keep_checkpoints, job.checkpoint.keep_every_steps, job.checkpoint.keep_best)
+
+
+class Housekeeping:
+    """Deletes what earlier starts and failed saves have left, and old checkpoints.
+
+    What cannot be deleted now is a warning, the first time in a row, and is deleted after a later COMMIT.
+    """
+
+    def __init__(
+        self, store: Storage, retention: Retention, *, key: bytes = b"", warn: Callable[[str], None] = print_warning
+    ) -> None:
+        self._store, self._retention, self._key, self._warn = store, retention, key, warn
+        self._failed: list[str] = []
+        self._swept = False
+        self._outage = Outage()
+
+    def failed(self, name: str) -> None:
+        """Note a save that was not committed."""
+        self._failed.append(name)
+
+    def before_save(self) -> None:
+        """Delete the files of failed saves: the next one may need their room. No rank may still write them."""
+        self._unless_it_passes(self._delete_failed)
+
+    def after_commit(self, name: str) -> None:
+        """Delete all that is not to be kept beside `name`. Raises UserError (72) once a later start has taken over."""
+
+        def delete() -> None:
+            self._delete_failed()
+            if not self._swept:
+                sweep_leftovers(self._store, attempt_of(name))
+                self._swept = True
+            delete_old(self._store, self._retention, newest=name, key=self._key)
+
+        self._unless_it_passes(delete)
+
+    def _delete_failed(self) -> None:
+        while self._failed:
+            name = self._failed[0]
+            # One with a COMMIT, whose answer was lost, counts.
+            if self._store.stat(f"{FOLDER}/{name}/COMMIT") is None:
+                self._store.delete_folder(f"{FOLDER}/{name}")
+            self._failed.pop(0)
+
+    def _unless_it_passes(self, delete: Callable[[], None]) -> None:
+        try:
+            delete()
+        except UserError as error:
+            if not error.passes:
+                raise
+            if self._outage.failed():
+                self._warn(
+                    f"old checkpoints or files of failed saves are not deleted: {error.found}. "
+                    "They take room until it works after a later checkpoint"
+                )
+        else:
+            self._outage.ended()
 
 
 def delete_old(store: Storage, retention: Retention, *, newest: str, key: bytes = b"") -> list[str]:

@@ -33,6 +33,13 @@ class CheckpointConfig(Section):
     preemption_notice_s: float = Field(
         30.0, ge=0, description="Time from SIGTERM to the end of the machine; a save that takes longer is not begun."
     )
+    max_s_without_commit: float = Field(
+        3600.0,
+        ge=0,
+        description="Time from the first save that fails, because the store is away or a disk is full, to the end of "
+        "training, if no checkpoint is committed meanwhile. Until then training goes on and saves again a minute after "
+        "each failure; after the last step it waits. 0 ends training at the first failure.",
+    )
     max_starts_without_progress: int = Field(
         5, ge=0, description="Starts at the same step, after crashes, before the job gives up; 0 never does."
     )

@@ -148,7 +148,9 @@ class ShardPrefetcher:
                 continue
             try:
                 result = self.cache.fetch_ahead(shard, needed_at, keep)
-            except UserError:
+            except UserError as error:
+                if error.passes:  # look again later
+                    return False
                 self._unreadable.add(shard)  # the step that reads it raises the error, if it persists
                 continue
             if result in (PrefetchResult.FETCHED, PrefetchResult.NO_ROOM):

@@ -20,6 +20,13 @@ def agree(value: T) -> T:
     return shared[0]
 
 
+def on_any(worker: ProcessContext, value: bool) -> bool:
+    """Whether it is true on any rank. Collective."""
+    values = [value] * worker.world_size
+    dist.all_gather_object(values, value, group=patient_group())
+    return any(values)
+
+
 def meet(worker: ProcessContext) -> None:
     """Wait until all ranks are here. Collective."""
     if worker.world_size > 1:
@@ -56,9 +63,10 @@ def on_first(worker: ProcessContext, action: Callable[[], T]) -> T:
 
 def raise_together(error: UserError | None, worker: ProcessContext) -> None:
     """Raise on all ranks when any has an error, preferably one that names its cause. Collective."""
-    own = (error.found, error.expected, error.fix, int(error.code)) if error else None
-    gathered: list[tuple[str, str, str, int] | None] = [None] * worker.world_size
+    own = (error.found, error.expected, error.fix, int(error.code), error.passes) if error else None
+    gathered: list[tuple[str, str, str, int, bool] | None] = [None] * worker.world_size
     dist.all_gather_object(gathered, own, group=patient_group())
     if errors := [each for each in gathered if each]:
-        found, expected, fix, code = min(errors, key=lambda each: each[3] == ExitCode.UNEXPECTED)
-        raise UserError(found, expected=expected, fix=fix, code=code)
+        # Of several causes, one that does not pass by itself.
+        found, expected, fix, code, passes = min(errors, key=lambda each: (each[3] == ExitCode.UNEXPECTED, each[4]))
+        raise UserError(found, expected=expected, fix=fix, code=code, passes=passes)

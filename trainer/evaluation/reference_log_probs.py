@@ -37,6 +37,7 @@ from vlmpipe.trainer.models.published import files_identity
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import crc32c_of, join_uri
+from vlmpipe.trainer.storage.outage import patiently, warned
 from vlmpipe.trainer.storage.records import read_record, write_record
 from vlmpipe.trainer.strategies.base import Strategy
 
@@ -78,7 +79,8 @@ class ReferenceLogProbs:
             stored = on_first(worker, partial(read_references, uri, split))
             found[split] = self._compute(uri, index.split(split), worker) if stored is None else stored
             if worker.is_first and stored is None:
-                _write(uri, split, found[split])
+                limit_s = self._job.checkpoint.max_s_without_commit
+                patiently("writing references", partial(_write, uri, split, found[split]), limit_s=limit_s)
                 print(f"train: references of {len(found[split])} pairs ({split}) computed: {uri}", flush=True)
         if worker.is_first:
             write_record(open_storage(self._job.run.run_uri), POINTER, {"uri": uri})
@@ -99,7 +101,8 @@ class ReferenceLogProbs:
                 done = len(split) - int(np.isnan(references[:, 0]).sum())
                 progress.update(done, len(split), unit="pairs", message=f"references ({split.name})")
                 if not is_last:
-                    _write(uri, part, references)
+                    with warned("writing a part of the references"):  # only what is computed again is lost
+                        _write(uri, part, references)
         if progress:
             progress.flush()
             for end in ENDS:

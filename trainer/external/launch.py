@@ -10,11 +10,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord
-from vlmpipe.trainer.checkpoint.staging import export_folder
+from vlmpipe.trainer.checkpoint.staging import Staging, program_folder
 from vlmpipe.trainer.config.external_trainer import FOLDERS, SETTINGS, WITH_ROLES, ExternalTrainerConfig, fill_in
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.export.export import export_data
@@ -61,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         if node.is_chief:
             TrainerReport.reuse(job)
         return ExitCode.OK
-    with export_folder() as scratch:
+    with program_folder() as scratch:
         return Session(job, job.train.trainer, node, scratch).run()
 
 
@@ -77,16 +76,17 @@ def this_node(trainer: ExternalTrainerConfig, processes: int) -> Node:
 class Session:
     """One start of the program on this node. The chief also keeps its checkpoints, its metrics and its result."""
 
-    def __init__(self, job: JobConfig, trainer: ExternalTrainerConfig, node: Node, scratch: Path) -> None:
-        self._job, self._trainer, self._node, self._scratch = job, trainer, node, scratch
-        self._folders = {name: scratch / name for name in FOLDERS}
+    def __init__(self, job: JobConfig, trainer: ExternalTrainerConfig, node: Node, scratch: Staging) -> None:
+        self._job, self._trainer, self._node, self._lock = job, trainer, node, scratch.lock
+        self._scratch = scratch.folder
+        self._folders = {name: self._scratch / name for name in FOLDERS}
         for name in ("output", "checkpoints", "resume"):
             self._folders[name].mkdir()
         self._saved_in = [self._folders["checkpoints"], self._folders["output"]]
         self._attempt: int | None = None  # None on a replica that does not train
         self._states: SavedStates | None = None
         wanted = node.is_chief and not platform_has_one(os.environ)
-        self._endpoint = ProgressEndpoint(scratch) if wanted else None
+        self._endpoint = ProgressEndpoint(self._scratch) if wanted else None
 
     def run(self) -> ExitCode:
         """Prepare the inputs, run the program, judge what it leaves."""
@@ -121,15 +121,21 @@ class Session:
     def _run(
         self, folders: Mapping[str, str], base: str, checkpoint: Checkpoint | None, record: CommitRecord
     ) -> ExitCode:
-        process, trainer = self._start(folders), self._trainer
-        if not self._node.is_chief:
+        if self._node.is_chief:  # before the program runs: the first record is written, or the start fails
+            first_step = checkpoint.record.step if checkpoint else 0
+            report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
+            progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl", first_step)
+            with self._start(folders) as process:
+                return self._follow(process, base, progress, report)
+        with self._start(folders) as process:
             parts = NodeParts(self._job.run.run_uri, self._attempt, self._node.cluster.node_rank, self._saved_in)
             while (code := process.wait(POLL_S)) is None:
                 parts.note()
             process.clean_up()
+            parts.close()
             nothing = TrainingProgress([], self._scratch / "none")
-            return ExitCode.OK if judge(trainer, code, nothing, 0, stopped=process.stopping) else ExitCode.PREEMPTED
-        return self._follow(process, base, checkpoint.record.step if checkpoint else 0, record)
+            done = judge(self._trainer, code, nothing, 0, stopped=process.stopping)
+            return ExitCode.OK if done else ExitCode.PREEMPTED
 
     def _choose(self, record: CommitRecord) -> Checkpoint | None:
         """The checkpoint to resume from; the chief's choice on all nodes, which have met then."""
@@ -169,21 +175,24 @@ class Session:
             **(self._endpoint.variables if self._endpoint else {}),
         }
         print(f"launcher: starting {' '.join(command)}", flush=True)
-        return TrainerProcess(command, environment(trainer, node, variables), grace_s=trainer.stop_grace_s)
+        values = environment(trainer, node, variables)
+        return TrainerProcess(command, values, grace_s=trainer.stop_grace_s, lock=self._lock)
 
-    def _follow(self, process: TrainerProcess, base: str, first_step: int, record: CommitRecord) -> ExitCode:
+    def _follow(
+        self, process: TrainerProcess, base: str, progress: TrainingProgress, report: TrainerReport
+    ) -> ExitCode:
         states, trainer = self._states, self._trainer
         assert states
-        progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl", first_step)
-        report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
         while (code := process.wait(POLL_S)) is None:
             report.log(progress, self._endpoint.posted if self._endpoint else None)
             states.save_newest()
+            report.note(states.take_warnings())
         print(f"launcher: train.trainer {trainer.name} ended with exit code {code}", flush=True)
         if process.clean_up():
             print(f"launcher: processes that train.trainer {trainer.name} left behind were killed", flush=True)
         report.log(progress)
-        states.save_newest(ended=True)
+        states.save_last(lambda: process.stopping)
+        report.note(states.take_warnings())
         wanted = steps_wanted(trainer, self._job.train.max_steps, progress)
         with report.failing():
             if not judge(trainer, code, progress, wanted, stopped=process.stopping):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.distributed.cluster_env import NODE_LEVEL_VARIABLES, Cluster, Roles
@@ -117,10 +118,14 @@ class TrainerProcess:
     """The running program. SIGTERM and SIGINT are passed on to it; what is left of it is killed after the grace.
 
     It is in a session of its own, and this process inherits the orphans of all that it starts: so children that it
-    leaves behind are found, those of torchrun too, which have sessions of their own.
+    leaves behind are found, those of torchrun too, which have sessions of their own. After a `with` block it has ended,
+    whatever ended the block.
+
+    Args:
+        lock: a descriptor that it inherits, and holds for as long as it lives.
     """
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *, grace_s: float) -> None:
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *, grace_s: float, lock: int) -> None:
         self._grace_s = grace_s
         self.stopping = False  # no Event: a second signal inside its set() would wait for the first
         self._timer: threading.Timer | None = None
@@ -130,7 +135,7 @@ class TrainerProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: asked.append(number))
         try:
-            self._process = subprocess.Popen(command, env=dict(variables), start_new_session=True)
+            self._process = subprocess.Popen(command, env=dict(variables), start_new_session=True, pass_fds=(lock,))
         except OSError as error:
             raise ConfigError(
                 f"train.trainer.command: {command[0]} cannot be started: {error.strerror}",
@@ -140,6 +145,18 @@ class TrainerProcess:
             signal.signal(number, lambda number, _: self.ask_to_stop())
         if asked:
             self.ask_to_stop()
+
+    def __enter__(self) -> TrainerProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.wait(0) is None:
+            print("launcher: the program is asked to stop, as this launcher ends", flush=True)
+            self.ask_to_stop()
+            end = time.monotonic() + self._grace_s + KILL_LIMIT_S
+            while self.wait(POLL_S) is None and time.monotonic() < end:
+                pass
+        self.clean_up()
 
     def wait(self, timeout_s: float) -> int | None:
         """The exit code once it has ended, None after `timeout_s`; 128 + number for a signal.

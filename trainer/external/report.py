@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.attempts import begun_by, read_attempts
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.external.base_model import model_section_sha256
 from vlmpipe.trainer.external.follow import TrainingProgress
 from vlmpipe.trainer.external.process import Node
@@ -20,6 +20,7 @@ from vlmpipe.trainer.external.states import newest_result, results_of
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.outage import patiently
 from vlmpipe.trainer.storage.records import read_record, seal
 
 SUMMARY, STEP = "summary.json", "train"
@@ -54,8 +55,8 @@ class TrainerReport:
     def __init__(self, job: JobConfig, node: Node, *, first_step: int, versions: dict[str, str]) -> None:
         self._job, self._node, self._first_step, self._versions = job, node, first_step, versions
         # The program writes TensorBoard's files itself; ours would cost the launcher an import of torch.
-        self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step)
-        self._progress = Progress(job.run.run_uri, STEP)
+        self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, warn=self._warn)
+        self._progress = Progress(job.run.run_uri, STEP, patience_s=job.checkpoint.max_s_without_commit)
         self._started = self._last_s = time.perf_counter()
         self._last_step = first_step
         if first_step:
@@ -95,6 +96,15 @@ class TrainerReport:
             self._progress.finish("failed", error.found.splitlines()[0][:300])
             raise
 
+    def note(self, warnings: Sequence[str]) -> None:
+        """Add warnings, printed already, to the step's record."""
+        if warnings:
+            self._progress.record.detail.setdefault("notes", []).extend(warnings)
+
+    def _warn(self, text: str) -> None:
+        print_warning(text)
+        self.note([text])
+
     def stopped(self, progress: TrainingProgress, newest_step: int) -> None:
         self._log.close()
         what = f"a checkpoint of step {newest_step} is saved" if newest_step else "it left no checkpoint"
@@ -120,8 +130,12 @@ class TrainerReport:
             "settings_sha256": settings_sha256(job),
             "versions": self._versions,
         }
-        self._log.flush()
-        open_storage(job.run.run_uri).write(SUMMARY, seal(summary))
+
+        def store() -> None:
+            self._log.store()
+            open_storage(job.run.run_uri).write(SUMMARY, seal(summary))
+
+        patiently("writing metrics and summary", store, limit_s=job.checkpoint.max_s_without_commit)
         self._log.close()
         at_loss = "" if progress.loss is None else f"loss {progress.loss:.4f} "
         self._progress.finish(message=f"{at_loss}after {summary['steps']} steps of {trainer.name}")

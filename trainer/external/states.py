@@ -12,11 +12,20 @@ import dataclasses
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from vlmpipe.trainer.checkpoint.attempts import Attempts, begin_at, claim_attempt, note_end, require_beginning
+from vlmpipe.trainer.checkpoint.attempts import (
+    Attempts,
+    begin_at,
+    claim_attempt,
+    follow_attempt,
+    last_attempt,
+    note_end,
+    require_beginning,
+)
 from vlmpipe.trainer.checkpoint.commit import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.checkpoint.commit import (
     PROGRAM,
@@ -27,22 +36,26 @@ from vlmpipe.trainer.checkpoint.commit import (
     settle_other_trainer,
     upload_node_files,
 )
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.manifest import signing_key
 from vlmpipe.trainer.checkpoint.mirror.copies import newest_good_of
-from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
+from vlmpipe.trainer.checkpoint.retention import Housekeeping, Retention, sweep_leftovers
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.external_trainer import HF_RESULTS
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.external.follow import STATE, paths_below, steps_of
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.background_writer import BackgroundWriter
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.file_sums import files_below
-from vlmpipe.trainer.storage.records import read_record, write_record
+from vlmpipe.trainer.storage.outage import patiently
+from vlmpipe.trainer.storage.records import read_record, seal
 
 STATES, RESULT = PROGRAM, "result"  # folders of a run
 INCOMPLETE = "checkpoint-is-incomplete.txt"  # transformers', while it saves after SIGTERM
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".md")
+POLL_S = 1.0  # between two looks at a stop, while a failed save waits
 PARTS = "parts"  # names of files that other nodes have, by attempt
 _NAME = re.compile(r"checkpoint-(\d+)")
 # transformers leaves states of random generators on each rank's node, and resumes without.
@@ -66,10 +79,16 @@ class SavedStates:
         fresh, most = job.train.resume == "never", job.checkpoint.max_starts_without_progress
         submission = job.run.submission_name
         settle_other_trainer(job.run.run_uri, "vlmpipe's trainer", fresh=fresh, submission=submission)
-        self._mine: Attempts = claim_attempt(self._store, fresh=fresh, submission=submission)
-        claim_attempt(self._results, fresh=fresh, submission=submission, above=self._mine.attempt - 1)
+        # One count: a number of its own would let a start that has both stores' folders supersede itself.
+        above = last_attempt(self._results)
+        self._mine: Attempts = claim_attempt(self._store, fresh=fresh, submission=submission, above=above)
+        follow_attempt(self._results, self._mine)
         require_beginning(self._mine, most=most)
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
+        self._failures = FailedSaves(job.checkpoint.max_s_without_commit)
+        self._housekeeping = Housekeeping(
+            self._store, Retention(job.train.keep_checkpoints), key=self._key, warn=self._failures.warn
+        )
         self._seen: dict[Path, tuple[tuple[str, int, int], ...]] = {}  # files, when it was looked at last
         self.newest_step = 0  # of the checkpoints, 0 without any
         for store in (self._store, self._results):
@@ -89,11 +108,29 @@ class SavedStates:
         begin_at(self._store, self._mine, self.newest_step, most=self._job.checkpoint.max_starts_without_progress)
         return checkpoint, passed_over
 
-    def save_newest(self, *, ended: bool = False) -> None:
-        """Copy the newest finished checkpoint, unless that was done before.
+    def save_newest(self) -> None:
+        """Copy the newest finished checkpoint, unless that was done before; again, a minute after it failed.
 
-        Finished: with its state, and unchanged since the last look; or the program has `ended`.
+        Finished: with its state, and unchanged since the last look. Raises UserError when no copy has been committed
+        for too long.
         """
+        if not self._failures.is_waiting:
+            self._save_newest(ended=False)
+
+    def save_last(self, stopping: Callable[[], bool]) -> None:
+        """Copy the newest checkpoint of a program that has ended; again, as often as it fails, until a stop request."""
+        while not self._save_newest(ended=True):
+            while self._failures.is_waiting and not stopping():
+                time.sleep(POLL_S)
+            if stopping():
+                return
+
+    def take_warnings(self) -> list[str]:
+        """Warnings about saves since the last call, printed already."""
+        return self._failures.take_warnings()
+
+    def _save_newest(self, *, ended: bool) -> bool:
+        """Whether nothing finished is left to save."""
         found = sorted(
             ((step, path) for folder in self._folders for step, path in _finished(folder) if step > self.newest_step),
             reverse=True,
@@ -104,31 +141,42 @@ class SavedStates:
             unchanged, self._seen[path] = self._seen.get(path) == files, files
             if files and (unchanged or ended):
                 whole.append((path, step))
-        if whole:
-            self._save(*whole[0])
+        return self._save(*whole[0]) if whole else True
 
-    def _save(self, path: Path, step: int) -> None:
+    def _save(self, path: Path, step: int) -> bool:
+        """Copy a checkpoint; False where that failed and is to be tried again."""
         name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
         record = dataclasses.replace(self._record, step=step)
+        self._housekeeping.before_save()
         try:
-            upload_node_files(self._store, name, 0, path, key=self._key)
-        except OSError:
-            if path.exists():
-                raise
-            return  # the program keeps only so many, and has deleted it
-        commit(self._store, name, record, key=self._key)
+            with os_errors(f"reading {path}"):
+                upload_node_files(self._store, name, 0, path, key=self._key)
+            commit(self._store, name, record, key=self._key, warn=self._failures.warn)
+        except UserError as error:
+            self._housekeeping.failed(name)
+            if _files(path) != self._seen[path]:
+                return True  # the program keeps only so many, and has deleted it
+            if ending := self._failures.count(step, error):
+                raise ending from error
+            return False
         self.newest_step = step
-        delete_old(self._store, Retention(self._job.train.keep_checkpoints), newest=name, key=self._key)
+        self._failures.committed(step)
         print(f"train: checkpoint of step {step} committed as {name}", flush=True)
+        self._housekeeping.after_commit(name)
+        return True
 
     def save_result(self, folder: Path, step: int, kind: str) -> str:
-        """Keep the finished model. Returns its name."""
+        """Keep the finished model, also where the store is away for a while. Returns its name."""
         name = checkpoint_name(self.attempt, step, uuid.uuid4().hex[:8])
         record = dataclasses.replace(self._record, step=step, checkpoint_format=kind)
         with _result_files(folder, kind) as kept:
-            upload_node_files(self._results, name, 0, kept, key=self._key)
-        commit(self._results, name, record, key=self._key)
-        delete_old(self._results, Retention(1), newest=name, key=self._key)
+
+            def save() -> None:
+                upload_node_files(self._results, name, 0, kept, key=self._key)
+                commit(self._results, name, record, key=self._key, warn=self._failures.warn)
+
+            patiently("saving the result", save, limit_s=self._job.checkpoint.max_s_without_commit)
+        Housekeeping(self._results, Retention(1), key=self._key, warn=self._failures.warn).after_commit(name)
         return name
 
     def ended(self, how: str) -> None:
@@ -142,7 +190,9 @@ class NodeParts:
     def __init__(self, run_uri: str, attempt: int | None, node: int, folders: Sequence[Path]) -> None:
         self._store, self._node = states_of(run_uri), node
         self._folders = () if attempt is None else folders  # of a replica that does not train
-        self._record, self._names = f"{PARTS}/{attempt or 0:04d}/node-{node}.json", dict[str, list[str]]()
+        self._names = dict[str, list[str]]()
+        self._file = BackgroundWriter(self._store, f"{PARTS}/{attempt or 0:04d}/node-{node}.json")
+        self._is_noted = True
 
     def note(self) -> None:
         """Note what has been added since the last call."""
@@ -153,9 +203,18 @@ class NodeParts:
         new = {step: names for step, names in found.items() if names != self._names.get(step)}
         if new and not self._names:
             print(f"launcher: files of checkpoints on the disk of node {self._node} are not copied", flush=True)
-        if new:
-            self._names |= new
-            write_record(self._store, self._record, {"names": self._names})
+        self._names |= new
+        if new or not self._is_noted or (self._file.has_failed and self._file.is_due):
+            self._is_noted = self._file.begin(self._content())
+
+    def close(self) -> None:
+        """Note what the program has left."""
+        self.note()
+        if self._names:
+            self._file.settle(self._content())
+
+    def _content(self) -> bytes:
+        return seal({"names": self._names})
 
 
 def require_all_parts(store: Storage, checkpoint: Checkpoint) -> None:

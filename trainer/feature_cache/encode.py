@@ -34,6 +34,7 @@ from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.outage import patiently
 from vlmpipe.trainer.storage.transfer import in_parallel
 from vlmpipe.trainer.threads import thread_pool
 from vlmpipe.trainer.weights_digest import weights_sha256
@@ -70,7 +71,14 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     features: dict[str, Tensor] = {}
     with (
         tempfile.TemporaryDirectory(prefix="vlmpipe-features-") as folder,
-        ShardWriter(lambda features: write_shard(store, Path(folder), features, tower_sha256=tower_sha256)) as writer,
+        ShardWriter(
+            lambda features: patiently(
+                "writing features",
+                lambda: write_shard(store, Path(folder), features, tower_sha256=tower_sha256),
+                limit_s=job.checkpoint.max_s_without_commit,
+                step="cache-features",
+            )
+        ) as writer,
     ):
         for batch in one_behind(made):
             features |= {sha256: of_image.cpu() for sha256, of_image in batch.items()}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.monitoring.hypertune import report_measured
 from vlmpipe.trainer.monitoring.trackers import Tracker
 from vlmpipe.trainer.storage import open_storage
@@ -16,16 +17,26 @@ STATES = {"active": 1, "absent": 0}  # words in the log (reduction_server) as nu
 
 
 class MetricsLog:
-    """One JSON object per logged step. Drops the lines of an earlier attempt after the step resumed from."""
+    """One JSON object per logged step. Drops the lines of an earlier attempt after the step resumed from.
 
-    def __init__(self, run_uri: str, *, resumed_from_step: int, trackers: Sequence[Tracker] = ()) -> None:
+    Lines that cannot be written are kept, and written later; `warn` is told of the first time.
+    """
+
+    def __init__(
+        self,
+        run_uri: str,
+        *,
+        resumed_from_step: int,
+        trackers: Sequence[Tracker] = (),
+        warn: Callable[[str], None] = print_warning,
+    ) -> None:
         self._store = open_storage(run_uri)
-        self._file = BackgroundWriter(self._store, FILE)
+        self._file = BackgroundWriter(self._store, FILE, warn=warn)
         self._lines = self._earlier_lines(resumed_from_step)
         self._trackers = trackers
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Record the metrics of `step`, readable within seconds. Raises the error of an earlier background write."""
+        """Record the metrics of `step`, readable within seconds."""
         self._lines.append(seal({"step": step, **values}))
         numbers = {name: STATES[value] if isinstance(value, str) else value for name, value in values.items()}
         report_measured(numbers, step)
@@ -35,7 +46,11 @@ class MetricsLog:
             self._file.begin(self._content())
 
     def flush(self) -> None:
-        """Write everything recorded so far, now."""
+        """Write everything recorded so far, now; after some seconds training does not wait for it."""
+        self._file.settle(self._content())
+
+    def store(self) -> None:
+        """Write everything recorded so far. Raises UserError when the store does not take it."""
         self._file.write(self._content())
 
     def lines(self) -> list[dict[str, Any]]:
@@ -43,6 +58,7 @@ class MetricsLog:
         return [unseal(line) for line in self._lines]
 
     def close(self) -> None:
+        """Flush, and close the trackers."""
         self.flush()
         for tracker in self._trackers:
             tracker.close()

@@ -20,6 +20,7 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.distributed.watchdog import Watchdog
 from vlmpipe.trainer.errors import ConfigError, os_errors
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.outage import warned
 from vlmpipe.trainer.storage.records import seal
 
 FOLDER = "profile"
@@ -57,10 +58,10 @@ class StepProfiler:
         self._begin_after(first_step)
 
     def end_step(self, done: int, watchdog: Watchdog) -> None:
-        """Begin or end after this step. Collective: what one rank cannot write ends all."""
+        """Begin or end after this step. Collective: a program's error on one rank ends all."""
         if self._settings and done == self._settings.last_step:
             with watchdog.pause():
-                together(self._worker, f"writing {self._run_uri}/{FOLDER}", self._write)
+                together(self._worker, f"writing {self._run_uri}/{FOLDER}", self._write_or_warn)
         self._begin_after(done)
 
     def _begin_after(self, done: int) -> None:
@@ -70,6 +71,11 @@ class StepProfiler:
         is_gpu = worker.device.type == "cuda"
         self._profile = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])])
         self._profile.start()
+
+    def _write_or_warn(self) -> None:
+        """A store that is away, or a full disk, costs the profile and no training."""
+        with warned(f"writing the profile of rank {self._worker.rank}"), os_errors("writing a profile"):
+            self._write()
 
     def _write(self) -> None:
         settings, made = self._settings, self._profile

@@ -1,4 +1,4 @@
-"""Step metrics summed over ranks: loss, counts and stop requests; read asynchronously on a GPU.
+"""Step metrics summed over ranks: loss, counts, and requests to stop or to save; read asynchronously on a GPU.
 
 The host launches the next step before it reads a step's sums: reading each loss at once would leave the GPU idle while
 the host launches the next step's first kernels.
@@ -41,6 +41,7 @@ class StepTotals:
     images: int
     samples: int
     stop: bool  # some rank got a stop request
+    save: bool  # a save has failed, and rank 0 asks for another
 
 
 class AsyncStepMetrics:
@@ -53,6 +54,7 @@ class AsyncStepMetrics:
         data: StepBatches,
         *,
         stop: bool,
+        save: bool,
         replica: DataParallelRank,
         worker: ProcessContext,
     ) -> None:
@@ -61,7 +63,9 @@ class AsyncStepMetrics:
         counted = (data.useful_tokens, data.slot_tokens, data.images, len(data.sample_ids))
         on_gpu = worker.device.type == "cuda"
         own = torch.tensor(
-            [*(float(count) * replica.leads for count in counted), float(stop)], dtype=torch.float64, pin_memory=on_gpu
+            [*(float(count) * replica.leads for count in counted), float(stop), float(save)],
+            dtype=torch.float64,
+            pin_memory=on_gpu,
         )
         sums = torch.cat([loss_share.double().reshape(1), own.to(worker.device, non_blocking=True)])
         if worker.world_size > 1:
@@ -80,7 +84,7 @@ class AsyncStepMetrics:
         """Wait for the device. Raises DataError for a loss or gradient norm that is not finite."""
         if self._copied:
             self._copied.synchronize()
-        loss, useful, slots, images, samples, stops, norm = self._values.tolist()
+        loss, useful, slots, images, samples, stops, saves, norm = self._values.tolist()
         self._require_finite("loss", loss)
         if not self._skipped:
             self._require_finite("gradient norm", norm)
@@ -95,6 +99,7 @@ class AsyncStepMetrics:
             images=int(images),
             samples=int(samples),
             stop=stops > 0,
+            save=saves > 0,
         )
 
     def _require_finite(self, name: str, value: float) -> None:

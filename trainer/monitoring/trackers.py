@@ -53,8 +53,7 @@ class TensorBoardLog:
         self._writer.add_summary(Summary(value=scalars), step)
         if self._copy and self._copy.is_due:
             self._writer.flush()
-            with _copying():
-                self._copy.begin(self._content())
+            self._copy.begin(self._content())
 
     def close(self) -> None:
         self._writer.close()

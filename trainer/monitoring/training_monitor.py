@@ -27,6 +27,7 @@ from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.outage import patiently, warned
 from vlmpipe.trainer.storage.records import read_record, seal
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
@@ -95,12 +96,13 @@ class TrainingMonitor:
         self._last_loss: float | None = None
         self._last: StepTotals | None = None  # step counted
         self.stop_requested = False  # on some rank, in a counted step
+        self.save_requested = False  # in a counted step, after a save that failed
         if worker.is_first:
             trackers = open_trackers(job, setup.total_steps)
-            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, trackers=trackers)
+            self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, trackers=trackers, warn=self._warn)
             if lines := self._log.lines():
                 self._first_loss, self._last_loss = lines[0]["loss"], lines[-1]["loss"]
-            self._progress = Progress(job.run.run_uri, "train")
+            self._progress = Progress(job.run.run_uri, "train", patience_s=job.checkpoint.max_s_without_commit)
             for note in notes:
                 self._warn(note)
             store = open_storage(job.run.run_uri)
@@ -126,6 +128,7 @@ class TrainingMonitor:
             self._totals.update(tokens=totals.useful_tokens, label_tokens=totals.label_tokens)
             self._last, self._last_step, self._last_loss = totals, totals.step, totals.loss
             self.stop_requested |= totals.stop
+            self.save_requested |= totals.save
             if self._first_loss is None:
                 self._first_loss = totals.loss
 
@@ -162,24 +165,26 @@ class TrainingMonitor:
             self._log.flush()
             self._note_usage()
 
-    def checkpoint_stalled(self, seconds: float) -> None:
-        """Count time in which training waited for a checkpoint."""
+    def saved(self, seconds: float, warnings: Sequence[str]) -> None:
+        """Count time in which training waited for a checkpoint; add warnings, printed already, to the step's record."""
+        self.save_requested = False
+        self.note(warnings)
         self._stall_s += seconds
         self._window_stall_s += seconds
 
     def close(self, *, checkpoint: str, stopped: bool) -> None:
-        """Write the summary and close the log."""
+        """Write the summary and close the log. A store that is away is waited for, as for a COMMIT."""
         if self._telemetry:
             self._telemetry.close()
         if not self._worker.is_first:
             return
-        self._log.flush()
-        store = open_storage(self._job.run.run_uri)
-        nothing_left = self._last_step == self._first_step  # an earlier attempt made the last step
-        has_summary = store.stat(SUMMARY) is not None and read_record(store, SUMMARY)["steps"] == self._last_step
-        if not (nothing_left and has_summary):
-            store.write(SUMMARY, seal(self._summary(checkpoint), allow_nan=False))
-        if nothing_left:
+        doing, limit_s = "writing metrics and summary", self._job.checkpoint.max_s_without_commit
+        if stopped:  # not to be held back
+            with warned(doing):
+                self._store_results(checkpoint)
+        else:
+            patiently(doing, lambda: self._store_results(checkpoint), limit_s=limit_s)
+        if self._last_step == self._first_step:  # an earlier attempt made the last step
             self._progress.finish("reused", f"all {self._last_step} steps were made before")
         elif stopped:
             self._progress.finish("stopped", f"stopped on request after step {self._last_step}; resumable")
@@ -187,6 +192,14 @@ class TrainingMonitor:
             self._progress.update(self._last_step, self._setup.total_steps)
             self._progress.finish(message=f"loss {self._last_loss:.4f} after {self._last_step} steps")
         self._log.close()  # last: W&B may take minutes, and this machine may be preempted
+
+    def _store_results(self, checkpoint: str) -> None:
+        self._log.store()
+        store = open_storage(self._job.run.run_uri)
+        nothing_left = self._last_step == self._first_step
+        has_summary = store.stat(SUMMARY) is not None and read_record(store, SUMMARY)["steps"] == self._last_step
+        if not (nothing_left and has_summary):
+            store.write(SUMMARY, seal(self._summary(checkpoint), allow_nan=False))
 
     def _utilisation(self, seconds: float) -> dict[str, float]:
         """Model FLOP/s per device since the last line, and their share of the device's peak (MFU)."""
@@ -297,7 +310,12 @@ class TrainingMonitor:
     def _warn(self, text: str) -> None:
         """Print the warning and add it to the step's record."""
         print_warning(text)
-        self._progress.record.detail.setdefault("notes", []).append(text)
+        self.note([text])
+
+    def note(self, warnings: Sequence[str]) -> None:
+        """Add warnings to the step's record."""
+        if self._worker.is_first and warnings:
+            self._progress.record.detail.setdefault("notes", []).extend(warnings)
 
     def _compile_metrics(self, done: int) -> dict[str, int]:
         """Number of graphs that this rank has compiled; empty without train.compile.

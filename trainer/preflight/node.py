@@ -127,12 +127,18 @@ def _check_output(store: Storage, report: NodeReport) -> None:
     store.create(name, data)
     read = store.read(name)
     try:
+        store.write(name, data)  # as a job writes its records, again and again
         store.delete(name)
     except UserError as error:
         if error.code != ExitCode.NO_PERMISSION:
             raise
-        # Accounts without delete permission are allowed: they protect checkpoints, but old ones stay.
-        report.warnings.append(f"no permission to delete {store.uri(name)}: old checkpoints will not be deleted either")
+        raise UserError(
+            f"{error.found}, which this account may create",
+            expected=error.expected or "an account that may also replace and delete what it has written",
+            fix="records of a run are replaced, and old checkpoints and exports deleted: "
+            f"{error.fix or 'give the account these permissions'}",
+            code=ExitCode.NO_PERMISSION,
+        ) from error
     report.output_s = time.monotonic() - started_s
     if read != data:
         raise UserError(

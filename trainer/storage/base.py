@@ -52,6 +52,7 @@ class CorruptObjectError(UserError):
             expected="bytes that match the CRC32C kept with them",
             fix="delete the object and let the step that wrote it write it again",
             code=ExitCode.DATA,
+            passes=True,
         )
 
 

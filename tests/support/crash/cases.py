@@ -21,6 +21,7 @@ GROUPS = (
     "concurrency",
     "process",
     "disk",
+    "outage",
     "mirror",
     "topology",
     "clock",

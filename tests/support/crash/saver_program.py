@@ -30,12 +30,13 @@ from vlmpipe.trainer.checkpoint import retention as retention_module
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt, step_of
 from vlmpipe.trainer.checkpoint.commit import FOLDER, REJECTED, CommitRecord, checkpoint_name, commit, committed
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
 from vlmpipe.trainer.checkpoint.resume import resume
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.checkpoint.staging import PREFIX, sweep_staging
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
-from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.strategies.base import SavedFiles
 
@@ -79,7 +80,7 @@ def alone_on_one_node(attempt: int, step: int, **changes: Any) -> CommitRecord:
 def go_on(store: LocalStorage) -> None:
     """Resume, save the next step, clear up, end."""
     attempt, strategy = claim_attempt(store, fresh=False).attempt, Files()
-    saver = CheckpointSaver(store, strategy, ALONE, Retention(1))
+    saver = CheckpointSaver(store, strategy, ALONE, Retention(1), FailedSaves(0.0))
     resume([store], strategy, alone_on_one_node(attempt, 0), ALONE)
     strategy.step += 1
     saver.save(alone_on_one_node(attempt, strategy.step))
@@ -145,37 +146,56 @@ def join_alone() -> None:
 
 
 class NoRoom(Files):
-    """Its state cannot be taken: a disk is full, or what nobody foresaw."""
+    """Its state cannot be taken the first time: a disk is full, or what nobody foresaw."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
-        self._error = error
+        self._errors = [error]
 
     def snapshot(self, folder: Path, group: dist.ProcessGroup) -> Callable[[], None]:
-        raise self._error
+        if self._errors:
+            raise self._errors.pop()
+        return super().snapshot(folder, group)
 
 
 FAILURES: dict[str, Exception | None] = {
     "its state cannot be written": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     "it fails with an unexpected error": ValueError("not foreseen"),
     "its temporary folder is not there": None,
+    "its store is away": None,
 }
 
 
+class Away(LocalStorage):
+    """A store that takes no upload the first time."""
+
+    def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
+        if not name.startswith(f"{FOLDER}/0001-00000001"):
+            return super().upload(path, name, crc32c=crc32c)
+        raise UserError("the store does not answer", code=ExitCode.UNAVAILABLE)
+
+
 def fails_on_one_rank(folder: Path, failure: str) -> dict[str, Any]:
-    """Two ranks, each a node of its own, save; the second one fails. How both end, and what they leave."""
+    """Two ranks, each a node of its own, save; the second one fails. If they go on, both save once more.
+
+    How both end, what they leave, and what is committed.
+    """
 
     def rank(number: int) -> None:
         temporary = folder / str(number)
-        if number == 0 or FAILURES[failure]:
+        if number == 0 or failure != "its temporary folder is not there":
             temporary.mkdir()
         tempfile.tempdir = str(temporary)
         meeting = dist.FileStore(str(folder / "meeting"), 2)
         dist.init_process_group("gloo", store=meeting, rank=number, world_size=2, timeout=timedelta(seconds=60))
         worker = ProcessContext(number, 2, 0, 1, torch.device("cpu"))
         error = FAILURES[failure] if number else None
-        saver = CheckpointSaver(store, NoRoom(error) if error else Files(), worker, Retention(1))
-        saver.save(record(1, 1))
+        own_store = Away(store.root) if number and failure == "its store is away" else store
+        saver = CheckpointSaver(own_store, NoRoom(error) if error else Files(), worker, Retention(1), FailedSaves(60.0))
+        for step in (1, 2):
+            saver.save(record(1, step))
+            saver.finish()
+            assert saver.has_failed == (step == 1)
 
     folder.mkdir()
     store = LocalStorage(folder / "run")
@@ -183,7 +203,8 @@ def fails_on_one_rank(folder: Path, failure: str) -> dict[str, Any]:
     started_s = time.monotonic()
     ends = [end_of(child) for child in [in_a_child(lambda number=number: rank(number)) for number in range(2)]]
     left = [path.name for path in folder.glob("[01]/*")]
-    return {"ends": ends, "seconds": time.monotonic() - started_s, "left": left}
+    steps = [step_of(name) for name in committed(store)]
+    return {"ends": ends, "seconds": time.monotonic() - started_s, "left": left, "committed": steps}
 
 
 def refused(folder: Path, saved: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:

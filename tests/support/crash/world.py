@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.paths import ROOT
 from tests.support.trainer.checkpoints import NODES, newest_good, record
 from vlmpipe.trainer.checkpoint.attempts import begin_at, claim_attempt, order_of
 from vlmpipe.trainer.checkpoint.commit import (
@@ -19,6 +23,7 @@ from vlmpipe.trainer.checkpoint.commit import (
     committed,
     upload_node_files,
 )
+from vlmpipe.trainer.checkpoint.fault_points import VARIABLE
 from vlmpipe.trainer.checkpoint.manifest import block_bytes_of
 from vlmpipe.trainer.checkpoint.retention import Retention, delete_old, sweep_leftovers
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder, verify
@@ -134,6 +139,20 @@ def sealed(content: dict[str, Any] | list[Any] | bytes) -> bytes:
     """A COMMIT with a right CRC32C, whatever it says."""
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     return text + f"\n{crc32c_of(text):08x}".encode()
+
+
+def ended(point: str, module: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The end of a program that kills itself at `point`; empty: at none."""
+    environment = {**os.environ, VARIABLE: point, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 class Meanwhile:

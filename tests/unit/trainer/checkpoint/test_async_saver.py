@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,12 @@ import torch.distributed.checkpoint as dcp
 from tests.fakes.cuda import CudaDevices
 from tests.support.trainer.checkpoints import newest_good, record
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
-from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts
+from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts, step_of
 from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.manager import Checkpoints
 from vlmpipe.trainer.checkpoint.retention import Retention
-from vlmpipe.trainer.checkpoint.staging import sweep_staging
+from vlmpipe.trainer.checkpoint.staging import program_folder, sweep_staging
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.job import JobConfig
@@ -80,8 +84,9 @@ def store(tmp_path: Path) -> LocalStorage:
     return store
 
 
-def saver_of(store: Any, strategy: Counter, **options: Any) -> CheckpointSaver:
-    return CheckpointSaver(store, strategy, WORKER, Retention(2), **options)  # type: ignore[arg-type]
+def saver_of(store: Any, strategy: Counter, limit_s: float = 3600.0, **options: Any) -> CheckpointSaver:
+    failures = FailedSaves(limit_s, retry_s=0.0)
+    return CheckpointSaver(store, strategy, WORKER, Retention(2), failures, **options)  # type: ignore[arg-type]
 
 
 def at(step: int, **changes: Any) -> CommitRecord:
@@ -129,16 +134,23 @@ def test_the_next_save_waits_for_the_one_before(store: LocalStorage) -> None:
 
 
 class Failing:
-    """A store that refuses an upload, or fails with what no one foresaw."""
+    """A store of which one method fails with these errors, one call after the other, and then works."""
 
-    def __init__(self, store: LocalStorage, error: Exception) -> None:
-        self._store, self._error = store, error
+    def __init__(self, store: LocalStorage, *errors: Exception, method: str = "upload", name: str = "") -> None:
+        self._store, self._method, self._name = store, method, name
+        self._errors = list(errors)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(self._store, attribute)
+        return partial(self._fail_first, found) if attribute == self._method else found
 
-    def upload(self, *_: Any, **__: Any) -> None:
-        raise self._error
+    def _fail_first(self, found: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if self._errors and any(self._name in str(each) for each in arguments):
+            raise self._errors.pop(0)
+        return found(*arguments, **options)
+
+
+AWAY = UserError("the store does not answer", code=ExitCode.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
@@ -146,16 +158,83 @@ class Failing:
     [
         (UserError("no permission for the bucket", code=ExitCode.NO_PERMISSION), ExitCode.NO_PERMISSION),
         (OSError(28, "No space left on device"), ExitCode.CANNOT_WRITE),
-        (ValueError("not foreseen"), ExitCode.UNEXPECTED),
+        (OSError(5, "Input/output error"), ExitCode.UNEXPECTED),
     ],
 )
-def test_background_errors_are_raised_by_the_next_call(store: LocalStorage, error: Exception, code: ExitCode) -> None:
+def test_what_passes_by_itself_ends_training_only_after_the_limit(
+    store: LocalStorage, error: Exception, code: ExitCode, capsys: pytest.CaptureFixture[str]
+) -> None:
     saver = saver_of(Failing(store, error), Counter())
     saver.save(at(1))
-    with pytest.raises(UserError) as caught:
+    saver.finish()
+    assert saver.has_failed and saver.wants_again and committed(store) == []
+    assert "the checkpoint of step 1 is not saved: " in capsys.readouterr().err
+    saver.save(at(2))
+    assert saver.finish().name == committed(store)[0]
+    assert not saver.has_failed and not saver.wants_again
+    assert "step 2 is committed; one save failed in" in capsys.readouterr().out
+
+    impatient = saver_of(Failing(store, error), Counter(), limit_s=0.0)
+    impatient.save(at(3))
+    with pytest.raises(UserError, match="no checkpoint was committed since") as caught:
+        impatient.finish()
+    assert caught.value.code == code and "checkpoint.max_s_without_commit" in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("not foreseen"), UserError("refused", code=ExitCode.CONFIG)], ids=["a bug", "a refusal"]
+)
+def test_other_errors_are_raised_by_the_next_call(store: LocalStorage, error: Exception) -> None:
+    saver = saver_of(Failing(store, error), Counter())
+    saver.save(at(1))
+    with pytest.raises(UserError, match=r"not foreseen|refused"):
         saver.finish()
-    assert caught.value.code == code
     assert committed(store) == []
+
+
+def test_a_save_that_failed_leaves_no_files_once_the_next_one_has_begun(store: LocalStorage) -> None:
+    saver = saver_of(Failing(store, AWAY, method="write", name="node-0.json"), Counter())
+    saver.save(at(1))
+    saver.finish()
+    assert [path.name for path in store.root.glob("checkpoints/*1-*/*")], "files without a manifest"
+    saver.save(at(2))
+    name = saver.finish().name
+    assert [path.parent.name for path in store.root.glob("checkpoints/*/COMMIT")] == [name]
+    assert [path.name for path in store.root.glob("checkpoints/*-*")] == [name]
+
+
+def test_a_commit_whose_answer_was_lost_is_kept(store: LocalStorage) -> None:
+    class Lost(LocalStorage):
+        def create(self, name: str, data: bytes) -> None:
+            super().create(name, data)
+            if name.endswith("COMMIT") and "00000001" in name:
+                raise AWAY
+
+    saver = saver_of(Lost(store.root), Counter())
+    for step in (1, 2):
+        saver.save(at(step))
+        saver.finish()
+    assert [step_of(name) for name in committed(store)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("write", "LATEST"), ("list", "checkpoints"), ("delete", "COMMIT"), ("delete_folder", "")]
+)
+def test_what_fails_after_a_commit_is_a_warning_and_made_up_for(
+    method: str, name: str, store: LocalStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    denied = UserError("no permission while deleting", code=ExitCode.NO_PERMISSION)
+    saver = saver_of(store, Counter())
+    for step in (1, 2):
+        saver.save(at(step))
+    saver.finish()
+    failing = saver_of(Failing(store, denied, method=method, name=name), Counter())
+    failing.save(at(3))
+    assert failing.finish().name == committed(store)[-1] and not failing.has_failed
+    assert capsys.readouterr().err.count("no permission while deleting") == 1
+    failing.save(at(4))
+    failing.finish()
+    assert [step_of(name) for name in committed(store)] == [3, 4]
 
 
 def test_a_start_that_was_superseded_commits_nothing(store: LocalStorage) -> None:
@@ -260,3 +339,18 @@ def test_a_save_opens_no_context_on_another_gpu(store: LocalStorage, monkeypatch
     saver.save(at(1))
     assert saver.finish().name
     assert devices.contexts == {3}
+
+
+def test_a_folder_stays_while_a_program_lives_that_no_launcher_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with program_folder() as scratch:
+        folder = scratch.folder
+        program = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(scratch.lock,), start_new_session=True
+        )
+    assert folder.is_dir() and "is left: the program still runs" in capsys.readouterr().err
+    assert sweep_staging() == 0 and folder.is_dir(), "nor does a later start delete it"
+    program.communicate(b"\n")
+    assert sweep_staging() == 1 and not folder.exists()

@@ -17,6 +17,7 @@ from tests.support.trainer.checkpoints import record
 from vlmpipe.trainer.checkpoint import kernel_cache
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
 from vlmpipe.trainer.checkpoint.attempts import claim_attempt
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.kernel_cache import kernel_files, load_kernels
 from vlmpipe.trainer.checkpoint.resume import resume
 from vlmpipe.trainer.checkpoint.retention import Retention
@@ -110,7 +111,7 @@ def group() -> Iterator[None]:
 def test_damaged_kernels_are_not_unpickled(damaged: bool, tmp_path: Path, loaded: list[bytes], group: None) -> None:
     store, strategy = LocalStorage(tmp_path / "run"), Stateless()
     claim_attempt(store, fresh=False)
-    saver = CheckpointSaver(store, strategy, WORKER, Retention(2), async_save=False)  # type: ignore[arg-type]
+    saver = CheckpointSaver(store, strategy, WORKER, Retention(2), FailedSaves(0.0), async_save=False)  # type: ignore[arg-type]
     for step in (1, 2):
         saver.save(record(step=step, world_size=1, num_nodes=1))
     newest = tmp_path / "run/checkpoints" / saver.saved.name

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vlmpipe.trainer.checkpoint.staging import program_folder
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.distributed.cluster_env import Cluster, Roles
-from vlmpipe.trainer.external.process import Node, command_line, environment
+from vlmpipe.trainer.external.process import Node, TrainerProcess, command_line, environment
 from vlmpipe.trainer.external.process_tree import Running, to_ask
 
 HOSTS = ("chief:2222", "worker:2222")
@@ -113,3 +118,38 @@ def test_a_script_may_import_the_modules_beside_it(monkeypatch: pytest.MonkeyPat
     """Local steps run with PYTHONSAFEPATH, which no image sets."""
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert "PYTHONSAFEPATH" not in second_node("torchrun")[1]
+
+
+# It says what becomes of its folder when it is asked to stop, and ends with it.
+PROGRAM = """
+import signal, sys, time
+from pathlib import Path
+folder, said = map(Path, sys.argv[1:])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(said.write_text(f"{folder.is_dir()}")))
+(folder / "ready").touch()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals")
+def test_an_error_of_the_launcher_ends_the_program_before_its_folder_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(ValueError, match="not foreseen"), program_folder() as scratch:
+        folder = scratch.folder
+        command = [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "said")]
+        with TrainerProcess(command, {}, grace_s=20.0, lock=scratch.lock) as process:
+            while not (folder / "ready").exists():
+                assert process.wait(0.01) is None
+            raise ValueError("not foreseen")
+    assert (tmp_path / "said").read_text() == "True"
+    assert not folder.exists()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.conftest import MEMORY
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.monitoring import metrics_writer
 from vlmpipe.trainer.monitoring.metrics_writer import FILE, MetricsLog
 from vlmpipe.trainer.monitoring.trackers import Tracker, open_tensorboard
-from vlmpipe.trainer.storage.records import unseal
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_lines, unseal
 
 
 def tensorboard(folder: Path) -> list[Tracker]:
@@ -70,3 +78,34 @@ def test_words_in_the_log_become_numbers_elsewhere(
     assert unseal((tmp_path / "run" / FILE).read_bytes().rstrip()) == {"step": 1, "reduction_server": word}
     (events,) = (tmp_path / "logs").iterdir()
     assert b"train/reduction_server" in events.read_bytes()
+
+
+class Away(LocalStorage):
+    """A folder that takes no write of these numbers."""
+
+    def __init__(self, root: Path, refused: Container[int]) -> None:
+        super().__init__(root)
+        self.refused, self.number = refused, 0
+
+    def write(self, name: str, data: bytes) -> None:
+        self.number += 1
+        if self.number in self.refused:
+            raise UserError("the store is away", code=ExitCode.UNAVAILABLE)
+        super().write(name, data)
+
+
+@given(st.sets(st.integers(1, 12)), st.integers(1, 12))
+def test_lines_are_whole_and_in_order_whatever_writes_fail(refused: set[int], lines: int) -> None:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder, pytest.MonkeyPatch.context() as patch:
+        store = Away(Path(folder), refused)
+        patch.setattr(metrics_writer, "open_storage", lambda _uri: store)
+        warnings: list[str] = []
+        log = MetricsLog("run", resumed_from_step=0, warn=warnings.append)
+        for step in range(1, lines + 1):
+            log.write(step, {"loss": 1 / step})
+            log.flush()
+        store.refused = ()
+        log.store()
+        assert [line["step"] for line in read_lines(store, FILE)] == list(range(1, lines + 1))
+        in_a_row = [number for number in refused if number <= lines and number - 1 not in refused]
+        assert len(warnings) == len(in_a_row)

@@ -43,7 +43,9 @@ def test_each_step_is_read_once_in_order_and_one_is_left_on_a_gpu(device: str, b
     assert not unread.rest()
 
 
-def pending(loss: float, norm: float, *, skipped: bool = False, stop: bool = False) -> AsyncStepMetrics:
+def pending(
+    loss: float, norm: float, *, skipped: bool = False, stop: bool = False, save: bool = False
+) -> AsyncStepMetrics:
     """Of one process without a process group: there is nobody to sum with."""
     data = StepBatches(
         step=6, epoch=1, batches=[], global_label_tokens=10, global_loss_terms=10, useful_tokens=7, slot_tokens=8,
@@ -51,7 +53,9 @@ def pending(loss: float, norm: float, *, skipped: bool = False, stop: bool = Fal
     )  # fmt: skip
     result = StepResult(torch.tensor(norm), skipped=skipped)
     replica = DataParallelRank(index=0, count=1, leads=True, takes_images=True)
-    return AsyncStepMetrics(torch.tensor(loss), result, data, stop=stop, replica=replica, worker=worker("cpu"))
+    return AsyncStepMetrics(
+        torch.tensor(loss), result, data, stop=stop, save=save, replica=replica, worker=worker("cpu")
+    )
 
 
 @pytest.mark.parametrize(("loss", "norm", "name"), [(math.nan, 1.0, "loss"), (1.0, math.inf, "gradient norm")])
@@ -67,6 +71,7 @@ def test_norm_of_a_skipped_step_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("stop", [False, True])
-def test_one_process_sums_its_own_numbers(stop: bool) -> None:
-    totals = pending(2.5, 1.5, stop=stop).read()
-    assert (totals.grad_norm, totals.label_tokens, totals.stop) == (1.5, 10, stop)
+@pytest.mark.parametrize("save", [False, True])
+def test_one_process_sums_its_own_numbers(stop: bool, save: bool) -> None:
+    totals = pending(2.5, 1.5, stop=stop, save=save).read()
+    assert (totals.grad_norm, totals.label_tokens, totals.stop, totals.save) == (1.5, 10, stop, save)

@@ -54,7 +54,7 @@ def monitored(
     )  # fmt: skip
     monitor = TrainingMonitor(job, WORKER, setup, first_step=0, start=Attempts(attempt=1))
     for step in range(1, len(ranks) + 1):
-        monitor.count([StepTotals(step, 1, 2.0, 1.0, 100, 128, 20, 4, 4, stop=False)])
+        monitor.count([StepTotals(step, 1, 2.0, 1.0, 100, 128, 20, 4, 4, stop=False, save=False)])
         monitor.step(step, Strategy(), 0.0, None)  # type: ignore[arg-type]
     monitor.flush()
     lines = [json.loads(line) for line in store.read("metrics.jsonl").decode().splitlines()]

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 import pytest
 import torch
 
+from tests.fakes.gcs.accounts import AccountsGcs
 from tests.fakes.gcs.server import FakeGcs, Fault
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.train import TrainConfig
@@ -120,10 +121,24 @@ def test_an_output_that_may_not_be_written_fails(broken: Broken) -> None:
     assert caught.value.code == ExitCode.NO_PERMISSION
 
 
-def test_an_account_that_may_not_delete_is_a_warning(broken: Broken) -> None:
+def test_an_account_that_may_not_delete_is_refused_before_any_work(broken: Broken) -> None:
     broken.denied = "delete"
-    (warning,) = check_node("run", node=0).warnings
-    assert warning.startswith("no permission to delete ") and "old checkpoints" in warning
+    with pytest.raises(UserError, match="which this account may create") as caught:
+        check_node("run", node=0)
+    assert caught.value.code == ExitCode.NO_PERMISSION and "old checkpoints" in caught.value.fix
+
+
+def test_an_account_that_may_only_create_on_cloud_storage_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    roles = {("job", "bucket"): {"roles/storage.objectCreator", "roles/storage.objectViewer"}}
+    with AccountsGcs({"job": "127.0.0.1"}, roles) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint_of("job"))
+        with pytest.raises(UserError) as caught:
+            check_node("gs://bucket/runs/1", node=0)
+        assert caught.value.code == ExitCode.NO_PERMISSION
+        assert "job does not have storage.objects.delete access" in caught.value.fix
+        assert "roles/storage.objectUser" in caught.value.expected
+        server.permissions["job", "bucket"].add("storage.objects.delete")
+        assert not check_node("gs://bucket/runs/1", node=0).warnings
 
 
 def test_wrong_bytes_read_back_are_reported(broken: Broken) -> None:

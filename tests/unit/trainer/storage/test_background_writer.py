@@ -72,12 +72,37 @@ def test_the_last_write_comes_after_the_one_under_way_and_is_stored(store: Slow)
     assert store.read("file") == b"last" and store.most_at_once == 1
 
 
-def test_write_error_is_raised_by_the_next_write(store: Slow) -> None:
+def test_writes_that_fail_are_told_of_once_and_the_next_one_makes_up_for_them(
+    store: Slow, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warnings: list[str] = []
+    file, store.broken = BackgroundWriter(store, "file", warn=warnings.append), True
+    store.go.set()
+    for content in (b"1", b"1 2", b"1 2 3"):
+        file.settle(content, limit_s=LIMIT_S)
+        assert file.has_failed
+    assert len(warnings) == 1 and "file is not written: the disk is full" in warnings[0]
+    store.broken = False
+    file.settle(b"1 2 3 4", limit_s=LIMIT_S)
+    assert store.read("file") == b"1 2 3 4" and not file.has_failed
+    assert capsys.readouterr().out.count("is written again") == 1 and len(warnings) == 1
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for(store: Slow) -> None:
+    file = BackgroundWriter(store, "file")
+    file.begin(b"first")
+    file.settle(b"second", limit_s=0.01)
+    until_written(store)
+    file.settle(b"third", limit_s=LIMIT_S)
+    assert store.read("file") == b"third" and store.most_at_once == 1
+
+
+def test_the_last_write_raises_its_error(store: Slow) -> None:
     file, store.broken = BackgroundWriter(store, "file"), True
     file.begin(b"first")
     until_written(store)
     with pytest.raises(UserError, match="the disk is full"):
-        file.begin(b"second")
+        file.write(b"last")
 
 
 def test_a_store_that_works_again_takes_the_last_write(store: Slow) -> None:

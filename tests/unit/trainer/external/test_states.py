@@ -1,0 +1,208 @@
+"""Copies of a program's checkpoints: its own rotation is no failure, and an absent store ends nothing at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import MEMORY
+from tests.support.trainer.checkpoints import record
+from tests.support.trainer.external_runs import ExternalRun, external_run
+from vlmpipe.trainer.checkpoint.attempts import (
+    Attempts,
+    claim_attempt,
+    follow_attempt,
+    last_attempt,
+    read_attempts,
+    require_current,
+    step_of,
+)
+from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.external import states as module
+from vlmpipe.trainer.external.states import NodeParts, SavedStates, results_of, states_of
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record
+
+
+class Store(LocalStorage):
+    """A folder; something happens before each upload, and it may be away."""
+
+    before_upload: Callable[[Path], object] = staticmethod(lambda path: None)
+    is_away = False
+
+    def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
+        self.before_upload(path)
+        self._answer()
+        super().upload(path, name, crc32c=crc32c)
+
+    def write(self, name: str, data: bytes) -> None:
+        self._answer()
+        super().write(name, data)
+
+    def _answer(self) -> None:
+        if self.is_away:
+            raise UserError("the store does not answer", code=ExitCode.UNAVAILABLE)
+
+
+@pytest.fixture
+def tmp_path(memory: Path) -> Path:
+    return memory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ExternalRun:
+    return external_run(tmp_path)
+
+
+@pytest.fixture
+def store(run: ExternalRun, monkeypatch: pytest.MonkeyPatch) -> Store:
+    store = Store(states_of(run.uri).root_uri)
+    monkeypatch.setattr(module, "states_of", lambda _uri: store)
+    return store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    return folder
+
+
+def saved_states(job: JobConfig, folder: Path, limit_s: float = 3600.0) -> SavedStates:
+    states = SavedStates(job, record(num_nodes=1), [folder])
+    states._failures = FailedSaves(limit_s, retry_s=0.0)
+    return states
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    """What the program leaves at a step."""
+    made = folder / f"checkpoint-{step}"
+    made.mkdir()
+    (made / "model.safetensors").write_bytes(bytes([step]) * 1000)
+    (made / "number").write_text(str(step))
+    (made / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return made
+
+
+def looked_at_twice(states: SavedStates) -> None:
+    for _ in range(2):  # one that changes no more between two looks is finished
+        states.save_newest()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "number", "trainer_state.json"])
+@pytest.mark.parametrize("whole", [True, False], ids=["the folder", "a file of it"])
+def test_a_checkpoint_that_the_program_deletes_meanwhile_is_no_failure(
+    file: str, whole: bool, run: ExternalRun, store: Store, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states, first = saved_states(run.job, folder), checkpoint(folder, 5)
+
+    def rotate(path: Path) -> None:
+        if path == first / file:
+            shutil.rmtree(first) if whole else path.unlink()
+
+    store.before_upload = rotate
+    looked_at_twice(states)
+    said = capsys.readouterr()
+    assert "not saved" not in said.err and committed(store) == []
+    shutil.rmtree(first, ignore_errors=True)
+    checkpoint(folder, 10)
+    looked_at_twice(states)
+    assert [step_of(name) for name in committed(store)] == [10]
+    assert len(list(store.root.glob("checkpoints/*-*"))) == 1, "no half copy is left"
+
+
+def test_a_store_that_is_away_is_a_warning_and_the_newest_is_copied_later(
+    run: ExternalRun, store: Store, folder: Path
+) -> None:
+    states = saved_states(run.job, folder)
+    store.is_away = True
+    for step in (5, 10):
+        checkpoint(folder, step)
+        looked_at_twice(states)
+    warnings = states.take_warnings()
+    assert warnings and all("is not saved: the store does not answer" in text for text in warnings)
+    store.is_away = False
+    states.save_newest()
+    assert [step_of(name) for name in committed(store)] == [10] and states.newest_step == 10
+
+
+def test_after_the_limit_the_job_ends_with_its_cause(run: ExternalRun, store: Store, folder: Path) -> None:
+    states = saved_states(run.job, folder, limit_s=0.0)
+    store.is_away = True
+    checkpoint(folder, 5)
+    with pytest.raises(UserError, match="no checkpoint was committed since") as caught:
+        looked_at_twice(states)
+    assert caught.value.code == ExitCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_the_last_checkpoint_is_waited_for_unless_the_machine_goes(
+    stopping: bool, run: ExternalRun, store: Store, folder: Path
+) -> None:
+    states, tries = saved_states(run.job, folder), []
+    store.is_away = True
+
+    def count(_path: Path) -> None:
+        tries.append(1)
+        store.is_away = len(tries) < 3
+
+    store.before_upload = count
+    checkpoint(folder, 5)
+    states.save_last(lambda: stopping)
+    assert len(committed(store)) == (not stopping)
+
+
+def test_names_of_another_nodes_files_are_noted_once_the_store_is_back(
+    run: ExternalRun, store: Store, folder: Path
+) -> None:
+    parts = NodeParts(run.uri, 1, 1, [folder])
+    store.is_away = True
+    checkpoint(folder, 5)
+    parts.note()
+    parts._file._thread.join()  # type: ignore[union-attr]
+    store.is_away = False
+    parts.close()
+    assert set(read_record(store, "parts/0001/node-1.json")["names"]) == {"5"}
+
+
+@given(st.permutations([0, 0, 1, 1, 2, 2]), st.integers(0, 4))
+def test_both_counts_name_the_same_last_start_in_any_order(turns: list[int], earlier: int) -> None:
+    """Three starts at once, each of which claims in one store and then follows in the other."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as root:
+        states, results = LocalStorage(Path(root, "trainer")), LocalStorage(Path(root, "result"))
+        for _ in range(earlier):  # results of starts that left no checkpoint, whose own count was lost
+            claim_attempt(results, fresh=False)
+        claimed: dict[int, Attempts] = {}
+        superseded: set[int] = set()
+        for start in turns:
+            if start not in claimed:
+                claimed[start] = claim_attempt(states, fresh=False, above=last_attempt(results))
+                continue
+            try:
+                follow_attempt(results, claimed[start])
+            except UserError as error:
+                assert error.code == ExitCode.SUPERSEDED
+                superseded.add(start)
+        last = max(claimed, key=lambda start: claimed[start].attempt)
+        assert last not in superseded
+        assert read_attempts(states).attempt == read_attempts(results).attempt == claimed[last].attempt > earlier
+        for store in (states, results):
+            require_current(store, claimed[last].attempt)
+
+
+def test_a_start_follows_a_fresh_one_in_both_stores(run: ExternalRun, folder: Path) -> None:
+    saved_states(run.job, folder)
+    fresh = run.job.model_copy(update={"train": run.job.train.model_copy(update={"resume": "never"})})
+    saved_states(fresh, folder)
+    assert read_attempts(states_of(run.uri)) == read_attempts(results_of(run.uri))
+    assert read_attempts(results_of(run.uri)).fresh_from == 2
