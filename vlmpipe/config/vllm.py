@@ -27,6 +27,7 @@ class Vllm:
     min_bf16_capability: float
     llava_towers: tuple[str, ...]  # model types
     pads_vision_heads: tuple[str, ...]  # model types whose vision encoder any number of GPUs can share
+    tried_adapters: tuple[str, ...]  # model types
     adapters: Mapping[str, tuple[ModelPart, ...] | None]
 
     @property
@@ -38,7 +39,7 @@ class Vllm:
         return next((value for value in self.lora_ranks if value >= rank), None)
 
     def takes(self, model_type: str) -> str:
-        """What of models of this type it can open: native, other (of transformers, not tried) or unknown."""
+        """By what it opens models of this type: native; other, the implementation of transformers; or unknown."""
         if model_type not in self.adapters:
             return "unknown"
         return "other" if self.adapters[model_type] is None else "native"

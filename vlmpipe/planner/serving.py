@@ -54,15 +54,32 @@ def doubts(config: RunConfig, model: Architecture | None) -> Iterator[str]:
     deploy, vllm = config.deploy, load_vllm()
     if deploy is None or not deploy.image_uri or config.register_.serving:
         return
-    if config.model.exports_adapter and not in_bucket(config.output.root_uri):
-        yield "a run on this machine ends at deploy-model: transformers serve puts no adapter on its base"
+    if config.model.exports_adapter:
+        yield from _doubts_of_adapters(config)
     if model is None:
         yield f"whether {vllm.name} opens the model is not known: its type and sizes are not known here"
-    elif (takes := vllm.takes(model_type := model_type_of(model.model))) != "native":
-        how = "would take that of transformers, which" if takes == "other" else "may take another, which"
+        return
+    model_type = model_type_of(model.model)
+    if vllm.takes(model_type) == "unknown":
         yield (
-            f"{vllm.name} has no implementation of {model_type} and {how} was not tried: serve an export by it before "
+            f"{vllm.name} is not known to open {model_type or 'this type of model'}: serve an export by it before "
             f"training, or use {OTHER_SERVER}"
+        )
+    elif config.model.exports_adapter and model_type not in vllm.tried_adapters:
+        yield (
+            f"adapters of {model_type} were not tried in {vllm.name}, which leaves out what it does not know without "
+            "an error: deploy compares answers, after training; model.lora.export merged needs no adapters"
+        )
+
+
+def _doubts_of_adapters(config: RunConfig) -> Iterator[str]:
+    base = config.model.pretrained.weights if config.model.pretrained else ""
+    if not in_bucket(config.output.root_uri):
+        yield "a run on this machine ends at deploy-model: transformers serve puts no adapter on its base"
+    if config.model.hub_token_secret and not in_bucket(base):
+        yield (
+            f"the container that serves fetches {base} without model.hub_token_secret: if the hub asks for a token, "
+            "copy the base to a bucket, or set model.lora.export to merged"
         )
 
 
@@ -107,8 +124,14 @@ def _precision(deploy: DeployConfig, precision: str) -> Iterator[str]:
 
 
 def _type(model: ModelConfig) -> Iterator[str]:
-    """A LLaVA is put together from any vision encoder; vLLM knows some (vllm/model_executor/models/llava.py)."""
-    vllm, tower = load_vllm(), _tower_type_of(model) if model.family == "llava" else ""
+    """Models that vLLM has no implementation of. A LLaVA has any vision encoder; vLLM's knows some."""
+    vllm, model_type = load_vllm(), model_type_of(model)
+    if vllm.takes(model_type) == "other":
+        yield (
+            f"{vllm.name} has no implementation of {model_type}, and with that of transformers, which it takes, models "
+            f"that were tried did not answer as evaluated: use {OTHER_SERVER}"
+        )
+    tower = _tower_type_of(model) if model.family == "llava" else ""
     if tower and tower not in vllm.llava_towers:
         opened = " or ".join(vllm.llava_towers)
         yield f"{vllm.name} opens no LLaVA with a {tower} as vision encoder, only with {opened}: use {OTHER_SERVER}"

@@ -27,6 +27,8 @@ OF_CPUS = {
     "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
 }  # fmt: skip
 START_S, LOG_LINES, STOP_S = 900, 40, 30
+VLLM = (str(ENVIRONMENT / "bin/vllm"), "serve")
+START_PROGRAM = (str(ENVIRONMENT / "bin/python"), "-m", "vlmpipe.trainer.serving.vllm_server")
 
 
 @dataclass(frozen=True)
@@ -65,19 +67,28 @@ def vllm_of(settings: Mapping[str, Any], folder: str, log: Path, *, release: Rel
 
 @contextlib.contextmanager
 def running_vllm(
-    arguments: Sequence[str], environment: Mapping[str, str], log: Path, *, release: Release = NEWEST
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    *,
+    release: Release = NEWEST,
+    program: Sequence[str] = VLLM,
 ) -> Iterator[str]:
-    """`vllm serve` with these arguments, but for the port. Gives the address up to /v1 once it is ready."""
+    """`vllm serve`, or the serving image's start program, with these arguments, but for the port.
+
+    Gives the address up to /v1 once it is ready.
+    """
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     given = [f"--port={port}" if one == f"--port={PORT}" else one for one in arguments]
     assert f"--port={port}" in given
     variables = {**os.environ, **OF_CPUS, "VLLM_CACHE_ROOT": str(RECIPES / "vllm-cache"), **environment}
-    variables.pop("PYTHONPATH", None)
-    if release.packages:
-        variables["PYTHONPATH"] = str(release.packages)
-    command = [str(ENVIRONMENT / "bin/vllm"), "serve", *given]
+    variables["PATH"] = f"{ENVIRONMENT / 'bin'}:{variables['PATH']}"
+    variables["PYTHONPATH"] = str(release.packages or "")
+    if program == START_PROGRAM:
+        variables["PYTHONPATH"] = str(ROOT)
+    command = [*program, *given]
     with log.open("w") as said:
         said.write(f"{' '.join(command)}\n")
         said.flush()

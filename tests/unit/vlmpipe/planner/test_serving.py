@@ -118,16 +118,20 @@ def test_adapters_that_vllm_would_leave_out_are_refused(
     found = unservable(config, model)
     assert bool(found) == bool(expected)
     assert expected is None or expected in found[0]
-    assert not [text for text in doubts(config, model) if "has no implementation" in text]
+    assert not [text for text in doubts(config, model) if "not known to open" in text]
 
 
-@pytest.mark.parametrize(("model_type", "how"), [("vipllava", "that of transformers"), ("brand_new", "another")])
-def test_a_type_without_an_implementation_in_vllm_is_a_doubt_with_what_opens_it(
-    model_type: str, how: str, tmp_path: Path
-) -> None:
-    config, model = published(tmp_path, {"model_type": model_type})
-    (text,) = [one for one in doubts(config, model) if "has no implementation" in one]
-    assert f"has no implementation of {model_type}" in text and how in text and "vlmpipe serve" in text
+def test_a_type_without_an_implementation_in_vllm_is_refused_with_what_opens_it(tmp_path: Path) -> None:
+    config, model = published(tmp_path, {"model_type": "vipllava"}, export="merged")
+    (text,) = unservable(config, model)
+    assert "has no implementation of vipllava" in text and "use vlmpipe serve" in text
+
+
+def test_a_type_that_nobody_tried_is_a_doubt(tmp_path: Path) -> None:
+    config, model = published(tmp_path, {"model_type": "brand_new"}, export="merged")
+    assert unservable(config, model) == ()
+    (text,) = doubts(config, model)
+    assert "is not known to open brand_new" in text and "vlmpipe serve" in text
 
 
 def test_weights_that_a_pattern_thaws_beside_an_adapter_are_refused(tmp_path: Path) -> None:
@@ -142,6 +146,23 @@ def test_a_run_here_cannot_deploy_an_adapter(tmp_path: Path) -> None:
     assert any("a run on this machine ends at deploy-model" in text for text in doubts(config, model))
     elsewhere = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": "gs://bucket/root"})})
     assert list(doubts(elsewhere, model)) == []
+
+
+def test_a_base_for_which_the_hub_may_ask_a_token_is_a_doubt(tmp_path: Path) -> None:
+    config, model = published(tmp_path, {"model_type": "qwen2_5_vl"})
+    secret = {"hub_token_secret": "projects/p/secrets/hub"}
+    gated = config.model_copy(update={"model": config.model.model_copy(update=secret)})
+    assert any("without model.hub_token_secret" in text for text in doubts(gated, model))
+    base = {"pretrained": config.model.pretrained.model_copy(update={"weights": "gs://bucket/base"})}
+    copied = gated.model_copy(update={"model": gated.model.model_copy(update=base)})
+    assert not any("hub_token_secret" in text for text in doubts(copied, model))
+
+
+@pytest.mark.parametrize(("model_type", "is_tried"), [("qwen3_vl", True), ("qwen3_5", False)])
+def test_adapters_of_a_type_that_was_not_tried_are_a_doubt(model_type: str, is_tried: bool, tmp_path: Path) -> None:
+    config, model = published(tmp_path, {"model_type": model_type})
+    found = [text for text in doubts(config, model) if "were not tried" in text]
+    assert bool(found) != is_tried
 
 
 def test_a_model_whose_sizes_are_not_known_is_a_doubt() -> None:
@@ -159,4 +180,6 @@ def test_every_known_type_is_in_the_table_and_parts_have_their_names() -> None:
     vllm = load_vllm()
     assert {*KINDS, "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"} <= vllm.adapters.keys()
     assert all(set(parts) <= set(PARTS) for parts in vllm.adapters.values() if parts)
+    elsewhere = {name for name, parts in vllm.adapters.items() if {"tower", "projector"} & {*(parts or ())}}
+    assert elsewhere <= {*vllm.tried_adapters} <= vllm.adapters.keys()
     assert list(vllm.lora_ranks) == sorted(vllm.lora_ranks)
