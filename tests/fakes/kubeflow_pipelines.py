@@ -31,6 +31,7 @@ UPLOAD_VERSION = "/apis/v2beta1/pipelines/upload_version"
 EXPERIMENTS = "/apis/v2beta1/experiments"
 NEVER = "1970-01-01T00:00:00Z"  # when a run ends that is not over, as the service says
 PAGE_SIZE = 2  # at most, whatever is asked: so that tests turn pages
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 SIX_FIELDS = re.compile(r"(\S+ ){5}[0-6*?,/-]+")  # seconds first; weekdays from 0 to 6
 GIVEN_FOR_A_SCHEDULE = {"recurring_run_id", "status", "created_at", "updated_at", "error", "namespace"}
 GIVEN_BY_THE_SERVICE = {
@@ -39,6 +40,7 @@ GIVEN_BY_THE_SERVICE = {
 }  # fmt: skip
 GIVEN_FOR_AN_EXPERIMENT = {"experiment_id", "created_at", "storage_state", "last_run_created_at"}
 LONGEST_TAG = 63
+STATES = set(kfp_server_api.V2beta1RuntimeState.allowable_values) - {"RUNTIME_STATE_UNSPECIFIED"}
 
 
 class Refused(Exception):
@@ -64,8 +66,17 @@ class FakePipelines(LocalServer):
         self.faults: list[int] = []  # codes of the next answers; 0 for a right one
 
     def move(self, run_id: str, state: str, *, error: str = "", tasks: list[dict[str, Any]] | None = None) -> None:
-        """Bring a run to a state, as the service's controller does."""
+        """Bring a run to a state, as the service's controller does. Raises AssertionError for what it never says."""
         run = self.runs[run_id]
+        for said in (state, *(task["state"] for task in tasks or () if "state" in task)):
+            assert said in STATES, f"{said} is no RuntimeState: the words of PipelineTaskFinalStatus are others"
+        known = kfp_server_api.V2beta1PipelineTaskDetail.attribute_map.values()
+        unknown = {name for task in tasks or () for name in task} - set(known)
+        assert not unknown, f"a task has no {min(unknown, default='')}"
+        loses_loops = re.match(r"2\.1[0-6]\.", self.version) and has_loop_in_exit_handler(
+            run.get("pipeline_spec") or {}
+        )
+        assert not (loses_loops and state == "SUCCEEDED"), "before 2.17 such a run fails (kubeflow/pipelines 12390)"
         run["state"] = state
         run["run_details"] = {"task_details": tasks or []}
         if error:
@@ -199,9 +210,20 @@ class _Handler(Handler):
 
     def _schedule(self, content: dict[str, Any]) -> dict[str, Any]:
         self._check_pipeline(content)
-        cron = content.get("trigger", {}).get("cron_schedule", {}).get("cron", "")
+        trigger = content.get("trigger") or {}
+        if trigger.keys() != {"cron_schedule"}:
+            raise Refused(501, f"this stand-in knows triggers with a cron schedule alone, not {sorted(trigger)}")
+        times = dict(trigger["cron_schedule"])
+        if unknown := set(times) - set(kfp_server_api.V2beta1CronSchedule.attribute_map.values()):
+            raise Refused(400, f"unknown field {min(unknown)!r} in V2beta1CronSchedule")
+        cron = times.pop("cron", "")
         if not SIX_FIELDS.fullmatch(cron):
             raise Refused(400, f"Invalid input error: Schedule cron is not a valid cron expression: {cron!r}")
+        for name, time in times.items():
+            if time is not None and not MOMENT.fullmatch(time):
+                raise Refused(400, f"{name}: {time!r} is no time of RFC 3339")
+        if not re.fullmatch(r"\d{1,9}", str(content.get("max_concurrency", 0))):
+            raise Refused(400, "max_concurrency: invalid value for int64")
         if not 1 <= int(content.get("max_concurrency", 0)) <= 10:
             raise Refused(400, "Invalid input error: Max concurrency of the recurring run must be between 1 and 10")
         if content.get("mode") not in ("ENABLE", "DISABLE"):
@@ -274,6 +296,21 @@ class _Handler(Handler):
         given = (content.get("runtime_config") or {}).get("parameters") or {}
         if unknown := set(given) - set(pipeline.root.input_definitions.parameters):
             raise Refused(400, f"Invalid input error: parameter {min(unknown)} is not part of the pipeline")
+
+
+def has_loop_in_exit_handler(spec: dict[str, Any]) -> bool:
+    """Whether a task with an iterator is below the tasks that an exit handler's own task waits for."""
+    pipeline = spec.get("pipeline_spec") or spec
+    tasks = pipeline.get("root", {}).get("dag", {}).get("tasks", {})
+    handled = {name for task in tasks.values() if "triggerPolicy" in task for name in task.get("dependentTasks", ())}
+    waiting = [tasks[name] for name in handled if name in tasks]
+    while waiting:
+        task = waiting.pop()
+        if "parameterIterator" in task or "artifactIterator" in task:
+            return True
+        inner = pipeline.get("components", {}).get(task.get("componentRef", {}).get("name", ""), {})
+        waiting += inner.get("dag", {}).get("tasks", {}).values()
+    return False
 
 
 def checked(body: bytes, kind: Any, not_given: set[str]) -> dict[str, Any]:

@@ -280,6 +280,14 @@ SCHEDULE_REFUSALS = {
     "unknown time zone": ("cron", "TZ=Mars/North 0 3 * * 1", "cron line"),
     "state is the server's": ("state", "PAUSED", "output-only"),
     "job elsewhere": (f"{JOB}.parent", PARENT.replace("us-", "asia-"), "parent"),
+    "fewer than no runs": ("maxRunCount", "-1", "count runs"),
+    "no run at a time": ("maxConcurrentRunCount", "0", "max_concurrent_run_count"),
+    "fewer than no run at a time": ("maxConcurrentRunCount", "-1", "count runs"),
+    "fewer than no active run": ("maxConcurrentActiveRunCount", "-1", "count runs"),
+    "a count that is no number": ("maxRunCount", "many", "maxRunCount"),
+    "a time that is no time": ("endTime", "next year", "endTime"),
+    "runs counted by the client": ("startedRunCount", "3", "output-only"),
+    "a next run of the client's": ("nextRunTime", "2030-01-01T00:00:00Z", "output-only"),
     "job with a name": (f"{JOB}.pipelineJobId", "small-1", "pipeline_job_id"),
     "bad job": (f"{JOB}.pipelineJob.displayName", ..., "display_name"),
     "unknown parameter of the job": (f"{JOB}.pipelineJob.{PARAMETERS}.epoch", 1, "epoch"),
@@ -293,6 +301,37 @@ def test_a_schedule_with_one_fault_is_refused_and_makes_nothing(
     path, value, said = SCHEDULE_REFUSALS[name]
     code, answer = ask("POST", SCHEDULES, _changed(schedule, path, value))
     assert (code, said in answer["error"]["message"], server.schedules.schedules) == (400, True, {})
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "code"),
+    [
+        ("2030-01-01T00:00:00Z", "2029-01-01T00:00:00Z", 400),
+        ("2030-01-01T00:00:00Z", "2030-01-01T00:00:00Z", 400),
+        ("2030-01-01T00:00:00Z", "2030-01-01T00:00:01Z", 200),
+    ],
+)
+def test_a_schedule_ends_after_it_starts(
+    ask: Ask, server: FakeVertex, schedule: dict[str, Any], start: str, end: str, code: int
+) -> None:
+    assert ask("POST", SCHEDULES, schedule | {"startTime": start, "endTime": end})[0] == code
+    assert len(server.schedules.schedules) == (code == 200)
+
+
+def test_an_update_keeps_the_rules_of_times_and_counts(ask: Ask, schedule: dict[str, Any]) -> None:
+    _, live = ask("POST", SCHEDULES, schedule | {"startTime": "2030-01-01T00:00:00Z"})
+    path = f"/v1/{live['name']}"
+    for mask, changed, code in (
+        ("endTime", {"endTime": "2029-01-01T00:00:00Z"}, 400),
+        ("endTime", {"endTime": "2031-01-01T00:00:00Z"}, 200),
+        ("startTime", {"startTime": "2032-01-01T00:00:00Z"}, 400),
+        ("maxRunCount", {"maxRunCount": "-5"}, 400),
+        ("maxRunCount", {"maxRunCount": "5"}, 200),
+        ("maxConcurrentRunCount", {"maxConcurrentRunCount": "-1"}, 400),
+    ):
+        assert ask("PATCH", f"{path}?updateMask={mask}", schedule | changed)[0] == code, (mask, changed)
+    live = ask("GET", path)[1]
+    assert (live["endTime"], live["maxRunCount"]) == ("2031-01-01T00:00:00Z", "5")
 
 
 def test_a_schedule_goes_through_its_states(ask: Ask, schedule: dict[str, Any]) -> None:

@@ -135,8 +135,9 @@ class Schedules:
         request = schedule.create_pipeline_job_request
         if request.parent != self._parent:
             raise ApiError(400, f"create_pipeline_job_request.parent is {request.parent!r}, not {self._parent!r}")
-        if (schedule.max_run_count or 0) < 0 or schedule.max_concurrent_run_count < 1:
-            raise ApiError(400, "max_run_count and max_concurrent_run_count count runs")
+        counts = (schedule.max_run_count or 0, schedule.max_concurrent_active_run_count or 0)
+        if min(counts) < 0 or schedule.max_concurrent_run_count < 1:
+            raise ApiError(400, "max_run_count and the limits of concurrent runs count runs")
         if schedule.end_time and schedule.start_time and schedule.end_time <= schedule.start_time:
             raise ApiError(400, "end_time is not after start_time")
         if request.pipeline_job_id:
