@@ -1,13 +1,20 @@
-"""A strict fake of the part of BigQuery's REST API that reads tables: `tables.get` and `tabledata.list`."""
+"""A strict fake of the part of BigQuery's REST API that reads tables: `tables.get` and `tabledata.list`.
+
+Refused is what the reference of the two methods and of the names refuses: a name of other characters, a parameter that
+the method does not have, a number that is none, a page token that no answer gave, rows of what is no table, and what a
+caller's permissions do not cover: bigquery.tables.get and bigquery.tables.getData.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from vlmpipe.rehearsal.http_server import ApiError, Handler, LocalServer
 
@@ -18,6 +25,13 @@ PARAMETERS = {
         "prettyPrint", "selectedFields", "startIndex", "maxResults", "pageToken", "formatOptions.useInt64Timestamp"
     },
 }  # fmt: skip
+NAMES = {  # of projects, data sets and tables; with the names in the errors
+    "project ID": re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"),
+    "dataset ID": re.compile(r"\w{1,1024}", re.ASCII),
+    "table ID": re.compile(r"[\w -]{1,1024}(\$\w+)?"),  # with a partition
+}
+VIEWS = ("BASIC", "STORAGE_STATS", "FULL", "TABLE_METADATA_VIEW_UNSPECIFIED")
+WITH_ROWS = ("TABLE", "SNAPSHOT", "CLONE")
 MOST_ROWS = 7  # of a page: the service sends fewer than asked for where rows are large
 
 
@@ -27,8 +41,9 @@ class Table:
     rows: list[Sequence[Any]]
     kind: str = "TABLE"
     modified_ms: int = 1
-    refused: bool = False
+    denied: tuple[str, ...] = ()  # permissions that the caller lacks
     reads: list[tuple[int, int]] = field(default_factory=list)  # start and number of rows of each page
+    tokens: dict[str, int] = field(default_factory=dict)  # of pages that were answered: the row behind
 
 
 class FakeBigQuery(LocalServer):
@@ -57,16 +72,23 @@ class _Handler(Handler):
         found = PATH.fullmatch(path)
         if self.command != "GET" or not found:
             raise ApiError(404, f"Not found: {self.command} {path}")
+        parts = [unquote(part) for part in found.groups()[:3]]
+        for (kind, form), part in zip(NAMES.items(), parts, strict=True):
+            if not form.fullmatch(part):
+                raise ApiError(400, f"Invalid {kind} {part!r}")
         method = "tabledata.list" if found[4] else "tables.get"
         if unknown := query.keys() - PARAMETERS[method]:
             raise ApiError(400, f"Invalid JSON payload received. Unknown name {sorted(unknown)[0]!r}")
-        name = ".".join(found.groups()[:3])
+        if query.get("view", VIEWS[0]) not in VIEWS:
+            raise ApiError(400, f"Invalid value at 'view': {query['view']!r}")
+        name = ".".join(parts)
         table = self.fake.tables.get(name)
         if table is None:
             raise ApiError(404, f"Not found: Table {name.replace('.', ':', 1)}")
-        if table.refused:
-            raise ApiError(403, f"Access Denied: Table {name}: Permission bigquery.tables.get denied")
-        return self._rows(table, query) if found[4] else self._table(table, found.groups()[:3])
+        permission = "bigquery.tables.getData" if found[4] else "bigquery.tables.get"
+        if permission in table.denied:
+            raise ApiError(403, f"Access Denied: Table {name}: Permission {permission} denied")
+        return self._rows(table, query) if found[4] else self._table(table, parts)
 
     def _table(self, table: Table, names: Sequence[str]) -> dict[str, Any]:
         reference = dict(zip(("projectId", "datasetId", "tableId"), names, strict=True))
@@ -76,11 +98,16 @@ class _Handler(Handler):
         }  # fmt: skip
 
     def _rows(self, table: Table, query: dict[str, str]) -> dict[str, Any]:
-        if table.kind == "VIEW":
-            raise ApiError(400, "Cannot list a table of type VIEW.")
-        start = int(query.get("pageToken") or query.get("startIndex", 0))
-        if start < 0 or int(query.get("maxResults", 1)) < 0:
-            raise ApiError(400, "Invalid value")
+        if table.kind not in WITH_ROWS:
+            raise ApiError(400, f"Cannot list a table of type {table.kind}.")
+        for parameter, largest in (("startIndex", 2**64), ("maxResults", 2**32)):
+            text = query.get(parameter, "0")
+            if not text.isdigit() or int(text) >= largest:
+                raise ApiError(400, f"Invalid value at {parameter!r}: {text!r}")
+        token = query.get("pageToken", "")
+        if token and token not in table.tokens:
+            raise ApiError(400, f"Invalid page token {token!r}")
+        start = table.tokens[token] if token else int(query.get("startIndex", 0))
         names = query["selectedFields"].split(",") if query.get("selectedFields") else None
         known = [one["name"] for one in table.schema]
         if names and not set(names) <= set(known):
@@ -90,7 +117,10 @@ class _Handler(Handler):
         table.reads.append((start, len(page)))
         rows = [{"f": [{"v": _cell(table.schema[number], row[number])} for number in chosen]} for row in page]
         behind = start + len(page)
-        more = {"pageToken": str(behind)} if behind < len(table.rows) else {}
+        more = {}
+        if behind < len(table.rows):
+            more = {"pageToken": secrets.token_urlsafe(8)}
+            table.tokens[more["pageToken"]] = behind
         return {"kind": "bigquery#tableDataList", "totalRows": str(len(table.rows)), "rows": rows, **more}
 
 

@@ -28,7 +28,10 @@ def chat_completion(body: bytes, name: str, answer: Callable[[str], str]) -> dic
 
     Strict: fields other than those that we send, sampling, and images that do not decode are refused.
     """
-    request = json.loads(body)
+    try:
+        request = json.loads(body)
+    except ValueError as error:
+        raise Refused(400, f"no JSON: {error}") from None
     if set(request) != KNOWN:
         raise Refused(400, f"fields {sorted(set(request) ^ KNOWN)}")
     if request["model"] != name:
@@ -42,12 +45,17 @@ def chat_completion(body: bytes, name: str, answer: Callable[[str], str]) -> dic
     for part in user["content"]:
         if part["type"] == "image_url":
             head, _, data = part["image_url"]["url"].partition(";base64,")
-            image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
-            image.load()
+            try:
+                image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+                image.load()
+            except (ValueError, OSError) as error:
+                raise Refused(400, f"no image: {error}") from None
             if head != f"data:image/{str(image.format).lower()}":
                 raise Refused(400, f"{head} with an image in {image.format}")
-        else:
+        elif part["type"] == "text":
             texts.append(part["text"])
+        else:
+            raise Refused(400, f"a part of type {part['type']}")
     message = {"role": "assistant", "content": answer("".join(texts))}
     return {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
 

@@ -1,4 +1,9 @@
-"""A strict Hugging Face hub on this machine: it serves files of its repositories, or ranges of them; nothing else."""
+"""A strict Hugging Face hub on this machine: it serves files of its repositories, or ranges of them; nothing else.
+
+Each refusal has the status and the X-Error-Code by which the hub's own client tells them apart (`hf_raise_for_status`):
+no repository, or a private one, with 401 and 404; a gate with 401 and 403; no such revision, no such file. A range that
+does not lie in the file is 416, as RFC 9110 says.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 COMMIT = "0" * 40
 FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -44,15 +50,33 @@ class FakeHub:
         asked = FILE.fullmatch(path)
         if asked is None:
             return 400, ""
+        revision, file = unquote(asked["revision"]), unquote(asked["file"])
         repository = self.repositories.get(asked["repo"])
         may_read = repository is not None and (not repository.readers or token in repository.readers)
         if repository is None or not (may_read or repository.gated):
             return (404 if token else 401), "RepoNotFound"
         if not may_read:
             return (403 if token else 401), "GatedRepo"
-        if asked["revision"] not in repository.revisions:
+        if revision not in repository.revisions:
             return 404, "RevisionNotFound"
-        return (200, "") if asked["file"] in repository.files else (404, "EntryNotFound")
+        return (200, "") if file in repository.files else (404, "EntryNotFound")
+
+
+def span_of(header: str, whole: int) -> tuple[int, int] | None:
+    """First byte and the one behind the last of a Range header; None for none, or one that is left unheeded.
+
+    Raises ValueError for a range outside the file.
+    """
+    found = re.fullmatch(r"bytes=(\d*)-(\d*)", header)
+    if not found or found.groups() == ("", ""):
+        return None
+    if not found[1]:
+        start, end = max(0, whole - int(found[2])), whole
+    else:
+        start, end = int(found[1]), min(whole, int(found[2]) + 1) if found[2] else whole
+    if start >= end:
+        raise ValueError(header)
+    return start, end
 
 
 @contextmanager
@@ -75,16 +99,26 @@ def running_hub(**repositories: Repository) -> Iterator[FakeHub]:
             content = b""
             if asked and status == 200:
                 repository = hub.repositories[asked["repo"]]
-                content = repository.contents.get(asked["file"], repository.content)
-            etag = hashlib.sha256(content).hexdigest()  # clients keep one copy of files with the same
-            span = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if span and content and hub.gives_ranges:
-                start, end, whole = int(span[1]), int(span[2]) + 1, len(content)
-                status, content = 206, content[start:end]
-                hub.sent_bytes += len(content)
+                content = repository.contents.get(unquote(asked["file"]), repository.content)
+            etag, whole = (
+                hashlib.sha256(content).hexdigest(),
+                len(content),
+            )  # clients keep one copy of files with the same
+            start = end = 0
+            if status == 200 and hub.gives_ranges and self.command == "GET":
+                try:
+                    span = span_of(self.headers.get("Range", ""), whole)
+                except ValueError:
+                    status, content = 416, b""
+                else:
+                    if span:
+                        start, end = span
+                        status, content = 206, content[start:end]
+                        hub.sent_bytes += len(content)
             self.send_response(status)
-            if status == 206:
-                self.send_header("Content-Range", f"bytes {start}-{start + len(content) - 1}/{whole}")
+            if status in (206, 416):
+                part = f"{start}-{end - 1}" if status == 206 else "*"
+                self.send_header("Content-Range", f"bytes {part}/{whole}")
             self.send_header("ETag", f'"{etag}"')
             self.send_header("X-Repo-Commit", COMMIT)
             if code:

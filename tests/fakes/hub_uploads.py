@@ -1,7 +1,9 @@
 """What a strict Hugging Face hub does with uploads: repositories in memory, by the requests of the hub's client.
 
 Refused, as huggingface.co does: unknown tokens and accounts, weights that are not sent as large files, large files of
-another size or checksum than announced, commits on an older head, deletions of what is not there.
+another size or checksum than announced, commits on an older head, deletions of what is not there; names of repositories
+and branches that its client's own rules forbid, paths that leave the repository, more files at a time than its client
+asks about, and requests without what its client always sends.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +21,13 @@ from typing import Any
 from urllib.parse import unquote
 
 import yaml
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 LARGE = (".safetensors",)
+MOST_FILES = 256  # of one question how to send them (huggingface_hub's _fetch_upload_modes)
+SAMPLE_BYTES = 512
+OID = re.compile(r"[0-9a-f]{64}")
 
 
 class Refused(Exception):
@@ -79,7 +87,7 @@ class UploadHub:
                 return self._of_repository(method, f"{account}/{name}", asked, token, body)
             case ("POST", account, name, "info", "lfs", "objects", "batch"):
                 self._writable(f"{account}/{name.removesuffix('.git')}", token)
-                return {"objects": [self._object(one) for one in json.loads(body)["objects"]]}
+                return {"objects": [self._object(one) for one in _batch(json.loads(body))]}
         raise Refused(404, "", f"no {method} {path}")
 
     def _account(self, token: str) -> str:
@@ -88,8 +96,14 @@ class UploadHub:
         return self.writers[token]
 
     def _create(self, asked: dict[str, Any], account: str) -> dict[str, str]:
-        if set(asked) - {"name", "organization", "type", "visibility"}:
+        if set(asked) - {"name", "organization", "type", "visibility"} or not asked.get("name"):
             raise Refused(400, "", f"fields {sorted(asked)}")
+        if asked.get("type", "model") != "model" or asked["visibility"] not in ("public", "private"):
+            raise Refused(400, "", "a model is public or private; only a Space can be protected")
+        try:
+            validate_repo_id(f"{asked['organization']}/{asked['name']}")
+        except HFValidationError as error:
+            raise Refused(400, "", str(error)) from None
         if asked["organization"] != account:
             raise Refused(403, "", f"no rights to create a model under the namespace {asked['organization']}")
         name = f"{account}/{asked['name']}"
@@ -110,6 +124,8 @@ class UploadHub:
         repository = self._writable(name, token)
         match (method, *asked):
             case ("POST", "branch", revision):
+                if revision.startswith("refs/") or ".." in revision or revision.endswith("/"):
+                    raise Refused(400, "", "Invalid reference for a branch")
                 if revision in repository.branches:
                     raise Refused(409, "", "Reference already exists")
                 repository.branches[revision] = Branch()
@@ -120,7 +136,10 @@ class UploadHub:
                 return {"id": name, "sha": branch.head, "private": repository.private, "siblings": there}
             case ("POST", "preupload", revision):
                 branch = _branch(repository, revision)
-                return {"files": [_mode(branch, one) for one in json.loads(body)["files"]]}
+                files = json.loads(body)["files"]
+                if len(files) > MOST_FILES:
+                    raise Refused(400, "", f"{len(files)} files are more than {MOST_FILES}")
+                return {"files": [_mode(branch, one) for one in files]}
             case ("POST", "commit", revision):
                 branch = _branch(repository, revision)
                 self.meanwhile(branch)
@@ -134,11 +153,18 @@ class UploadHub:
         return {**one, "actions": {"upload": {"href": f"{self.endpoint}/large/{one['oid']}"}}}
 
     def _commit(self, branch: Branch, lines: list[dict[str, Any]]) -> None:
-        header, *changes = lines
-        if header["value"]["parentCommit"] != branch.head:
+        header, *changes = lines or [{}]
+        if header.get("key") != "header" or not header["value"].get("summary"):
+            raise Refused(400, "", "a commit begins with its header, which has a summary")
+        if header["value"].get("parentCommit", branch.head) != branch.head:
             raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
         if not changes:
             raise Refused(400, "", "empty commit")
+        paths = [change["value"]["path"] for change in changes]
+        for path in paths:
+            _require_path(path)
+        if len(set(paths)) < len(paths):
+            raise Refused(400, "", "a path twice in one commit")
         files = dict(branch.files)
         for change in changes:
             value = change["value"]
@@ -147,15 +173,38 @@ class UploadHub:
                     raise Refused(404, "EntryNotFound", "A file with this name doesn't exist")
             elif change["key"] == "lfsFile":
                 content = self.large.get(value["oid"])
+                if value.get("algo") != "sha256":
+                    raise Refused(400, "", "algo: sha256")
                 if content is None or len(content) != value["size"]:
                     raise Refused(400, "", f"{value['path']} was not uploaded")
                 files[value["path"]] = content
             else:
                 if value["path"].endswith(LARGE) or change["key"] != "file":
                     raise Refused(400, "", f"{value['path']} is no regular file")
+                if value.get("encoding") != "base64":
+                    raise Refused(400, "", "encoding: base64")
                 files[value["path"]] = base64.b64decode(value["content"], validate=True)
         branch.files = files
         branch.commits.append(header["value"]["summary"])
+
+
+def _require_path(path: str) -> None:
+    """A path within the repository, as its client's own check of it (CommitOperationAdd)."""
+    parts = path.split("/")
+    if not path or path.startswith("/") or {"", ".", ".."} & set(parts) or parts[0] == ".git":
+        raise Refused(400, "", f"invalid path {path!r}")
+
+
+def _batch(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objects of a question where to send large files (git-lfs, docs/api/batch.md)."""
+    if asked.get("operation") != "upload" or asked.get("hash_algo", "sha256") != "sha256":
+        raise Refused(422, "", "operation: upload, hash_algo: sha256")
+    if "basic" not in asked.get("transfers", ["basic"]):
+        raise Refused(422, "", "transfers: this stand-in knows basic")
+    for one in asked["objects"]:
+        if not OID.fullmatch(str(one.get("oid"))) or not isinstance(one.get("size"), int) or one["size"] < 0:
+            raise Refused(422, "", "objects: each has an oid and a size")
+    return list(asked["objects"])
 
 
 def _branch(repository: Repository, revision: str) -> Branch:
@@ -166,6 +215,9 @@ def _branch(repository: Repository, revision: str) -> Branch:
 
 def _mode(branch: Branch, one: dict[str, Any]) -> dict[str, Any]:
     """How a file is sent, and the checksum of the one that is there: git's, or of a large file its sha256."""
+    _require_path(one["path"])
+    if len(base64.b64decode(one["sample"], validate=True)) > SAMPLE_BYTES or one["size"] < 0:
+        raise Refused(400, "", "sample: the first 512 bytes")
     is_large, there = one["path"].endswith(LARGE), branch.files.get(one["path"])
     mode = {"path": one["path"], "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}
     if there is None:

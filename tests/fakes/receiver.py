@@ -1,12 +1,19 @@
-"""A small HTTP server that stands in for a webhook and for Secret Manager, for tests."""
+"""A small HTTP server that stands in for a webhook and for Secret Manager, for tests.
+
+As projects.secrets.versions.access: a version is named in full, another method or name is 404, one that the caller may
+not read is 403. A webhook takes JSON, and nothing else.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+ACCESS = re.compile(r"/v1/projects/[^/]+/secrets/[\w-]{1,255}/versions/([1-9]\d*|[a-z][\w-]*):access")
 
 
 class Receiver:
@@ -42,8 +49,9 @@ def _handler_class(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             code = receiver.codes.pop(0) if receiver.codes else 200
+            if self.headers.get("Content-Type") != "application/json":
+                code = 415
             if code == 200:
-                assert self.headers["Content-Type"] == "application/json"
                 receiver.messages.append(json.loads(body))
             self._answer(code, {})
 
@@ -53,7 +61,7 @@ def _handler_class(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
             if receiver.secret_codes:
                 self._answer(receiver.secret_codes.pop(0), {})
                 return
-            if not self.path.endswith(":access") or name not in receiver.secrets:
+            if not ACCESS.fullmatch(self.path) or name not in receiver.secrets:
                 self._answer(403 if "forbidden" in name else 404, {})
                 return
             data = base64.b64encode(receiver.secrets[name].encode()).decode()

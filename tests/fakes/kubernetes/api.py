@@ -37,6 +37,7 @@ SERVICES = re.compile(
 PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/]+)/pods(/(?P<name>[^/]+)(?P<log>/log)?)?")
 RUN_SELECTOR = re.compile(r"pipeline/runid=([0-9a-f-]{36})")
 SELECTOR = re.compile(r"jobset\.sigs\.k8s\.io/jobset-name=([^,]+),jobset\.sigs\.k8s\.io/replicatedjob-name=node")
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists",
            422: "Invalid", 500: "InternalError", 501: "NotImplemented", 503: "ServiceUnavailable"}  # fmt: skip
 
@@ -118,6 +119,8 @@ class FakeKubernetes:
                 return self._create(query, json.loads(body))
             if method in ("GET", "DELETE") and match["name"]:
                 _only(query, {"propagationPolicy"} if method == "DELETE" else set())
+                if query.get("propagationPolicy", "Background") not in ("Background", "Foreground", "Orphan"):
+                    raise Refused(422, f"propagationPolicy: Unsupported value: {query['propagationPolicy']!r}")
                 return self._get(match["name"]) if method == "GET" else self._delete(match["name"])
         if match := SERVICES.fullmatch(path):
             verbs = {"POST": "create", "GET": "get", "PUT": "update", "DELETE": "delete"}
@@ -141,8 +144,15 @@ class FakeKubernetes:
             content = json.loads(body)
             if query != {"fieldValidation": "Strict"}:
                 raise Refused(501, "ask for fieldValidation=Strict")
+            self._require_own(content, f"{kserve.GROUP}/{kserve.VERSION}", "InferenceService")
+            if method == "PUT" and content["metadata"].get("name") != name:
+                raise Refused(400, "the name of the object does not match the name on the URL")
+            if method == "PUT" and not content["metadata"].get("resourceVersion"):
+                raise Refused(422, "metadata.resourceVersion: Invalid value: 0x0: must be specified for an update")
             if found := known.problems(content):
                 raise Refused(400, f"strict decoding error: {', '.join(found)}")
+            if found := known.violations(content):
+                raise Refused(422, f"InferenceService is invalid: {', '.join(found)}")
             if found := known.denials(content):
                 raise Refused(403, f'admission webhook "inferenceservice.kserve" denied the request: {found}')
         if method == "POST":
@@ -157,6 +167,13 @@ class FakeKubernetes:
         _only(query, set())
         return known.get(name) if method == "GET" else known.delete(name)
 
+    def _require_own(self, content: dict[str, Any], version: str, kind: str) -> None:
+        """An object of this kind, for the namespace that was asked."""
+        if (content.get("apiVersion"), content.get("kind")) != (version, kind):
+            raise Refused(400, "the API version or kind in the data does not match the expected one")
+        if content["metadata"].get("namespace", self.namespace) != self.namespace:
+            raise Refused(400, "the namespace of the provided object does not match the namespace sent on the request")
+
     def _require(self, namespace: str, verbs: dict[str, str], method: str, what: str) -> None:
         if method not in verbs:
             raise Refused(501, f"{method} of {what} is not known here")
@@ -167,13 +184,14 @@ class FakeKubernetes:
 
     def _create(self, query: dict[str, str], job: dict[str, Any]) -> dict[str, Any]:
         _only(query, {"fieldValidation"})
+        if query.get("fieldValidation", "Warn") not in ("Ignore", "Warn", "Strict"):
+            raise Refused(422, f"fieldValidation: Unsupported value: {query['fieldValidation']!r}")
         if found := [*unknown_fields(job), *(f"spec.{name}" for name in sorted(self.lacks) if name in job["spec"])]:
             if query.get("fieldValidation") == "Strict":
                 fields = ", ".join(f'unknown field "{one}"' for one in found)
                 raise Refused(400, f"TrainJob in version {VERSION!r} cannot be handled: strict decoding: {fields}")
             raise Refused(501, f"{found} would be dropped in silence: ask for fieldValidation=Strict")
-        if (job.get("apiVersion"), job.get("kind")) != (f"{GROUP}/{VERSION}", "TrainJob"):
-            raise Refused(400, "the API version or kind in the data does not match the expected one")
+        self._require_own(job, f"{GROUP}/{VERSION}", "TrainJob")
         name = job["metadata"]["name"]
         if found := violations(job):
             raise Refused(422, f'TrainJob.{GROUP} "{name}" is invalid: {"; ".join(found)}')
@@ -239,6 +257,11 @@ class FakeKubernetes:
 
     def _log(self, name: str, query: dict[str, str]) -> str:
         _only(query, {"container", "timestamps", "sinceTime", "previous"})
+        for parameter in ("timestamps", "previous"):
+            if query.get(parameter, "true") not in ("true", "false", "1", "0"):
+                raise Refused(400, f"{parameter}: invalid value {query[parameter]!r} for a bool")
+        if not TIME.fullmatch(query.get("sinceTime", "2026-11-22T20:00:00Z")):
+            raise Refused(400, f"sinceTime: {query['sinceTime']!r} is no time of RFC 3339")
         of_steps = {pod: lines for pods in self.run_pods.values() for pod, lines in pods.items()}
         if name in of_steps:
             if query.get("container") != "main":

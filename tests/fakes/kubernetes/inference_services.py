@@ -1,13 +1,19 @@
 """InferenceServices of the Kubernetes fake, as KServe keeps them in its Knative mode.
 
-Fields are those of serving.kserve.io/v1beta1 that vlmpipe may use; others are refused as unknown by strict decoding.
+Its custom resource embeds Kubernetes' own pod specification, so the rules of ports, quantities, names and volumes are
+Kubernetes'. Names and replicas are checked by KServe's webhook (pkg/apis/serving/v1beta1). Fields are those of
+serving.kserve.io/v1beta1 that vlmpipe may use; others are refused as unknown by strict decoding.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
+from tests.fakes.kubernetes.train_job_rules import LABEL_KEY, QUANTITY
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 PREDICTOR = {"minReplicas", "maxReplicas", "canaryTrafficPercent", "containers", "serviceAccountName", "nodeSelector",
              "tolerations", "volumes"}  # fmt: skip
@@ -40,8 +46,30 @@ class InferenceServices:
             unknown += [f"spec.predictor.containers.{field}" for field in one.keys() - CONTAINER]
         return [f'unknown field "{one}"' for one in sorted(unknown)]
 
+    def violations(self, body: Json) -> list[str]:
+        """Values that the types of the custom resource refuse."""
+        found = []
+        predictor = body["spec"]["predictor"]
+        for name in ("minReplicas", "maxReplicas", "canaryTrafficPercent"):
+            if not isinstance(predictor.get(name, 0), int):
+                found.append(f"spec.predictor.{name}: must be of type integer")
+        for container in predictor.get("containers", ()):
+            for port in container.get("ports", ()):
+                if not isinstance(port.get("containerPort"), int) or not 0 < port["containerPort"] < 65536:
+                    found.append("containerPort: must be between 1 and 65535")
+            for kind in ("requests", "limits"):
+                for name, value in container.get("resources", {}).get(kind, {}).items():
+                    if not QUANTITY.fullmatch(str(value)):
+                        found.append(f"resources.{kind}.{name}: {value!r} is no quantity")
+        for key in body["metadata"].get("annotations", {}):
+            if not LABEL_KEY.fullmatch(key):
+                found.append(f"metadata.annotations: {key!r} is no qualified name")
+        return found
+
     def denials(self, body: Json) -> list[str]:
-        predictor, found = body["spec"]["predictor"], []
+        predictor, found = body["spec"]["predictor"], list[str]()
+        if not NAME.fullmatch(body["metadata"].get("name", "")):
+            found.append(f"the InferenceService {body['metadata'].get('name')!r} is invalid: a DNS label in lower case")
         if not 0 <= predictor.get("canaryTrafficPercent", 100) <= 100:
             found.append("canaryTrafficPercent: not from 0 to 100")
         if not 0 <= predictor["minReplicas"] <= predictor["maxReplicas"]:

@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from tests.fakes.kubernetes.api import TOKEN, FakeKubernetes
-from tests.fakes.kubernetes.pods import Course, Scene
+from tests.fakes.kubernetes.pods import Course, Scene, pod
 from tests.support.pipelines.train_jobs import made, pools
 
+SERVICES = "/apis/serving.kserve.io/v1beta1/namespaces/team/inferenceservices"
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/team/trainjobs"
 Change = Callable[[dict[str, Any]], object]
 
@@ -71,6 +72,7 @@ def containers(job: dict[str, Any]) -> dict[str, Any]:
         (lambda job: trainer(job).update(numprocpernode=1), 400, "spec.trainer.numprocpernode"),
         (lambda job: containers(job).update(image="x"), 400, "containers[0].image"),
         (lambda job: job.update(kind="PyTorchJob"), 400, "does not match the expected one"),
+        (lambda job: job["metadata"].update(namespace="other"), 400, "does not match the namespace"),
         (lambda job: trainer(job).update(numNodes="2"), 422, "numNodes"),
         (lambda job: trainer(job).update(numProcPerNode="auto"), 422, "numProcPerNode"),
         (lambda job: trainer(job).update(numProcPerNode=0), 422, "greater than or equal to 1"),
@@ -108,6 +110,15 @@ def test_a_job_that_the_api_takes_is_taken_once(server: FakeKubernetes, call: Ca
     [
         ("GET", f"{PATH}/none", 404),
         ("DELETE", f"{PATH}/none", 404),
+        ("DELETE", f"{PATH}/none?propagationPolicy=Later", 422),
+        ("DELETE", f"{PATH}/none?force=true", 501),
+        ("POST", f"{PATH}?fieldValidation=Sometimes", 422),
+        ("GET", "/api/v1/namespaces/team/pods/none/log?container=node&timestamps=true&sinceTime=today", 400),
+        ("GET", "/api/v1/namespaces/team/pods/none/log?container=node&timestamps=maybe", 400),
+        ("GET", "/api/v1/namespaces/team/pods/none/log?container=node&timestamps=true&sinceSeconds=1", 501),
+        ("GET", f"{SERVICES}/none", 404),
+        ("PUT", f"{SERVICES}/none", 404),
+        ("PATCH", f"{SERVICES}/none", 501),
         ("PUT", f"{PATH}/none", 501),
         ("GET", PATH.replace("team", "other") + "/x", 403),
         ("GET", "/api/v1/namespaces/team/pods", 501),
@@ -117,7 +128,113 @@ def test_a_job_that_the_api_takes_is_taken_once(server: FakeKubernetes, call: Ca
     ],
 )
 def test_missing_and_unknown_values_are_not_guessed(call: Caller, method: str, path: str, code: int) -> None:
-    assert call(method, path)[0] == code
+    body = made(pools(1, 1, gpus=1)) if method == "POST" else None
+    assert call(method, path, body)[0] == code
+
+
+# ---- logs
+
+
+def test_the_log_of_a_container_that_has_not_started_or_never_ran_before_is_refused(
+    server: FakeKubernetes, call: Caller
+) -> None:
+    logs = "/api/v1/namespaces/team/pods/{}/log?container={}&timestamps=true{}"
+    server.run_pods["0" * 36] = {"step": None, "done": [("2026-11-22T20:00:00Z", "line")]}
+    server.runs = [Course([Scene(pods=[pod(0)], logs={"pod-0": ["one"]})])]
+    job = made(pools(1, 1, gpus=1))
+    call("POST", f"{PATH}?fieldValidation=Strict", job)
+    assert call("GET", logs.format("done", "main", "")) == (200, "2026-11-22T20:00:00Z line\n")
+    for name, container, more, said in (
+        ("step", "main", "", "is waiting to start: ContainerCreating"),
+        ("done", "wait", "", "is not valid for pod done"),
+        ("pod-0", "node", "&previous=true", "previous terminated container"),
+    ):
+        code, words = call("GET", logs.format(name, container, more))
+        assert code == 400 and said in words, (name, words)
+
+
+# ---- InferenceServices
+
+
+def service() -> dict[str, Any]:
+    container = {
+        "name": "kserve-container", "image": "vllm", "args": ["--port=8080"], "ports": [{"containerPort": 8080}],
+        "env": [{"name": "STORAGE_URI", "value": "gs://b/m"}], "resources": {"limits": {"nvidia.com/gpu": "1"}},
+    }  # fmt: skip
+    predictor = {"minReplicas": 1, "maxReplicas": 2, "containers": [container]}
+    metadata = {"name": "chat", "annotations": {"serving.kserve.io/enable-tag-routing": "true"}}
+    kind = {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService"}
+    return {**kind, "metadata": metadata, "spec": {"predictor": predictor}}
+
+
+def predictor(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = body["spec"]["predictor"]
+    return found
+
+
+def inside(body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = predictor(body)["containers"][0]
+    return found
+
+
+SERVICES_REFUSED: dict[str, tuple[Change, int, str]] = {
+    "another kind": (lambda body: body.update(kind="Service"), 400, "does not match"),
+    "another version": (lambda body: body.update(apiVersion="serving.kserve.io/v1alpha1"), 400, "does not match"),
+    "another namespace": (lambda body: body["metadata"].update(namespace="other"), 400, "does not match the namespace"),
+    "an unknown field of the object": (lambda body: body.update(status={}), 400, "unknown field"),
+    "an unknown field of the predictor": (lambda body: predictor(body).update(replicas=1), 400, "replicas"),
+    "an unknown field of the container": (lambda body: inside(body).update(gpu=1), 400, "containers.gpu"),
+    "replicas as a text": (lambda body: predictor(body).update(minReplicas="1"), 422, "must be of type integer"),
+    "no port": (lambda body: inside(body).update(ports=[{"containerPort": 0}]), 422, "between 1 and 65535"),
+    "a port beyond the last": (
+        lambda body: inside(body).update(ports=[{"containerPort": 65536}]), 422, "between 1 and 65535"
+    ),
+    "no quantity": (lambda body: inside(body)["resources"].update(limits={"cpu": "four"}), 422, "no quantity"),
+    "an annotation's name with a space": (
+        lambda body: body["metadata"].update(annotations={"a b": "c"}), 422, "no qualified name"
+    ),
+    "an annotation that is no text": (
+        lambda body: body["metadata"]["annotations"].update(a=1), 403, "annotations: not texts"
+    ),
+    "a name in capitals": (lambda body: body["metadata"].update(name="Chat"), 403, "DNS label"),
+    "a name of 64 characters": (lambda body: body["metadata"].update(name="a" * 64), 403, "DNS label"),
+    "a share of more than all": (
+        lambda body: predictor(body).update(canaryTrafficPercent=101), 403, "not from 0 to 100"
+    ),
+    "more replicas at least than at most": (
+        lambda body: predictor(body).update(minReplicas=3), 403, "cannot be greater"
+    ),
+    "two containers": (
+        lambda body: predictor(body)["containers"].append({"name": "other", "env": []}), 403, "one container"
+    ),
+    "a mount of no volume": (
+        lambda body: inside(body).update(volumeMounts=[{"name": "shm", "mountPath": "/dev/shm"}]), 403, "shm"
+    ),
+    "a variable twice": (lambda body: inside(body)["env"].append(inside(body)["env"][0]), 403, "a name twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVICES_REFUSED)
+def test_a_service_with_one_fault_is_refused_and_not_made(server: FakeKubernetes, call: Caller, name: str) -> None:
+    change, code, said = SERVICES_REFUSED[name]
+    body = service()
+    change(body)
+    found, words = call("POST", f"{SERVICES}?fieldValidation=Strict", body)
+    assert (found, said in words, server.inference_services.services) == (code, True, {}), words
+
+
+def test_a_service_is_made_once_and_changed_in_its_newest_version_only(server: FakeKubernetes, call: Caller) -> None:
+    strict = "?fieldValidation=Strict"
+    assert [call("POST", SERVICES + strict, service())[0] for _ in range(2)] == [200, 409]
+    live = json.loads(call("GET", f"{SERVICES}/chat")[1])
+    changed = service()
+    for version, code in (("", 422), ("7", 409), (live["metadata"]["resourceVersion"], 200)):
+        changed["metadata"]["resourceVersion"] = version
+        assert call("PUT", f"{SERVICES}/chat{strict}", changed)[0] == code
+    assert call("PUT", f"{SERVICES}/chat{strict}", {**changed, "metadata": {"name": "other"}})[0] == 400
+    assert call("POST", SERVICES, service())[0] == 501, "without strict decoding, unknown fields are dropped in silence"
+    server.allowed.remove("delete inferenceservices")
+    assert call("DELETE", f"{SERVICES}/chat")[0] == 403
 
 
 def test_a_request_without_a_token_is_refused(call: Caller) -> None:

@@ -305,6 +305,26 @@ REFUSED = {
     "a version without its package": (API, "PATCH", f"{TAGS}/latest?updateMask=version", {"version": "sha256:1"}, 400),
     "a tag twice": (API, "POST", f"{TAGS}?tagId=latest", {"version": "{v}"}, 409),
     "a tag of nothing": (API, "PATCH", f"{TAGS}/none?updateMask=version", {"version": "{v}"}, 404),
+    "nothing to download": (FILES, "GET", f"/test-project/templates/{NAME}/none", {}, 404),
+    "a version that was not uploaded": (FILES, "GET", f"/test-project/templates/{NAME}/sha256:{'0' * 64}", {}, 404),
+    "another repository's file": (FILES, "GET", f"/test-project/others/{NAME}/latest", {}, 404),
+    "another project's file": (FILES, "GET", f"/other/templates/{NAME}/latest", {}, 403),
+    "a query beside a file": (FILES, "GET", f"/test-project/templates/{NAME}/latest?alt=media", {}, 400),
+    "a tag with a space": (FILES, "POST", "/test-project/templates", {"content": "{c}", "tags": "a b"}, 400),
+    "a tag of 129 characters": (FILES, "POST", "/test-project/templates", {"content": "{c}", "tags": "a" * 129}, 400),
+    "no YAML": (FILES, "POST", "/test-project/templates", {"content": "a: ["}, 400),
+    "another project's tag": (API, "GET", TAGS.replace("test-project", "other") + "/latest", {}, 403),
+    "another location's tag": (API, "GET", TAGS.replace("us-central1", "asia-east1") + "/latest", {}, 404),
+    "another package's tag": (API, "GET", TAGS.replace(NAME, "other-name") + "/latest", {}, 404),
+    "a tag without its name": (API, "POST", TAGS, {"version": "{v}"}, 400),
+    "a tag on a version that is not there": (
+        API,
+        "POST",
+        f"{TAGS}?tagId=new",
+        {"version": "{p}versions/sha256:" + "0" * 64},
+        404,
+    ),
+    "a tag's deletion": (API, "DELETE", f"{TAGS}/latest", {}, 400),
     "a route that is not known": (API, "GET", TAGS.removesuffix("tags"), {}, 501),
 }
 
@@ -317,7 +337,10 @@ def test_the_server_is_strict(
     before = (dict(vertex.templates.tags), len(vertex.templates.files))
     content = compiled.path.read_text()
     full = f"{TAGS.removeprefix('/v1/').removesuffix('tags')}versions/{version}"
-    values = {key: value.replace("{v}", full).replace("{c}", content) for key, value in fields.items()}
+    prefix = full.rpartition("versions/")[0]
+    values = {
+        key: value.replace("{v}", full).replace("{c}", content).replace("{p}", prefix) for key, value in fields.items()
+    }
     if host == API:
         headers, body = {"Content-Type": "application/json"}, json.dumps(values)
     else:

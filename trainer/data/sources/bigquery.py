@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from google.api_core.exceptions import Forbidden, GoogleAPIError, NotFound
+from google.api_core.exceptions import BadRequest, Forbidden, GoogleAPIError, NotFound
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import GoogleAuthError
 
@@ -34,6 +34,7 @@ class BigQuerySource(RowSource):
 
     def __init__(self, config: DataConfig) -> None:
         self.config, self._name = config, config.source.removeprefix(BIGQUERY)
+        self.splits = {}  # no file's name states one
         self._client = _client(self._name.partition(".")[0])
         self._table = self._described()
         self._columns = self._chosen()
@@ -121,6 +122,9 @@ def _errors(name: str) -> Iterator[None]:
     except Forbidden as error:
         fix = "grant roles/bigquery.dataViewer on the table"
         raise UserError(f"BigQuery refuses {name}: {error.message}", fix=fix, code=ExitCode.NO_PERMISSION) from error
+    except BadRequest as error:
+        fix = "correct data.source: bq://PROJECT.DATASET.TABLE"
+        raise ConfigError(f"BigQuery refuses {name}: {error.message}", fix=fix) from error
     except GoogleAuthError as error:
         fix = "run gcloud auth application-default login"
         raise UserError(f"no Google Cloud credentials: {error}", fix=fix, code=ExitCode.NO_LOGIN) from error

@@ -97,7 +97,12 @@ def test_a_table_that_changes_while_it_is_read_ends_the_step(server: FakeBigQuer
         (Table(SCHEMA, [], kind="VIEW"), ExitCode.CONFIG, "is a VIEW, whose rows only a query can give"),
         (Table(SCHEMA, []), ExitCode.DATA, "has no rows"),
         (Table(SCHEMA[:2], [(1, "x")]), ExitCode.DATA, "has the columns id, unused"),
-        (Table(SCHEMA, [], refused=True), ExitCode.NO_PERMISSION, "BigQuery refuses my-project.data.samples"),
+        (Table(SCHEMA, [], denied=("bigquery.tables.get",)), ExitCode.NO_PERMISSION, "BigQuery refuses my-project.dat"),
+        (
+            Table(SCHEMA, [row(0)], denied=("bigquery.tables.getData",)),
+            ExitCode.NO_PERMISSION,
+            "Permission bigquery.tables.getData denied",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_a_sentence(
@@ -107,6 +112,11 @@ def test_what_cannot_be_read_is_a_sentence(
     with pytest.raises(UserError, match=message) as caught:
         read()
     assert caught.value.code == code
+
+
+def test_a_request_that_bigquery_calls_wrong_is_no_silence_of_the_network(server: FakeBigQuery) -> None:
+    with pytest.raises(ConfigError, match=r"BigQuery refuses .*Invalid project ID"):
+        list(open_source(DataConfig(source="bq://p.data.samples", sequence_length=100)))
 
 
 def test_an_address_that_is_no_table_is_refused() -> None:

@@ -1,0 +1,95 @@
+"""The fake of BigQuery is strict: each request with one fault is refused with the service's status and reason."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fakes.bigquery import MOST_ROWS, FakeBigQuery, Table
+
+SCHEMA = [{"name": "id", "type": "INTEGER"}, {"name": "text", "type": "STRING"}]
+PATH = "/bigquery/v2/projects/my-project/datasets/data/tables/{}"
+NAME = "my-project.data.{}"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeBigQuery]:
+    rows = [(number, "x") for number in range(MOST_ROWS + 3)]
+    with FakeBigQuery() as running:
+        for name, table in {
+            "samples": Table(SCHEMA, rows),
+            "view": Table(SCHEMA, rows, kind="VIEW"),
+            "materialized": Table(SCHEMA, rows, kind="MATERIALIZED_VIEW"),
+            "external": Table(SCHEMA, rows, kind="EXTERNAL"),
+            "snapshot": Table(SCHEMA, rows, kind="SNAPSHOT"),
+            "closed": Table(SCHEMA, rows, denied=("bigquery.tables.get", "bigquery.tables.getData")),
+            "described": Table(SCHEMA, rows, denied=("bigquery.tables.getData",)),
+        }.items():
+            running.tables[NAME.format(name)] = table
+        yield running
+
+
+def ask(server: FakeBigQuery, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection(server.endpoint.removeprefix("http://"), timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "reason", "said"),
+    [
+        ("none", 404, "notFound", "Table my-project:data.none"),
+        ("none/data", 404, "notFound", "Table my-project:data.none"),
+        ("sam*ples", 400, "invalid", "table ID"),
+        ("samples?colour=red", 400, "invalid", "colour"),
+        ("samples?startIndex=1", 400, "invalid", "startIndex"),
+        ("samples?view=ALL", 400, "invalid", "view"),
+        ("samples/data?view=BASIC", 400, "invalid", "view"),
+        ("samples/data?startIndex=-1", 400, "invalid", "startIndex"),
+        ("samples/data?startIndex=first", 400, "invalid", "startIndex"),
+        ("samples/data?maxResults=-1", 400, "invalid", "maxResults"),
+        ("samples/data?maxResults=4294967296", 400, "invalid", "maxResults"),
+        ("samples/data?pageToken=2", 400, "invalid", "page token"),
+        ("samples/data?selectedFields=id,colour", 400, "invalid", "colour"),
+        ("view/data", 400, "invalid", "type VIEW"),
+        ("materialized/data", 400, "invalid", "type MATERIALIZED_VIEW"),
+        ("external/data", 400, "invalid", "type EXTERNAL"),
+        ("closed", 403, "accessDenied", "bigquery.tables.get denied"),
+        ("closed/data", 403, "accessDenied", "bigquery.tables.getData denied"),
+        ("described/data", 403, "accessDenied", "bigquery.tables.getData denied"),
+    ],
+)
+def test_a_request_with_one_fault_is_refused(
+    server: FakeBigQuery, path: str, code: int, reason: str, said: str
+) -> None:
+    status, content = ask(server, PATH.format(path))
+    error = content["error"]
+    assert (status, error["code"], error["errors"][0]["reason"]) == (code, code, reason)
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize("names", ["My-Project/datasets/data", "my-project/datasets/da-ta", "p/datasets/data"])
+def test_a_name_of_other_characters_is_invalid(server: FakeBigQuery, names: str) -> None:
+    assert ask(server, f"/bigquery/v2/projects/{names}/tables/samples")[0] == 400
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_nothing_is_written(server: FakeBigQuery, method: str) -> None:
+    assert ask(server, PATH.format("samples"), method)[0] == 404
+
+
+def test_what_may_be_read_is_read_page_by_page(server: FakeBigQuery) -> None:
+    assert ask(server, PATH.format("described"))[0] == ask(server, PATH.format("snapshot/data"))[0] == 200
+    first = ask(server, PATH.format("samples/data?selectedFields=text&startIndex=1"))[1]
+    rest = ask(server, PATH.format(f"samples/data?startIndex=1&pageToken={first['pageToken']}"))[1]
+    assert (len(first["rows"]), len(rest["rows"]), "pageToken" in rest) == (MOST_ROWS, 2, False)
+    assert first["rows"][0] == {"f": [{"v": "x"}]} and rest["rows"][-1]["f"][0] == {"v": str(MOST_ROWS + 2)}
+    assert ask(server, PATH.format("samples/data?startIndex=100"))[1]["rows"] == [], "beyond the last row are none"
