@@ -39,7 +39,7 @@ def prepare_run(job: JobConfig, progress: Progress) -> tuple[DataPointers, dict[
     _note_changes(job.run.run_uri, prepared)
     shown = {name: count for name, count in prepared.counts.items() if count and name not in (IMAGES, WITHOUT_IMAGES)}
     parts = ["samples: " + ", ".join(f"{count} {name}" for name, count in shown.items())]
-    parts.append(images_sentence(prepared.counts[IMAGES], prepared.counts[WITHOUT_IMAGES]) + prepared.not_read)
+    parts.append(images_sentence(prepared.counts[IMAGES], prepared.counts[WITHOUT_IMAGES]) + prepared.notes)
     if prepared.changes:
         parts.append(prepared.changes.sentence())
     if prepared.chunks and prepared.chunks.total > 1:

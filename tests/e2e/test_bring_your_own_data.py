@@ -33,12 +33,15 @@ def test_every_set_on_the_page_is_accepted(tmp_path: Path, monkeypatch: pytest.M
         answer = CliRunner().invoke(app, [verb, *arguments])
         assert answer.exit_code == 0, answer.output
         data = load_run_file(ROOT / arguments[0], arguments[1:]).data
-        prepared = run_prepare(job_config(tmp_path / "root", source=data.source, image_folder=data.image_folder))
+        prepared = run_prepare(
+            job_config(tmp_path / "root", source=data.source, image_folder=data.image_folder, columns=data.columns)
+        )
         checked.append((data.source, prepared.counts["accepted"], prepared.counts["rejected"]))
     assert checked == [
         ("llava.json", 20, 0),
         ("tars/train-{000000..000001}.tar", 20, 0),
         ("parquet", 20, 0),
+        ("columns", 20, 0),
         ("captions.json", 40, 0),
         ("pictures", 20, 0),
     ]

@@ -114,6 +114,9 @@ class DataConfig(Section):
         description="With weights, when an epoch ends: first_exhausted, once one source is used up; all_exhausted, "
         "once each was read whole, so that smaller ones are repeated.",
     )
+    max_source_passes: float = Field(
+        100.0, gt=0, description="The step fails when an epoch reads a source more often than this; above 10 it warns."
+    )
     phases: tuple[DataPhase, ...] = Field(
         (), description="A curriculum: other weights of sources in later epochs. The sources then have none themselves."
     )
@@ -135,6 +138,11 @@ class DataConfig(Section):
     answer_end: str = Field(
         "",
         description="Token put behind answers where the chat template writes none that ends them, such as </s>.",
+    )
+    allowed_tokens: tuple[str, ...] = Field(
+        (),
+        description="Control tokens of the tokenizer that answers and questions may spell, such as <|box_start|> of "
+        "Qwen2-VL or <ref> of InternVL; never those that end turns or stand for images.",
     )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
     validation_fraction: Fraction = Field(
@@ -190,6 +198,9 @@ class DataConfig(Section):
     )
     animated: Literal["first_frame", "reject"] = Field(
         "first_frame", description="What happens to an animated image: its first frame is used, or it is rejected."
+    )
+    grey_bits: int = Field(
+        16, ge=8, le=16, description="Bits that 16-bit grey images use, such as 12 of X-rays; other ones are rejected."
     )
     shard_samples: Positive = Field(1000, description="Samples per shard.")
     chunk_samples: int = Field(

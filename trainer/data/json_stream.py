@@ -27,10 +27,20 @@ class BadJsonError(Exception):
     """The text is not JSON; names the character, counted from 0."""
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Raises ValueError where one key has two values, of which a decoder would drop the first."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice = next((key for key, value in pairs if made[key] != value), None)
+        if twice is not None:
+            raise ValueError(f"the key {twice!r} comes twice in one object, with different values")
+    return made
+
+
 def parse_json(text: str) -> Any:
-    """One whole JSON value. Raises BadJsonError, also for a value that is nested too deep or an integer too long."""
+    """One whole JSON value. Raises BadJsonError, also for one nested too deep, a long integer, or a repeated key."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise BadJsonError("brackets are nested too deep") from error
     except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
@@ -43,7 +53,7 @@ class JsonReader:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._scan = json.JSONDecoder().raw_decode
+        self._scan = json.JSONDecoder(object_pairs_hook=_object).raw_decode
         self._text = ""
         self._at = self._before = 0  # place in the buffer; characters of the file before the buffer
         self._ended = False

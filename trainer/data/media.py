@@ -29,6 +29,9 @@ PDF_POINTS = 72  # an inch
 PAGE_DPI = 144
 MOST_PAGE_PIXELS = 50_000_000  # a page may claim any size
 JPEG_QUALITY = 95
+PNG_MODES = frozenset(
+    {"1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I;16B", "I", "F"}
+)  # those of numbers are refused later
 MOST_STILL_S = 1.0  # that a last frame of unknown duration is shown
 
 
@@ -133,6 +136,7 @@ class _Opened:
     def _pdf_page(self, part: Part) -> bytes:
         pdfium = _package("pypdfium2")
         with _PDFIUM, closing(pdfium.PdfDocument(self._data)) as document:
+            document.init_forms()  # before a page is loaded, else fields are left out
             if part.page > len(document):
                 raise _missing(part, f"{len(document)} pages")
             page = document[part.page - 1]
@@ -148,7 +152,10 @@ class _Opened:
             if part.page > pages:
                 raise _missing(part, f"{pages} pages")
             image.seek(part.page - 1)
-            return png_bytes(image.copy())
+            page = image.copy()
+            if page.mode not in PNG_MODES:
+                page = page.convert("RGB")
+            return png_bytes(page)
 
 
 _PDFIUM = threading.Lock()  # the library is not safe to use from several threads
@@ -194,7 +201,9 @@ class _Video:
             message = f"{self._file} ends after {ends_s:.3g} s, and has {self.duration_s:.3g} s by its header"
             raise RejectedError(RejectCode.MEDIA_UNREADABLE, message)
         buffer = io.BytesIO()
-        self._at.to_image().save(buffer, "JPEG", quality=JPEG_QUALITY)
+        # The file's matrix turns the frame counterclockwise, as phones that are held upright write it.
+        image = self._at.to_image().rotate(getattr(self._at, "rotation", 0), expand=True)
+        image.save(buffer, "JPEG", quality=JPEG_QUALITY)
         return buffer.getvalue()
 
     def clip(self, part: Part) -> bytes:

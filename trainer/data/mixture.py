@@ -15,6 +15,9 @@ import numpy as np
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.packing import Int64Array, shuffled_by_shards
 from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.errors import DataError
+
+MANY_PASSES = 10  # of a source in an epoch
 
 
 class Mixture:
@@ -66,6 +69,31 @@ def draws_of(data: DataConfig, sizes: Sequence[int], epoch: int) -> list[int]:
         source.samples or max(1, round((source.epochs or 1.0) * size))
         for source, size in zip(data.sources, sizes, strict=True)
     ]
+
+
+def passes_of(data: DataConfig, sizes: Sequence[int]) -> dict[str, float]:
+    """How often an epoch reads each of `data.sources`, by name: the most of all phases."""
+    epochs = [sum(phase.epochs for phase in data.phases[:number]) for number in range(len(data.phases))] or [0]
+    found = {source.name: 0.0 for source in data.sources}
+    for epoch in epochs:
+        for source, draws, size in zip(data.sources, draws_of(data, sizes, epoch), sizes, strict=True):
+            found[source.name] = max(found[source.name], draws / size)
+    return found
+
+
+def described_passes(data: DataConfig, sizes: Sequence[int]) -> str:
+    """How often an epoch reads each source, for people. Raises DataError for one that it reads too often."""
+    passes = passes_of(data, sizes)
+    name, most = max(passes.items(), key=lambda item: item[1])
+    if most > data.max_source_passes:
+        raise DataError(
+            f"an epoch reads {name} {most:,.0f} times, since it ends when the other sources were read",
+            expected=f"at most {data.max_source_passes:g} times (data.max_source_passes)",
+            fix="give it a lower weight, set data.stopping_strategy: first_exhausted, or raise data.max_source_passes",
+        )
+    shown = ", ".join(f"{source} {count:.3g}" for source, count in passes.items())
+    warning = f" (more than {MANY_PASSES} of {name}: it may be learned by heart)" if most > MANY_PASSES else ""
+    return f"passes an epoch: {shown}{warning}"
 
 
 def weighted_draws(sizes: Sequence[int], weights: Sequence[float], *, repeat: bool) -> list[int]:

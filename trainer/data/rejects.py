@@ -57,7 +57,9 @@ class RejectCode(StrEnum):
     IMAGE_ANIMATED = "image.animated"  # several frames (data.animated=reject)
     IMAGE_TRUNCATED = "image.truncated"  # the file ends too early
     IMAGE_DECODE_ERROR = "image.decode_error"  # the file is damaged
-    IMAGE_MODE = "image.mode"  # pixels without a known range: floating point or 32-bit integers
+    IMAGE_MODE = (
+        "image.mode"  # pixels without a known range: floating point, 32-bit integers, or other grey than data.grey_bits
+    )
 
 
 ASKED_FOR = frozenset({RejectCode.SAMPLE_DUPLICATE})
@@ -72,7 +74,7 @@ class Repair(StrEnum):
     MODE_CONVERTED = "mode_converted"  # converted to RGB; transparency over white
     BIT_DEPTH_SCALED = "bit_depth_scaled"  # 16-bit grey scaled to 8 bits
     FIRST_FRAME = "first_frame"  # first frame of an animation
-    FORMAT_CONVERTED = "format_converted"  # stored as PNG instead of WebP, GIF, BMP or TIFF
+    FORMAT_CONVERTED = "format_converted"  # stored as PNG instead of GIF, BMP or TIFF
     EXTENSION_MISMATCH = "extension_mismatch"  # the name promises another format than the bytes hold
     TURNS_DROPPED = "turns_dropped"  # last turns dropped to fit sequence_length (data.overlong_policy=truncate)
     ID_SUFFIXED = "id_suffixed"  # the id was taken by other content; a suffix tells them apart

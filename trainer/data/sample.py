@@ -95,6 +95,7 @@ class ImageRef:
     known: Callable[[], str] | None = None  # identifies its bytes without reading them
     size_bytes: Callable[[], int] | None = None  # of the stored file, without reading it; None: it is small
     clip: Clip | None = None  # it is no image but a video, whose frames `read` joins
+    is_file: bool = False  # `known` is `content_of` the bytes that `read` returns
 
     def content(self) -> str:
         """Identity of the image's bytes, see `content_of`."""
@@ -119,6 +120,7 @@ class Sample:
     split: Split | None = None  # None: decided by data.split_by
     group: str = ""  # the value of the field that data.split_by names
     unread: tuple[Unread, ...] = ()  # of its record
+    id_is_hash: bool = False  # the record has no id, so an equal id means an equal record
 
     def image_bytes(self) -> int:
         """Total size of its stored images."""

@@ -57,7 +57,7 @@ def inspect(
                 [
                     f"{counts['read']:,} samples read, {counts['rejected']:,} rejected; "
                     + images_sentence(counts[IMAGES], counts[WITHOUT_IMAGES])
-                    + made.not_read
+                    + made.notes
                 ]
             )
     with doing(f"reading samples of {config}"):

@@ -98,6 +98,23 @@ def table(columns: Sequence[str], of: Callable[[int], Sequence[str]]) -> Callabl
     return write
 
 
+def tsv(columns: Sequence[str], of: Callable[[int], Sequence[str]]) -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        with (folder / "set.tsv").open("w", newline="") as file:
+            writer = csv.writer(file, delimiter="\t")
+            writer.writerow(columns)
+            writer.writerows(of(number) for number in range(ROWS))
+        return "set.tsv"
+
+    return write
+
+
+def twice(folder: Path) -> str:
+    line = '{"id": 1, "messages": [], "id": 2}'
+    (folder / "set.jsonl").write_text(f"{line}\n" * ROWS)
+    return "set.jsonl"
+
+
 def asked(number: int, mark: str = "<image>\n") -> list[Row]:
     """LLaVA's conversation."""
     return conversation(f"{mark}Which?", f"Number {number}.")
@@ -248,6 +265,7 @@ LAYOUTS: dict[str, Layout] = {
         lines(lambda n: {"image": f"{n}.png", "images": ["x.png"], "messages": said(n)}), refused="record.conflict",
         has_folder=True,
     ),
+    "a key that comes twice": Layout(twice, refused="comes twice"),
     "messages as a JSON text": Layout(
         lines(lambda n: {"image": f"{n}.png", "messages": json.dumps(said(n))}), ROWS, has_folder=True
     ),
@@ -385,6 +403,19 @@ LAYOUTS: dict[str, Layout] = {
     "LLaVA's records in tars": Layout(
         tar(lambda n: [("png", png(n)), ("json", json.dumps({"image": "x.png", "conversations": asked(n)}).encode())]),
         ROWS,
+    ),
+    # ---- VLMEvalKit's tables
+    "VLMEvalKit": Layout(
+        tsv(["index", "image", "question", "A", "B", "answer", "category"],
+            lambda n: [str(n), base64.b64encode(png(n)).decode(), "Which?", "This", "That", "A", "x"]), ROWS,
+    ),
+    "VLMEvalKit, images of other rows": Layout(
+        tsv(["index", "image", "question", "answer"],
+            lambda n: [str(n), "0" if n else base64.b64encode(png(n)).decode(), "Which?", "A"]), ROWS,
+    ),
+    "VLMEvalKit, paths": Layout(
+        tsv(["index", "image", "question", "answer"], lambda n: [str(n), f"images/{n}.png", "Which?", "A"]),
+        refused="ref.missing",
     ),
     # ---- folders
     "ImageFolder": Layout(table(["file_name", "text"], lambda n: [f"{n}.png", f"Number {n}."]), ROWS),

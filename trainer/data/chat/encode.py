@@ -20,6 +20,7 @@ from vlmpipe.trainer.data.chat.layout import ChatTemplate, Layout, refused
 from vlmpipe.trainer.data.chat.messages import Message, as_chat, messages_of, shape_of, texts_of
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm
 from vlmpipe.trainer.storage.base import Storage
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # label of a token that does not count in the loss
 SETTINGS = "chat.json"  # beside the tokenizer
+TURN_TOKEN = re.compile(r"im_start|im_end|start_header|end_header|eot|eom|endoftext|image|vision|video|pad\b|turn")
 MOST_SHAPES = 4096  # of conversations whose layouts are kept
 
 
@@ -37,6 +39,14 @@ class Encoded:
 
     input_ids: list[int]
     labels: list[int]
+
+    def ends_of_labels(self) -> list[int]:
+        """The number of tokens up to the end of each run of labels."""
+        return [
+            place + 1
+            for place, (label, following) in enumerate(zip(self.labels, [*self.labels[1:], IGNORED], strict=True))
+            if label != IGNORED and following == IGNORED
+        ]
 
     @property
     def label_tokens(self) -> int:
@@ -102,6 +112,33 @@ class Chat:
         special = (str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
         tokens = dict.fromkeys((*self.tokenizer.all_special_tokens, *special, self.placeholder))
         return tuple(token for token in tokens if token != IMAGE_TOKEN)
+
+    def forbidden_tokens(self, allowed: Sequence[str]) -> tuple[str, ...]:
+        """The control tokens without those that `data.allowed_tokens` names.
+
+        Raises ConfigError for one that is no control token, or that ends turns, pads or stands for images.
+        """
+        own = {*self.end_tokens, *self.tokenizer.special_tokens_map.values(), self.placeholder, self._image_token}
+        fixed = {token for token in own if isinstance(token, str)}
+        fixed |= {str(token) for token in self.tokenizer.convert_ids_to_tokens(self.vision_token_ids)}
+        for token in allowed:
+            if token not in self.control_tokens or token in fixed or TURN_TOKEN.search(token):
+                known = [one for one in self.control_tokens if one not in fixed and not TURN_TOKEN.search(one)]
+                raise ConfigError(
+                    f"data.allowed_tokens has {token!r}, which "
+                    + (
+                        "is no control token of the tokenizer"
+                        if token not in self.control_tokens
+                        else "texts may not spell"
+                    ),
+                    expected="control tokens such as " + (", ".join(known[:8]) or "none: this tokenizer has no others"),
+                )
+        return tuple(token for token in self.control_tokens if token not in allowed)
+
+    @cached_property
+    def longest_token_chars(self) -> int:
+        """Characters of the longest token, as the vocabulary writes it."""
+        return max(map(len, self._backend.get_vocab()), default=1)
 
     def messages(self, turns: Sequence[Turn]) -> list[Message]:
         return messages_of(turns, self.placeholder if self.as_text else None)

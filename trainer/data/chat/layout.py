@@ -8,6 +8,7 @@ takes microseconds; rendering takes up to half a millisecond.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
@@ -17,6 +18,7 @@ from vlmpipe.trainer.data.chat.messages import Message, Role, Shape, as_chat, de
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 FIRST_MARK, DATE_MARK = 0xE000, "\uf8ff"  # private use
+LAST_MARK = ord(DATE_MARK)
 MOST_TEXTS = 6000  # as many marks as there are below DATE_MARK
 # White space around a text, to see which of it a template strips. Unlike each other, so that no two readings are alike.
 BEFORE, BEHIND = "\n \n", "\n\t\n"
@@ -139,15 +141,21 @@ class _Reading:
     def _pieces(self, text: str) -> list[str]:
         """The literal text before each mark and behind the last."""
         pieces, start = [], 0
+        counts = Counter(character for character in text if FIRST_MARK <= ord(character) < LAST_MARK)
+        places = self._places(text)
         for mark, name in zip(self._marks, self._names, strict=True):
-            if (count := text.count(mark)) != 1:
+            if (count := counts[mark]) != 1:
                 raise refused(f"{'repeats' if count else 'leaves out'} {name}" + self._of_turns(name))
-            place = text.index(mark)
+            place = places[mark]
             if place < start:
                 raise refused(f"puts {name} before what comes first")
             pieces.append(text[start:place])
             start = place + 1
         return [*pieces, text[start:]]
+
+    def _places(self, text: str) -> dict[str, int]:
+        """Where each mark is, in one pass: there may be thousands."""
+        return {character: place for place, character in enumerate(text) if FIRST_MARK <= ord(character) < LAST_MARK}
 
     def _of_turns(self, name: str) -> str:
         earlier = "thinking" in name and self._names[-1].rpartition(" ")[2] != name.rpartition(" ")[2]
@@ -175,9 +183,16 @@ class _Reading:
         return [_both(LEFT[before], RIGHT[behind]) for (_, before), (behind, _) in pairwise(sides)]
 
     def _labels(self, text: str, pieces: Sequence[str]) -> tuple[_Labels, bool]:
-        """What is a label, and whether every answer's labels start where the prompt of its turn ends."""
+        """What is a label, and whether every answer's labels start where the prompt of its turn ends.
+
+        The prompt is rendered for the last answer, and for one of each literal text that stands before an answer: a
+        rendering takes time in proportion to the turns, and equal texts before answers divide alike.
+        """
         labels, at_prompt, slot = _Labels(), True, 0
-        ends_of_pieces = [text.index(mark) for mark in self._marks]
+        places = self._places(text)
+        ends_of_pieces = [places[mark] for mark in self._marks]
+        last = max((n for n, (role, *_) in enumerate(self._shape) if role == "assistant"), default=0)
+        ends_of_prompts: dict[str, int | None] = {}  # in the piece before the answer; None: not in it
         for number, (role, has_thinking, parts) in enumerate(self._shape):
             first, slot = slot, slot + has_thinking + sum(parts)
             if role != "assistant" or self._is_prompt or first == slot:
@@ -185,12 +200,15 @@ class _Reading:
             labels.texts.update(range(first, slot))
             end_of_piece = ends_of_pieces[first]
             start_of_piece = end_of_piece - len(pieces[first])
-            prompt = self._rendered(self._marked[:number], prompt=True) if number else ""
-            if prompt and text.startswith(prompt) and start_of_piece <= len(prompt) <= end_of_piece:
-                if self._template.placeholder not in text[len(prompt) : end_of_piece]:
-                    labels.add(first, len(prompt) - start_of_piece, len(pieces[first]))
-            else:
+            if number == last or pieces[first] not in ends_of_prompts:
+                prompt = self._rendered(self._marked[:number], prompt=True) if number else ""
+                is_in = prompt and text.startswith(prompt) and start_of_piece <= len(prompt) <= end_of_piece
+                ends_of_prompts[pieces[first]] = len(prompt) - start_of_piece if is_in else None
+            start = ends_of_prompts[pieces[first]]
+            if start is None:
                 at_prompt = False
+            elif self._template.placeholder not in pieces[first][start:]:
+                labels.add(first, start, len(pieces[first]))
             for inner in range(first + 1, slot):
                 if self._template.placeholder not in pieces[inner]:
                     labels.add(inner, 0, len(pieces[inner]))

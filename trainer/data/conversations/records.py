@@ -21,7 +21,7 @@ from vlmpipe.trainer.data.conversations.message_parts import (
 )
 from vlmpipe.trainer.data.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
-from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Split, Turn
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Split, Turn, Unread
 
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
@@ -63,11 +63,15 @@ def turns_of(record: Record, num_images: int, caption_question: str, keys: Seque
     )
 
 
-def require_media(record: Record, turns: Sequence[Turn], images: int, videos: int) -> None:
+def require_media(
+    record: Record, turns: Sequence[Turn], images: int, videos: int, unread: Sequence[Unread] = ()
+) -> None:
     """Raise RejectedError for a caption of nothing, and for marks of videos, sounds or boxes without any."""
     is_caption = not any(record.has(key) for key in SHAPES if key not in CAPTIONS)
     if is_caption and not images and not videos:
-        raise RejectedError(RejectCode.CONV_NO_MEDIA, "a caption without an image")
+        named = ", ".join(f"{one.name} ({one.media})" for one in unread if one.media)
+        hint = f"; not read: {named}, which data.columns can name as the image" if named else ""
+        raise RejectedError(RejectCode.CONV_NO_MEDIA, f"a caption without an image{hint}")
     for turn in turns:
         for words in (turn.question, turn.answer):
             if "<" not in words:

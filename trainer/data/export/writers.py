@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from PIL import Image
+
 from vlmpipe.trainer.data.export import records
 from vlmpipe.trainer.data.export.records import Build, Record, StoredSample
 from vlmpipe.trainer.data.export.tfrecord import example, framed
+from vlmpipe.trainer.data.sample import png_bytes
 from vlmpipe.trainer.data.shards.tar import ShardWriter, shard_name
 
 MEDIA = "media"
@@ -88,7 +92,7 @@ class TfRecordWriter:
         features = {
             "id": [sample.id.encode()],
             "messages": [json.dumps(records.as_stored(sample), ensure_ascii=False).encode()],
-            "images": sample.images,
+            "images": [_as_tensorflow_reads(data) for data in sample.images],
         }
         if sample.rejected:
             features["rejected"] = [sample.rejected.encode()]
@@ -98,6 +102,14 @@ class TfRecordWriter:
     def close(self) -> None:
         if self.names:
             self._file.close()
+
+
+def _as_tensorflow_reads(data: bytes) -> bytes:
+    """The image, which `tf.io.decode_image` reads in every format but WebP."""
+    if data[:4] != b"RIFF":
+        return data
+    with Image.open(io.BytesIO(data), formats=("WEBP",)) as image:
+        return png_bytes(image)
 
 
 @dataclass(frozen=True)

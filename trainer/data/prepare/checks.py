@@ -14,6 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.prepare.decoding import BYTES_A_PIXEL, DECODING
 from vlmpipe.trainer.data.prepare.strip_exif import without_metadata
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
 from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn, png_bytes
@@ -21,7 +22,12 @@ from vlmpipe.trainer.sizing.image_grids import VideoSize
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Formats that are stored unconverted. MPO is a JPEG with further images behind the first.
-KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png"}
+KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
+JPEG_QUALITY = 95
+FULL_GREY_BITS, DARK = (
+    16,
+    1 << 12,
+)  # an image of 16 bits without a value above 4,095 is one of 12 bits, and would be black
 ORIENTATION_TAG = 0x0112
 DECODE_ERRORS = (  # what Pillow's codecs raise
     OSError, SyntaxError, ValueError, EOFError, TypeError, LookupError, struct.error, zlib.error,
@@ -33,7 +39,7 @@ class CheckedImage:
     """An image that decodes, upright, in mode L or RGB with 8 bits per channel."""
 
     data: bytes
-    extension: str  # jpg | png
+    extension: str  # jpg | png | webp
     width: int
     height: int
     sha256: str  # of `data`
@@ -56,12 +62,17 @@ def check_clip(data: bytes, clip: Clip, config: DataConfig) -> CheckedImage:
 
 
 def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedImage:
-    """Decode the image; keep its encoded pixels if nothing needs repair, else re-encode it as PNG.
+    """Decode the image; keep its encoded pixels if nothing needs repair, else re-encode it.
 
     `name`: the file's name, whose extension is compared with the format. Raises RejectedError.
     """
     image = _open(data)
     _check_size(image, config)
+    with DECODING.holding(image.width * image.height * BYTES_A_PIXEL):
+        return _checked(image, data, config, name)
+
+
+def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> CheckedImage:
     file_format = str(image.format)
     repairs = []
     suffix = "." + name.rpartition(".")[2].lower()
@@ -80,19 +91,30 @@ def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedIm
             image = ImageOps.exif_transpose(image)
             changed.append(Repair.EXIF_TRANSPOSED)
         if image.mode not in ("L", "RGB") or image.has_transparency_data:
-            image, repair = _eight_bit_colour(image)
+            image, repair = _eight_bit_colour(image, config.grey_bits)
             changed.append(repair)
     except DECODE_ERRORS as error:
         code = RejectCode.IMAGE_TRUNCATED if "truncated" in str(error) else RejectCode.IMAGE_DECODE_ERROR
         raise RejectedError(code, f"{file_format} does not decode: {error}") from error
     extension = KEPT_EXTENSION.get(file_format, "png")
-    if changed:
-        data, extension = png_bytes(image), "png"
-    elif (stripped := without_metadata(data)) != data:
+    stripped = None if changed else without_metadata(data)
+    if stripped is None:
+        changed = changed or [Repair.METADATA_STRIPPED]
+        data, extension = _encoded(image, file_format)
+    elif stripped != data:
         data = stripped
         changed.append(Repair.METADATA_STRIPPED)
     sha256 = hashlib.sha256(data).hexdigest()
     return CheckedImage(data, extension, image.width, image.height, sha256, (*repairs, *changed))
+
+
+def _encoded(image: Image.Image, file_format: str) -> tuple[bytes, str]:
+    """A changed image as a file and its extension: what was a JPEG stays small, with colours in full resolution."""
+    if file_format not in ("JPEG", "MPO"):
+        return png_bytes(image), "png"
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    return buffer.getvalue(), "jpg"
 
 
 def _open(data: bytes) -> Image.Image:
@@ -125,10 +147,15 @@ def _check_size(image: Image.Image, config: DataConfig) -> None:
         raise RejectedError(RejectCode.IMAGE_ASPECT, message)
 
 
-def _eight_bit_colour(image: Image.Image) -> tuple[Image.Image, Repair]:
+def _eight_bit_colour(image: Image.Image, grey_bits: int) -> tuple[Image.Image, Repair]:
     if image.mode.startswith("I;16"):
+        values = np.asarray(image)
+        highest = int(values.max(initial=0))
+        if highest >= 1 << grey_bits or (grey_bits == FULL_GREY_BITS and highest < DARK):
+            message = f"16-bit grey with values up to {highest}: data.grey_bits {grey_bits} is not what they use"
+            raise RejectedError(RejectCode.IMAGE_MODE, message)
         # convert("RGB") would clip at 255 instead of scaling.
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)), Repair.BIT_DEPTH_SCALED
+        return Image.fromarray((values >> (grey_bits - 8)).astype(np.uint8)), Repair.BIT_DEPTH_SCALED
     if image.mode in ("I", "F"):
         raise RejectedError(RejectCode.IMAGE_MODE, f"mode {image.mode} has no known range; save it as 8 or 16 bit")
     if image.mode == "La":  # greys with alpha already multiplied, which converts to nothing else

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 from vlmpipe.trainer.data.sample import Split, Turn
 from vlmpipe.trainer.data.sqlite_table import disk_table, short_digest
@@ -11,23 +11,29 @@ from vlmpipe.trainer.data.sqlite_table import disk_table, short_digest
 LONGEST_COUNTED_ANSWER = 64  # characters; a longer answer is never the most frequent one
 
 
-Met = Literal["new", "same", "other"]  # an id that is new, or was met with the same or only with other content
+Met = str  # of an id: NEW, or met with only OTHER content, or with the SAME (then how many times so far)
+NEW, SAME, OTHER = "new", "same", "other"
 
 
 class SeenIds:
     """The ids met so far, with digests of their content."""
 
     def __init__(self) -> None:
-        self._table = disk_table("CREATE TABLE ids (id BLOB, content BLOB, PRIMARY KEY (id, content)) WITHOUT ROWID")
+        self._table = disk_table(
+            "CREATE TABLE ids (id BLOB, content BLOB, times INTEGER, PRIMARY KEY (id, content)) WITHOUT ROWID"
+        )
 
     def add(self, identity: str, content: str) -> Met:
-        """Whether the id is new, or was met with the same content, or only with other content."""
+        """Whether the id is new, or was met with the same content and how often, or only with other content."""
         key, value = short_digest(identity), bytes.fromhex(content)[:16]
-        before = self._table.execute("SELECT max(content = ?) FROM ids WHERE id = ?", (value, key)).fetchone()[0]
-        if before == 1:
-            return "same"
-        self._table.execute("INSERT INTO ids VALUES (?, ?)", (key, value))
-        return "new" if before is None else "other"
+        counts = "SELECT count(*), max(CASE WHEN content = ? THEN times ELSE 0 END) FROM ids WHERE id = ?"
+        contents, times = self._table.execute(counts, (value, key)).fetchone()
+        self._table.execute(
+            "INSERT INTO ids VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1", (key, value)
+        )
+        if times:
+            return f"{SAME} {times}"
+        return OTHER if contents else NEW
 
 
 class ContentIndex:

@@ -9,27 +9,35 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.data import OWN_FORMAT, DataConfig
 from vlmpipe.trainer.config.job import CHUNKS_FOLDER, PREPARED_FOLDER, JobConfig
 from vlmpipe.trainer.data.accounting.coverage import COVERAGE, not_read
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import format_identity, make_chat
+from vlmpipe.trainer.data.mixture import described_passes
 from vlmpipe.trainer.data.prepare.chunks.chunk import build_chunk
 from vlmpipe.trainer.data.prepare.chunks.merge import STATS, Part, Shard, merge
 from vlmpipe.trainer.data.prepare.chunks.plan import SMALLEST, Chunk, Places, read_plan
-from vlmpipe.trainer.data.prepare.chunks.prepare import ChunkedPreparation, find_plan, make_plan, store_plan
+from vlmpipe.trainer.data.prepare.chunks.prepare import (
+    ChunkedPreparation,
+    find_plan,
+    forget_plan,
+    make_plan,
+    store_plan,
+)
+from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError
 from vlmpipe.trainer.data.prepare.chunks.worker_pool import threads_for
 from vlmpipe.trainer.data.prepare.dataset_diff import Changes, changes_since_last
 from vlmpipe.trainer.data.prepare.previews import REJECTS_FOLDER
+from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
 from vlmpipe.trainer.data.rejects import KEPT, REJECTS, SUMMARY
 from vlmpipe.trainer.data.sample import Sample, Turn
@@ -37,11 +45,12 @@ from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest
 from vlmpipe.trainer.data.sources import Source, open_source
 from vlmpipe.trainer.data.tokenize import FOLDER as TOKENIZER
 from vlmpipe.trainer.data.tokenize import LARGEST_TOKENIZER_BYTES, training_texts
-from vlmpipe.trainer.errors import DataError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule
+from vlmpipe.trainer.models.published import stop_token_ids
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage, join_uri
+from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage, in_bucket, join_uri
 from vlmpipe.trainer.storage.file_sums import UPLOADS, FileSum, damaged_files, files_below, upload_folder
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.model_folders import local_folder
@@ -52,14 +61,20 @@ FORMAT_VERSION = 7  # raise it when the same input gives other bytes
 TOKENIZER_SAMPLES = 200_000  # a tokenizer is trained on the first ones: its trainer holds every distinct word
 # Settings that do not change the prepared bytes, and the source, whose own fingerprint covers its content.
 NOT_IN_FINGERPRINT = {
-    "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
+    "source", "sources", "stopping_strategy", "phases", "max_source_passes", "image_folder", "pack",
+    "shuffle_shards", "shard_cache_gib",
     "workers", "tasks",
 }  # fmt: skip
 
 
+# Weights, and texts for people, beside a tokenizer.
+NOT_TOKENIZER = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".md", ".png", ".jpg"}
+
 # Fields that came later: at their defaults they leave the fingerprints of data prepared before as they were.
 LATER_FIELDS = {
+    "allowed_tokens",
     "columns",
+    "grey_bits",
     "file_splits",
     "max_image_share",
     "max_split_error",
@@ -87,7 +102,7 @@ class Prepared:
     fingerprint: str
     reused: bool
     counts: dict[str, int]  # read, accepted, rejected, repaired, samples of each split, images, samples without one
-    not_read: str = ""  # keys that nothing read, with their shares; begins with "; "
+    notes: str = ""  # keys that nothing read, with their shares, and further sentences; begins with "; "
     chunks: ChunkCounts | None = None  # None: the set was reused
     changes: Changes | None = None  # against the last set of this name and root, if any
 
@@ -112,27 +127,39 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
     counts, chunks = _done_counts(storage), None
     reused = counts is not None
     if counts is None:
-        with _scratch() as folder:
+        with scratch() as folder:
             try:
                 built = _build(config, source, identity, folder, progress)
-            except DataError:
-                _keep_rejects(config, folder / "set")
+                # In a bucket each file is checked against the checksum that was listed.
+                is_local = not any(map(in_bucket, config.data.addresses().values()))
+                if is_local and _fingerprint(config, open_source(config.data)) != identity:
+                    raise SourceChangedError(config.data.described())
+            except UserError as error:
+                if error.expected == SourceChangedError.EXPECTED:
+                    forget_plan(config, identity)
+                if error.code == ExitCode.DATA:
+                    _keep_rejects(config, folder / "set")
                 raise
             open_storage(config.run.run_uri).delete_folder(KEPT)  # of an attempt before
             counts, chunks = built.counts, built.chunks
             _publish(config, identity, folder / "set", built)
-    coverage = json.loads(storage.read(STATS)).get("coverage", {})
-    return Prepared(uri, identity, reused, counts, _not_read(coverage), chunks, changes_since_last(config, identity))
+    notes = _notes(json.loads(storage.read(STATS)), config.data)
+    return Prepared(uri, identity, reused, counts, notes, chunks, changes_since_last(config, identity))
 
 
-def _not_read(coverage: dict[str, Any]) -> str:
-    """Of all sources together, from `stats.json`; and what was decided about them."""
+def _notes(stats: dict[str, Any], data: DataConfig) -> str:
+    """What was not read of all sources together, what was decided about them, and how often an epoch reads each."""
+    coverage = stats.get("coverage", {})
     unread: Counter[str] = Counter()
     sources = coverage.get("sources", {}).values()
     for one in sources:
         unread.update(one["unread"])
     keys = not_read(dict(unread), sum(one["samples"] for one in sources))
-    return keys + "".join(f"; {note}" for note in coverage.get("notes", ()))
+    notes = list(coverage.get("notes", ()))
+    if data.sources:
+        sizes = [of_splits["train"]["samples"] for of_splits in stats["sources"].values()]
+        notes.append(described_passes(data, sizes))
+    return keys + "".join(f"; {note}" for note in notes)
 
 
 def plan_chunks(config: JobConfig, progress: Progress) -> int:
@@ -141,7 +168,7 @@ def plan_chunks(config: JobConfig, progress: Progress) -> int:
     identity = _fingerprint(config, source)
     if _done_counts(open_storage(join_uri(config.run.prepared_root, identity))) is not None:
         return 0
-    with _scratch() as folder:
+    with scratch() as folder:
         planned = _planned(config, source, identity, folder, progress)
         return 0 if isinstance(planned, Chunk) else len(planned.chunks)
 
@@ -149,11 +176,17 @@ def plan_chunks(config: JobConfig, progress: Progress) -> int:
 def prepare_share(config: JobConfig, task: int, tasks: int, progress: Progress) -> int:
     """Prepare every chunk whose number is `task` modulo `tasks`. Returns how many were missing."""
     source = open_source(config.data)
-    with _scratch() as folder:
-        if not find_plan(config, _fingerprint(config, source), folder):
+    with scratch() as folder:
+        identity = _fingerprint(config, source)
+        if not find_plan(config, identity, folder):
             return 0
         planned = ChunkedPreparation(config, source, folder, FORMAT_VERSION)
-        return planned.make(planned.chunks[task::tasks], progress)
+        try:
+            return planned.make(planned.chunks[task::tasks], progress)
+        except UserError as error:
+            if error.expected == SourceChangedError.EXPECTED:
+                forget_plan(config, identity)
+            raise
 
 
 def fingerprint(config: JobConfig) -> str:
@@ -176,13 +209,15 @@ def find_prepared(config: JobConfig) -> str:
 
 def _fingerprint(config: JobConfig, source: Source) -> str:
     tokenizer = local_folder(config.model.tokenizer, weights=False)
-    files = sorted([*tokenizer.glob("*.json"), *tokenizer.glob("*.jinja")]) if tokenizer else []
+    files = sorted(filter(_decides_tokens, tokenizer.iterdir())) if tokenizer else []
+    own_format = config.data.chat_format(config.model) == OWN_FORMAT  # which ends with the tokenizer's own token
     settings = {
         "format": FORMAT_VERSION,
         "source": source.fingerprint(),
         "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT | (LATER_FIELDS - changed_fields(config.data))),
         "tokenizer": config.model.tokenizer,
         "chat_template": format_identity(config.model, config.data),
+        "stop_tokens": [] if own_format else stop_token_ids(config.model.pretrained or config.model.language_model),
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],
         "image_tokens": image_rule(config.model),
         **({"pairs": True} if config.train.in_pairs else {}),
@@ -190,6 +225,11 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         **({"source_columns": columns} if (columns := _columns(config)) else {}),
     }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _decides_tokens(path: Path) -> bool:
+    """Whether a file of a tokenizer's folder may decide tokens: all but weights and texts for people."""
+    return path.is_file() and path.suffix.lower() not in NOT_TOKENIZER
 
 
 def _caption_questions(config: JobConfig) -> dict[str, str]:
@@ -220,19 +260,13 @@ def _done_counts(storage: Storage) -> dict[str, int] | None:
     return None
 
 
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-prepare-") as scratch, os_errors(f"preparing data in {scratch}"):
-        yield Path(scratch)
-
-
-def _build(config: JobConfig, source: Source, identity: str, scratch: Path, progress: Progress) -> _Built:
-    """Write everything but DONE and the shards of stored chunks into `scratch`/set."""
-    plan, folder = scratch / "plan", scratch / "set"
+def _build(config: JobConfig, source: Source, identity: str, place: Path, progress: Progress) -> _Built:
+    """Write everything but DONE and the shards of stored chunks into `place`/set."""
+    plan, folder = place / "plan", place / "set"
     planned = _planned(config, source, identity, plan, progress)
     shutil.copytree(plan / TOKENIZER, folder / TOKENIZER)
     if isinstance(planned, Chunk):
-        return _build_at_once(config, source, scratch, planned, progress)
+        return _build_at_once(config, source, place, planned, progress)
     chunks, prepared = planned.chunks, planned.make(planned.chunks, progress)
     if config.data.duplicates == "drop":
         chunks = planned.without_repeats()
@@ -261,9 +295,9 @@ def _planned(
     return ChunkedPreparation(config, source, folder, FORMAT_VERSION)
 
 
-def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Chunk, progress: Progress) -> _Built:
+def _build_at_once(config: JobConfig, source: Source, place: Path, planned: Chunk, progress: Progress) -> _Built:
     """Prepare a source of one chunk without the chunk store."""
-    folder, chunk = scratch / "set", scratch / "chunk"
+    folder, chunk = place / "set", place / "chunk"
     chunk.mkdir()
 
     def report(read: int, rejected: int) -> None:
@@ -271,10 +305,12 @@ def _build_at_once(config: JobConfig, source: Source, scratch: Path, planned: Ch
 
     validator = SampleValidator(config, Chat.load(LocalStorage(folder), image_form_of(config.model)))
     entries = planned.entries(iter(source), config.data.described())
-    build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
+    content = build_chunk(entries, chunk, config.data, validator, threads=threads_for(1), report=report)
+    if content != planned.content:
+        raise SourceChangedError(config.data.described())
     tile_tokens = image_form_of(config.model).tile_tokens
-    part = Part("", LocalStorage(chunk), Places(scratch / "plan").of(planned))
-    counts, shards = merge([part], folder, config.data, tile_tokens, _coverage(scratch / "plan"))
+    part = Part("", LocalStorage(chunk), Places(place / "plan").of(planned))
+    counts, shards = merge([part], folder, config.data, tile_tokens, _coverage(place / "plan"))
     for shard in shards:
         (chunk / shard.name).rename(folder / shard.new_name)
     return _Built(counts, [], ChunkCounts())

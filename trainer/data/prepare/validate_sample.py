@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat, Encoded
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
-from vlmpipe.trainer.data.prepare.deduplicate import Met, SeenIds
+from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, Turn
 from vlmpipe.trainer.models.image_tokens import sample_image_tokens
@@ -51,21 +53,25 @@ def with_met_ids(source: Iterable[Sample | Reject]) -> Iterator[tuple[Sample | R
     """The records of a source, each with whether its id was met before."""
     seen = SeenIds()
     for sample in source:
-        met: Met = "new"
+        met: Met = NEW
         if isinstance(sample, Sample) and not _unsafe(sample.id):
             met = seen.add(sample.id, sample.content_digest())
         yield sample, met
 
 
 def final_entry(sample: Sample | Reject, met: Met, split: Split) -> Entry | Reject:
-    """Reject a repeated sample; add a suffix to a used id with other content, because LLaVA's sets repeat ids."""
+    """Reject a sample that repeats an id of its own; add a suffix to a used id with other content, because LLaVA's sets
+    repeat ids, and to that of a repeated record without one, which `data.duplicates` keeps or drops.
+    """
     if isinstance(sample, Reject):
         return sample
     if problem := _unsafe(sample.id):
         return _reject(sample, RejectCode.ID_UNSAFE, problem)
-    if met == "same":
+    if met.startswith(SAME) and sample.id_is_hash:
+        return Entry(replace(sample, id=f"{sample.id}~{int(met.removeprefix(SAME)) + 1}"), (), split)
+    if met.startswith(SAME):
         return _reject(sample, RejectCode.ID_DUPLICATE, "the same id with the same content came before")
-    if met == "other":
+    if met == OTHER:
         renamed = replace(sample, id=f"{sample.id}~{sample.content_digest()[:12]}")
         return Entry(renamed, (Repair.ID_SUFFIXED,), split)
     return Entry(sample, (), split)
@@ -97,13 +103,17 @@ def _described(images: Sequence[ImageRef]) -> str:
     return f"{stills} images" + (f" and {patches} patches in time of videos" if patches else "")
 
 
+def _marks_in(turns: Sequence[Turn]) -> int:
+    return sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
+
+
 class SampleValidator:
     """All checks of one sample. Called in several threads at once."""
 
     def __init__(self, config: JobConfig, chat: Chat) -> None:
         self._data, self._chat, self._in_pairs = config.data, chat, config.train.in_pairs
         self._image_tokens = sample_image_tokens(config.model)
-        self._control_tokens = chat.control_tokens
+        self._control_tokens = chat.forbidden_tokens(config.data.allowed_tokens)
 
     def __call__(self, entry: Entry | Reject) -> Accepted | Reject:
         if isinstance(entry, Reject):
@@ -117,6 +127,9 @@ class SampleValidator:
         sample, repairs = entry.sample, list(entry.repairs)
         turns = self._checked_pair(sample.turns)
         check_turns(turns, len(sample.images), self._control_tokens)
+        if dropped := len(turns) - len(turns := self._short_enough(turns)):
+            sample = replace(sample, images=sample.images[: _marks_in(turns)])
+            repairs += [Repair.TURNS_DROPPED] * dropped
         shown = 1 + self._in_pairs  # times that an image is in a packed sequence
         self._require_few(shown * sum(map(_least_tiles, sample.images)), _described(sample.images))
         images = [self._checked(reference) for reference in sample.images]
@@ -127,20 +140,47 @@ class SampleValidator:
         self._require_few(shown * tiles, f"{len(images)} images in {tiles} tiles")
         encoded = self._encoded(turns, counts, sizes)
         while len(encoded.input_ids) > self._data.sequence_length:
-            if self._data.overlong_policy == "reject" or len(turns) == 1 or self._in_pairs:
+            if not self._may_drop(turns):
                 message = (
                     f"{len(encoded.input_ids)} tokens, more than data.sequence_length {self._data.sequence_length}"
                 )
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
-            turns = turns[:-1]
-            kept = sum(text.count(IMAGE_TOKEN) for turn in turns for text in turn.texts())
+            fitting = self._fitting(encoded, len(turns))
+            repairs += [Repair.TURNS_DROPPED] * (len(turns) - fitting)
+            turns = turns[:fitting]
+            kept = _marks_in(turns)
             images, sizes = images[:kept], sizes[:kept]
             counts = self._counts(sizes)
             encoded = self._encoded(turns, counts, sizes)
-            repairs.append(Repair.TURNS_DROPPED)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
+
+    def _may_drop(self, turns: Sequence[Turn]) -> bool:
+        return self._data.overlong_policy == "truncate" and len(turns) > 1 and not self._in_pairs
+
+    def _fitting(self, encoded: Encoded, turns: int) -> int:
+        """How many of the turns fit, by the tokens up to the end of each; all but one where that is not known."""
+        ends = encoded.ends_of_labels()
+        if len(ends) != turns:  # images in answers divide labels
+            return turns - 1
+        return max(1, min(turns - 1, bisect_right(ends, self._data.sequence_length)))
+
+    def _short_enough(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+        """The first turns whose texts may fit by their number of characters, before they take time and memory.
+
+        Normal forms of Unicode join at most four characters. Raises RejectedError.
+        """
+        most = 4 * self._data.sequence_length * self._chat.longest_token_chars
+        chars = list(accumulate(sum(map(len, turn.texts())) for turn in turns))
+        if chars[-1] <= most:
+            return turns
+        kept = max(1, bisect_right(chars, most))
+        if chars[0] > most or not self._may_drop(turns):
+            tokens = self._data.sequence_length
+            message = f"{chars[-1]:,} characters, which {tokens} tokens (data.sequence_length) cannot hold"
+            raise RejectedError(RejectCode.CONV_TOO_LONG, message)
+        return turns[:kept]
 
     def _checked(self, reference: ImageRef) -> CheckedImage:
         if reference.clip:

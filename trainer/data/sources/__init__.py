@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FOLDER_SUFFIXES = (".tar", ".parquet", ".arrow")  # that identify a folder's format
 LINES = ".jsonl"  # of a folder that has none of these
-FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".arrow", ".csv")
+FILE_SUFFIXES = (".json", ".jsonl", ".tar", ".parquet", ".arrow", ".csv", ".tsv")
 
 
 def open_source(config: DataConfig) -> Source:
@@ -50,6 +50,7 @@ def _open_files(config: DataConfig) -> Source:
     from vlmpipe.trainer.data.sources.file_patterns import find_files
     from vlmpipe.trainer.data.sources.image_folder import METADATA, ImageFolderSource
     from vlmpipe.trainer.data.sources.llava import LlavaSource
+    from vlmpipe.trainer.data.sources.vlmevalkit import VlmEvalKitSource
     from vlmpipe.trainer.data.sources.webdataset import WebDatasetSource
 
     files = find_files(config.source, config.shard_cache_gib)
@@ -62,6 +63,8 @@ def _open_files(config: DataConfig) -> Source:
 
         data, left_out = without_caches(files) if suffix == ".arrow" and files.is_folder else (files, ())
         return ParquetSource(data.ending(suffix), config, left_out)
+    if suffix == ".tsv":
+        return VlmEvalKitSource(files, config)
     if suffix == ".csv":
         return ImageFolderSource(files.named(METADATA) if files.is_folder else files, config)
     if files.is_folder:

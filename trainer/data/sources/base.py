@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.records import SHAPES, group_named, require_media, split_named, turns_of
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
-from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Turn, stable_digest
+from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Split, Turn, stable_digest
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import open_image_files
 from vlmpipe.trainer.data.sources.split_names import stated_splits
@@ -56,6 +57,8 @@ class FileSource(Source):
     format: str  # begins the fingerprint
     shapes: Sequence[str] = tuple(SHAPES)  # keys under which a record may hold its conversation
     names_images = True  # records name image files instead of holding images
+    makes_ids = True  # of records without one, from what they hold
+    splits: Mapping[str, Split] = MappingProxyType({})  # that names of files state
     left_out: Sequence[str] = ()  # files of the folder that are not data
 
     def __init__(self, files: Files, config: DataConfig) -> None:
@@ -116,8 +119,8 @@ class FileSource(Source):
         turns = turns_of(record, len(images), self.config.caption_question, self.shapes)
         split, group = split_named(record), group_named(record, self.config.split_by)
         unread = record.unread(has_media=bool(images) or bool(videos))
-        require_media(record, turns, len(images), videos)
-        return Sample(identity, turns, images, where, split, group, unread)
+        require_media(record, turns, len(images), videos, unread)
+        return Sample(identity, turns, images, where, split, group, unread, self.makes_ids and not record.has("id"))
 
     def named(self, record: Any) -> Any:
         """The record under the names of `data.columns`."""
@@ -178,7 +181,7 @@ def _named(record: Sample | Reject, name: str) -> Sample | Reject:
     if isinstance(record, Reject):
         return replace(record, where=where, id=identity)
     turns = tuple(_in_slice(turn, name) for turn in record.turns)
-    return Sample(identity, turns, record.images, where, record.split, record.group, record.unread)
+    return Sample(identity, turns, record.images, where, record.split, record.group, record.unread, record.id_is_hash)
 
 
 def _in_slice(turn: Turn, name: str) -> Turn:

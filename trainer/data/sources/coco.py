@@ -27,6 +27,7 @@ class CocoSource(FileSource):
 
     format = "coco"
     shapes = ("caption",)
+    makes_ids = False
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         super().__init__(files, config)

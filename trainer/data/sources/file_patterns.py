@@ -53,8 +53,24 @@ class Files:
         return replace(self, infos=tuple(info for info in self.infos if info.name == name), is_folder=False)
 
     def fingerprint(self) -> str:
-        """Hexadecimal; changes with any file's name or bytes."""
-        return fingerprint_of(self.infos)
+        """Hexadecimal; changes with any file's name or bytes. Files of a folder are looked at again."""
+        if not isinstance(self.storage, LocalStorage):
+            return fingerprint_of(self.infos)
+        digest = hashlib.sha256()
+        for name in self.names:
+            path = self.storage.root / name
+            try:
+                stat = path.stat()
+            except OSError:  # a loop of links, or gone: named when it is read
+                digest.update(f"{name} cannot be read\n".encode("utf-8", "surrogateescape"))
+                continue
+            # The time of a change is the system's: tools that restore the time of modification do not set it.
+            digest.update(
+                f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}\n".encode(
+                    "utf-8", "surrogateescape"
+                )
+            )
+        return digest.hexdigest()
 
     def path(self, name: str) -> Path:
         """A local path of the file, to be read with `open_regular`. Links in a source are followed."""

@@ -37,6 +37,8 @@ class ImageFiles:
         self._root = storage.root if isinstance(storage, LocalStorage) else None
         self._listed: sqlite3.Connection | None = None  # size and checksum of each object of a bucket
         self._lock = threading.Lock()
+        self._roots: tuple[Path, ...] = ()  # of a local folder: it and the folders that links in it lead to
+        self._inside: dict[Path, bool] = {}  # folders, and whether they are in the image folder
 
     def reference(self, path: str) -> ImageRef:
         """The image at that relative path, or the page or frame that it names. Raises RejectedError when the path could
@@ -49,7 +51,8 @@ class ImageFiles:
             picture, content = partial(self._media.picture, part), partial(self._media.content, part)
             return ImageRef(f"{part.file}#{part.fragment}", picture, content, size)
         name = self._name_of(path)
-        return ImageRef(name, partial(self._read, name), partial(self._known, name), partial(self._size, name))
+        known, size = partial(self._known, name), partial(self._size, name)
+        return ImageRef(name, partial(self._read, name), known, size, is_file=True)
 
     def named(self, address: str) -> ImageRef:
         """The image at a relative path, at an address in the folder, or in a `data:` address. Raises RejectedError."""
@@ -99,8 +102,7 @@ class ImageFiles:
 
     def _name_of(self, path: str) -> str:
         """The name of a relative path, or of an address in the bucket that begins with the folder's own."""
-        if self._root is None:
-            path = path.removeprefix(f"{self._storage.root_uri.rstrip('/')}/")
+        path = path.removeprefix("file://").removeprefix(f"{self._storage.root_uri.rstrip('/')}/")
         if path.startswith(("http://", "https://")):
             message = f"{path}: files of the web are not fetched; download them into data.image_folder"
             raise RejectedError(RejectCode.REF_MISSING, message)
@@ -109,10 +111,21 @@ class ImageFiles:
             name = clean_name(path)
         except UserError as error:
             raise outside from error
-        # Unlike Path.resolve, realpath accepts a loop of links; opening it then fails.
-        if self._root and not Path(os.path.realpath(self._root / name)).is_relative_to(self._root):
+        if self._root and not self._is_inside(self._root, self._root / name):
             raise outside
         return name
+
+    def _is_inside(self, root: Path, path: Path) -> bool:
+        """Whether links lead no further than the folder. Each parent is resolved once, not in each pass."""
+        # Unlike Path.resolve, realpath accepts a loop of links; opening it then fails.
+        parent = path.parent
+        if not self._roots:
+            self._roots = (root, *linked_folders(root))
+        if parent not in self._inside:
+            self._inside[parent] = any(map(Path(os.path.realpath(parent)).is_relative_to, self._roots))
+        if not os.path.islink(path):
+            return self._inside[parent]
+        return any(map(Path(os.path.realpath(path)).is_relative_to, self._roots))
 
     def fingerprint(self, names: Iterable[str]) -> str:
         """Changes when one of these images does; in a bucket, where asking for each is slow, when any of the folder."""
@@ -123,7 +136,7 @@ class ImageFiles:
             name = part.file if (part := part_of(name)) else name
             try:
                 stat = os.stat(self._root / name)
-                digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+                digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n".encode())
             except OSError:
                 digest.update(f"{name} missing\n".encode())
         return digest.hexdigest()
@@ -195,12 +208,21 @@ def _require_images(image_folder: str, folder: Path) -> None:
             f"data.image_folder {image_folder!r} is not a folder (looked for {folder})",
             expected="the folder that the image paths in the records are relative to",
         )
-    names = (name for _, _, files in os.walk(folder) for name in files)
+    names = (name for root in (folder, *linked_folders(folder)) for _, _, files in os.walk(root) for name in files)
     if not any(PurePosixPath(name).suffix.lower() in {*IMAGE_SUFFIXES, *VIDEOS, PDF} for name in names):
         raise DataError(
             f"data.image_folder {image_folder!r} holds no images (looked in {folder} and below)",
             expected="files that end in " + ", ".join(sorted(IMAGE_SUFFIXES)),
         )
+
+
+def linked_folders(folder: Path) -> list[Path]:
+    """Where links lead that are directly in an image folder and lead to folders, as LLaVA's guide makes them."""
+    try:
+        links = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
+    except OSError:  # reported when an image is read
+        return []
+    return [Path(os.path.realpath(path)) for path in links]
 
 
 def require_size(size_bytes: int, max_image_bytes: int) -> None:

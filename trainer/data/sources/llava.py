@@ -106,6 +106,14 @@ class LlavaSource(FileSource):
         )
 
 
+def _lost(name: str, number: int, how: str) -> DataError:
+    return DataError(
+        f"{name} is cut or damaged: line {number:,} {how}; it is unknown how many samples are lost",
+        expected="a whole file of JSON lines",
+        fix="fetch or write the file again, or complete its last line",
+    )
+
+
 def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
     number = 0
     while line := file.readline(LONGEST_LINE_BYTES + 1):
@@ -116,11 +124,17 @@ def _lines(name: str, file: BinaryIO) -> Iterator[tuple[str, Any]]:
                 line = file.readline(LONGEST_LINE_BYTES)
             yield where, Reject(where, "", RejectCode.RECORD_PARSE, f"more than {LONGEST_LINE_BYTES} bytes")
             continue
+        if b"\0" in line:
+            raise _lost(name, number, "has bytes of zero, as blanked parts of a file have")
         try:
             content = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             if content:
                 yield where, parse_json(content)
         except UnicodeDecodeError as error:
+            if not line.endswith(b"\n"):
+                raise _lost(name, number, "is the last one, has no line end and is not whole") from error
             yield where, Reject(where, "", RejectCode.RECORD_ENCODING, f"not UTF-8: {error}")
         except BadJsonError as error:
+            if not line.endswith(b"\n"):
+                raise _lost(name, number, f"is the last one, has no line end and is not JSON ({error})") from error
             yield where, Reject(where, "", RejectCode.RECORD_PARSE, f"not JSON: {error}")

@@ -21,9 +21,11 @@ from vlmpipe.trainer.data.conversations.records import SHAPES, identity_of
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, Sample, stable_digest
 from vlmpipe.trainer.data.sources.base import FileSource
+from vlmpipe.trainer.data.sources.columns import names_files
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
 from vlmpipe.trainer.errors import DataError, os_errors
+from vlmpipe.trainer.storage.local import LocalStorage
 
 BATCH_ROWS = 32  # rows in memory at once, with their images
 IMAGE_COLUMNS = ("images", "image")
@@ -56,6 +58,22 @@ class ParquetSource(RowSource):
         self.left_out = left_out
         self.names_images = bool(config.image_folder)
         super().__init__(files, config)
+
+    def fingerprint(self) -> str:
+        # Of a bucket's files only the first is fetched for that: those of one set are alike.
+        asked = self.files.names if isinstance(self.files.storage, LocalStorage) else self.files.names[:1]
+        self.names_images = self.names_images or any(map(self._names_images, asked))
+        return super().fingerprint()
+
+    def _names_images(self, name: str) -> bool:
+        """Whether a file's images are names of files, in some row."""
+        columns = (*IMAGE_COLUMNS, *self.config.columns.image)
+        uri = self.files.storage.uri(name)
+        with self.files.opened(name) as path:
+            try:
+                return names_files(path, columns, is_arrow=uri.endswith(ARROW))
+            except DAMAGE as error:
+                raise _damaged(uri, 0, " ".join(str(error).split())[:200]) from error
 
     def read(self, name: str) -> Iterator[Sample | Reject]:
         with self.files.opened(name) as path:

@@ -42,7 +42,7 @@ class _Group:
 class WebDatasetSource(FileSource):
     """Samples of one or many tars, in the order of their names."""
 
-    names_images = False
+    names_images = makes_ids = False
 
     def fingerprint(self) -> str:
         """Covers name, size and checksum (in a folder: modification time) of every tar."""

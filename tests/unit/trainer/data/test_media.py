@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,15 @@ from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.data.sources.image_files import ImageFiles
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.local import LocalStorage
+
+
+def _matrix(a: int, b: int, c: int, d: int) -> bytes:
+    """A transformation in a track's header (ISO 14496-12, 8.3.2.3), in 16.16 and 2.30 fixed point."""
+    return struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
+
+
+STRAIGHT, TURNED_90 = _matrix(1, 0, 0, 1), _matrix(0, 1, -1, 0)
+TURNED_180, TURNED_270 = _matrix(-1, 0, 0, -1), _matrix(0, -1, 1, 0)
 
 
 def pages(count: int) -> list[Image.Image]:
@@ -82,6 +92,51 @@ def test_pages_of_pdf_and_tiff(tmp_path: Path) -> None:
         found = [shown(files(tmp_path).reference(f"{name}#page={n}")) for n in (3, 1, 2)]
         assert [image.size for image in found] == [size] * 3
         assert [round(np.asarray(image)[..., 0].mean() / 40) for image in found] == [2, 0, 1]
+
+
+def test_a_filled_field_of_a_form_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "form.pdf").write_bytes(form("XXXX"))
+    (tmp_path / "empty.pdf").write_bytes(form(""))
+    filled, empty = (shown(files(tmp_path).reference(f"{name}.pdf#page=1")) for name in ("form", "empty"))
+    assert (np.asarray(filled) < 128).sum() > (np.asarray(empty) < 128).sum() + 50
+
+
+def form(value: str) -> bytes:
+    """A page with a text field that has a value and no appearance of its own, as programs fill forms."""
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R /AcroForm << /Fields [4 0 R] /NeedAppearances true /DA (/F 24 Tf 0 g) "
+        "/DR << /Font << /F 5 0 R >> >> >> >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 200 100] /Annots [4 0 R] >>",
+        f"<< /Type /Annot /Subtype /Widget /FT /Tx /T (name) /V ({value}) /Rect [20 30 180 70] /F 4 "
+        "/DA (/F 24 Tf 0 g) /P 3 0 R >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    body, places = b"%PDF-1.7\n", []
+    for number, text in enumerate(objects, 1):
+        places.append(len(body))
+        body += f"{number} 0 obj {text} endobj\n".encode()
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    end = (
+        f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}trailer << /Size {len(objects) + 1} /Root 1 0 R >>\n"
+    )
+    return body + f"{end}startxref\n{len(body)}\n%%EOF".encode()
+
+
+def test_a_page_of_printing_colours_is_converted(tmp_path: Path) -> None:
+    page = Image.new("CMYK", (40, 30), (0, 255, 255, 0))
+    page.save(tmp_path / "c.tif", save_all=True, append_images=[page])
+    assert shown(files(tmp_path).reference("c.tif#page=2")).getpixel((5, 5)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize(("matrix", "turn"), [(TURNED_90, 270), (TURNED_180, 180), (TURNED_270, 90)])
+def test_a_video_is_shown_upright(tmp_path: Path, matrix: bytes, turn: int) -> None:
+    data = write_video(tmp_path / "v.mp4").read_bytes()
+    place = data.index(STRAIGHT, data.index(b"tkhd"))
+    (tmp_path / "turned.mp4").write_bytes(data[:place] + matrix + data[place + len(matrix) :])
+    plain, turned = (shown(files(tmp_path).reference(f"{name}.mp4#t=1")) for name in ("v", "turned"))
+    upright = np.asarray(plain.rotate(turn, expand=True), np.int16)
+    assert np.abs(upright - np.asarray(turned, np.int16)).mean() < 4
 
 
 def rejected(folder: Path, path: str, **limits: int) -> tuple[RejectCode, str]:

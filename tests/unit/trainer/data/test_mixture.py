@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from tests.support.paths import ROOT
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.data.mixture import Mixture, alternating, weighted_draws
+from vlmpipe.trainer.data.mixture import Mixture, alternating, described_passes, weighted_draws
 from vlmpipe.trainer.data.packing import plan_packing
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.errors import DataError
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 NAMES = "abcde"
@@ -170,3 +171,27 @@ A, B = {"name": "a", "uri": "a.json"}, {"name": "b", "uri": "b.json"}
 def test_sources_that_contradict_each_other_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         DataConfig.model_validate({"sequence_length": 100, **fields})
+
+
+def two_sources(**data: Any) -> DataConfig:
+    sources = [{"name": "small", "uri": "a.jsonl"}, {"name": "large", "uri": "b.jsonl"}]
+    weights = data.pop("weights", None)
+    if weights:
+        sources = [source | {"weight": weight} for source, weight in zip(sources, weights, strict=True)]
+    return DataConfig.model_validate({"sources": sources, "sequence_length": 10} | data)
+
+
+def test_passes_of_each_source_are_told_warned_about_and_bounded() -> None:
+    assert described_passes(two_sources(weights=[0.1, 0.9]), [100, 900]) == "passes an epoch: small 1, large 1"
+    assert "small 30, large 1 (more than 10 of small" in described_passes(two_sources(weights=[0.5, 0.5]), [30, 900])
+    extreme = two_sources(weights=[0.99, 0.01])
+    with pytest.raises(DataError, match="an epoch reads small 9,900 times"):
+        described_passes(extreme, [30, 3000])
+    assert described_passes(extreme.model_copy(update={"stopping_strategy": "first_exhausted"}), [30, 3000])
+    assert described_passes(extreme.model_copy(update={"max_source_passes": 10_000.0}), [30, 3000])
+
+
+def test_the_phase_with_the_most_passes_counts() -> None:
+    phases = [{"epochs": 1, "weights": {"small": 1, "large": 1}}, {"weights": {"small": 40, "large": 1}}]
+    with pytest.raises(DataError, match="an epoch reads small 4,000 times"):
+        described_passes(two_sources(phases=phases), [10, 1000])

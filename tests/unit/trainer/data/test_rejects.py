@@ -40,7 +40,7 @@ Line = dict[str, Any] | bytes
 
 
 def write_lines(path: Path, lines: list[Line]) -> Path:
-    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines))
+    path.write_bytes(b"".join((one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in lines))
     return path
 
 

@@ -5,8 +5,8 @@ A chunk's files do not depend on its place in the source, so they are reused whe
 
 from __future__ import annotations
 
+import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -22,8 +22,10 @@ from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
 from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
+from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError, Witness
 from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
+from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.statistics import sample_digest
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes
 from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
@@ -31,7 +33,6 @@ from vlmpipe.trainer.data.sample import SPLITS, Sample
 from vlmpipe.trainer.data.shards.index import VIDEO_COLUMNS, IndexWriter
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
 from vlmpipe.trainer.data.sources.base import Source, records_from
-from vlmpipe.trainer.errors import os_errors
 from vlmpipe.trainer.storage.transfer import in_parallel
 
 SUMMARY = "chunk.json"
@@ -65,17 +66,19 @@ class ChunkMaker:
 
     def make(self, chunk: Chunk, report: Report) -> None:
         """Prepare the chunk and store it under its fingerprint."""
-        with tempfile.TemporaryDirectory(prefix="vlmpipe-chunk-") as scratch, os_errors(f"preparing data in {scratch}"):
-            build_chunk(
+        with scratch() as folder:
+            content = build_chunk(
                 self._entries(chunk),
-                Path(scratch),
+                folder,
                 self._config.data,
                 self._validator,
                 threads=self._threads,
                 repeats=frozenset(chunk.repeats),
                 report=report,
             )
-            self._store.put(chunk.fingerprint(self._settings), Path(scratch))
+            if content != chunk.content:
+                raise SourceChangedError(self._config.data.described())
+            self._store.put(chunk.fingerprint(self._settings), folder)
         trim_memory()
 
     def _entries(self, chunk: Chunk) -> Iterator[Entry | Reject]:
@@ -99,8 +102,8 @@ def build_chunk(
     threads: int,
     repeats: frozenset[str] = frozenset(),
     report: Report,
-) -> None:
-    """Write the records' shards, index, rejects and counts into `folder`.
+) -> str:
+    """Write the records' shards, index, rejects and counts into `folder`. Returns the chunk's `content` as it was read.
 
     Args:
         repeats: contents (`sample_digest`) of earlier chunks, which `data.duplicates: drop` leaves out here.
@@ -108,18 +111,19 @@ def build_chunk(
     """
     writers = {split: ShardWriter(folder, split, config.shard_samples) for split in SPLITS}
     index, answers, sheet = IndexWriter(), AnswerCounts(), ContactSheet()
-    met, dropped = set(repeats), 0
+    met, dropped, read = set(repeats), 0, hashlib.sha256()
     with (folder / REJECTS).open("w") as lines:
         ledger = Ledger(config.max_reject_fraction, lines)
         results = in_parallel(
-            validator,
+            Witness(validator),
             ledger.counting(entries),
             threads=threads,
             ahead=RECORDS_AHEAD,
             weigh=image_bytes,
             max_bytes=threads * config.max_image_bytes,
         )
-        for position, result in enumerate(results):
+        for position, (result, digest) in enumerate(results):
+            read.update(digest)
             if isinstance(result, Accepted):
                 content = sample_digest(result.turns, [image.sha256 for image in result.images])
                 if config.duplicates == "drop" and content in met:
@@ -147,6 +151,7 @@ def build_chunk(
     pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
     shards = {split: writer.shards for split, writer in writers.items()}
     write_json(folder / SUMMARY, counts | {"dropped": dropped, "pictures": pictures, "shards": shards})
+    return read.hexdigest()
 
 
 def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexWriter) -> None:

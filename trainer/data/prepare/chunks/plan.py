@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.data.prepare.deduplicate import Met
+from vlmpipe.trainer.data.prepare.chunks.witness import content_now, digest_of
+from vlmpipe.trainer.data.prepare.deduplicate import NEW, Met
 from vlmpipe.trainer.data.prepare.split_groups import SampleGroups, group_of
 from vlmpipe.trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, with_met_ids
-from vlmpipe.trainer.data.rejects import Reject, RejectedError
-from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, stable_digest
+from vlmpipe.trainer.data.rejects import Reject
+from vlmpipe.trainer.data.sample import Sample, Split, stable_digest
 from vlmpipe.trainer.data.sqlite_table import disk_table
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.transfer import in_parallel
@@ -74,7 +75,7 @@ class Chunk:
                     expected="a source that does not change while it is prepared",
                     fix="run again, which reads it from the start",
                 )
-            yield final_entry(record, self.met.get(place, "new"), split)
+            yield final_entry(record, self.met.get(place, NEW), split)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -165,7 +166,7 @@ class _Draft:
 
     def add(self, where: str, met: Met, digest: bytes, split: Split) -> None:
         place = len(self.where)
-        if met != "new":
+        if met != NEW:
             self.met[place] = met
         if split == "eval":
             self.held_out.append(place)
@@ -199,33 +200,18 @@ Line = tuple[str, Met, str, bytes, Split | None]  # place, whether the id was me
 
 
 def _look_at(record: Sample | Reject, met: Met, split_by: str) -> tuple[Line, tuple[str, ...]]:
-    """A record's line in the plan, and its group, which is empty where the source names the split.
-
-    The digest covers all that decides the prepared sample except its split, and not its place in the source.
-    """
+    """A record's line in the plan, and its group, which is empty where the source names the split."""
     entry = final_entry(record, met, "train")
     if isinstance(entry, Reject):
-        shown = entry.image and _content(entry.image)
-        digest = stable_digest("reject", entry.id, entry.code, entry.message, shown)
-        return (_printable(entry.where), met, "", bytes.fromhex(digest), "train"), ()
+        return (_printable(entry.where), met, "", digest_of(entry, content_now), "train"), ()
     sample = entry.sample
-    contents = [_content(image) for image in sample.images]
-    # Only the suffix of a name: the rest may contain the image's place in the source.
-    suffixes = [image.name.rpartition(".")[2].lower() for image in sample.images]
-    images = list(zip(suffixes, contents, strict=True))
-    turns = [(*turn.texts(), turn.slice) for turn in sample.turns]
-    digest = stable_digest(sample.id, entry.repairs, turns, images)
+    contents = [content_now(image) for image in sample.images]
+    of_image = {id(image): content for image, content in zip(sample.images, contents, strict=True)}
+    digest = digest_of(entry, lambda image: of_image[id(image)])
     # By the original id: samples that share an id are usually about one image and must stay together.
     assert isinstance(record, Sample)
     group = () if record.split else group_of(record, contents, split_by)
-    return (_printable(sample.where), met, sample.id, bytes.fromhex(digest), sample.split), group
-
-
-def _content(image: ImageRef) -> str:
-    try:
-        return image.content()
-    except RejectedError as error:  # counted when the chunk is prepared
-        return f"{error.code} {error}"
+    return (_printable(sample.where), met, sample.id, digest, sample.split), group
 
 
 def _printable(where: str) -> str:

@@ -32,7 +32,8 @@ PLANS = "chunk-plans"  # folder in the chunk store, by the prepared set's finger
 NOT_IN_A_CHUNK = {
     "source", "sources", "stopping_strategy", "phases", "image_folder", "pack", "shuffle_shards", "shard_cache_gib",
     "max_samples", "max_media_bytes", "video", "video_frames", "video_fps", "max_reject_fraction", "chunk_samples",
-    "workers", "tasks", "split_by", "validation_fraction", "file_splits", "max_image_share", "max_split_error",
+    "workers", "tasks", "max_source_passes", "split_by", "validation_fraction", "file_splits", "max_image_share",
+    "max_split_error",
 }  # fmt: skip
 
 
@@ -112,6 +113,11 @@ class _Tally:
 def find_plan(config: JobConfig, identity: str, folder: Path) -> bool:
     """Fetch the stored plan of this prepared set, if there is one."""
     return ChunkStore(config.run.chunks_root).get(f"{PLANS}/{identity}", folder)
+
+
+def forget_plan(config: JobConfig, identity: str) -> None:
+    """Delete the stored plan of this prepared set: it was made of other bytes."""
+    ChunkStore(config.run.chunks_root).forget(f"{PLANS}/{identity}")
 
 
 def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progress) -> int:

@@ -44,6 +44,12 @@ class ChunkStore:
         with suppress(AlreadyExistsError):
             files.create(DONE, json.dumps(sums).encode())
 
+    def forget(self, name: str) -> None:
+        """Make the folder incomplete, if it is there."""
+        files = self.files(name)
+        if files.stat(DONE) is not None:
+            files.delete(DONE)
+
     def get(self, name: str, folder: Path) -> bool:
         """Copy what is stored into `folder`. False when it is missing or damaged."""
         if not self.holds(name):

@@ -57,7 +57,7 @@ def test_other_modes_become_rgb(mode: str) -> None:
 
 def test_a_cmyk_jpeg_becomes_rgb() -> None:
     checked = check(encode(picture(mode="CMYK"), "JPEG"))
-    assert (checked.repairs, checked.extension) == ((Repair.MODE_CONVERTED,), "png")
+    assert (checked.repairs, checked.extension) == ((Repair.MODE_CONVERTED,), "jpg")
     assert stored(checked).mode == "RGB"
 
 
@@ -89,7 +89,7 @@ def test_exif_orientation_is_applied() -> None:
     assert not turned.getexif()
 
 
-@pytest.mark.parametrize("image_format", ["GIF", "WEBP", "BMP", "TIFF"])
+@pytest.mark.parametrize("image_format", ["GIF", "BMP", "TIFF"])
 def test_other_formats_are_stored_as_png(image_format: str) -> None:
     checked = check(encode(picture(), image_format))
     assert Repair.FORMAT_CONVERTED in checked.repairs
@@ -124,10 +124,11 @@ def _with_metadata() -> list[bytes]:
     return [
         encode(picture(), "JPEG", exif=exif, icc_profile=profile, comment=b"camera-of-somebody"),
         encode(picture(), "PNG", exif=exif, pnginfo=text),
+        encode(picture(), "WEBP", exif=exif, lossless=True),
     ]
 
 
-@pytest.mark.parametrize("data", _with_metadata(), ids=["JPEG", "PNG"])
+@pytest.mark.parametrize("data", _with_metadata(), ids=["JPEG", "PNG", "WEBP"])
 def test_metadata_is_taken_out_and_pixels_stay(data: bytes) -> None:
     assert b"camera-of-somebody" in data
     checked = check(data)
@@ -141,7 +142,57 @@ def test_metadata_is_taken_out_and_pixels_stay(data: bytes) -> None:
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe1"]))
 def test_stripping_metadata_always_terminates(data: bytes, start: bytes) -> None:
-    assert len(without_metadata(start + data)) <= len(start + data)
+    assert len(without_metadata(start + data) or b"") <= len(start + data)
+
+
+def _hidden(data: bytes, kind: str) -> bytes:
+    """A JPEG whose metadata stands where a simple reader misses it."""
+    if kind == "fill bytes before a marker":
+        return data[:2] + b"\xff\xff" + data[2:]
+    if kind == "another image behind the end":
+        return data + data
+    if kind == "between scans":
+        return data[:-2] + b"\xff\xfe\x00\x14camera-of-somebody" + data[-2:]
+    return data[:2] + b"\x00" + data[2:]  # a structure that decoders forgive
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["fill bytes before a marker", "another image behind the end", "between scans", "a stray byte"]
+)
+def test_metadata_is_taken_out_wherever_it_stands(kind: str, progressive: bool) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = "camera-of-somebody"
+    data = _hidden(encode(picture(), "JPEG", exif=exif, progressive=progressive), kind)
+    try:
+        checked = check(data)
+    except RejectedError as error:
+        assert kind == "a stray byte" and error.code == RejectCode.IMAGE_UNIDENTIFIED
+        return
+    assert b"camera-of-somebody" not in checked.data and checked.extension == "jpg"
+    before, after = (np.asarray(Image.open(io.BytesIO(one)), np.int16) for one in (data, checked.data))
+    assert np.abs(before - after).max() <= (0 if kind != "a stray byte" else 40)
+
+
+def test_small_files_stay_small() -> None:
+    noise = Image.effect_noise((400, 300), 60).convert("RGB")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for image_format, options in (("WEBP", {}), ("JPEG", {"exif": exif})):
+        data = encode(noise, image_format, quality=85, **options)
+        checked = check(data, max_image_pixels=200_000)
+        assert len(checked.data) < 2 * len(data)
+        assert stored(checked).size == ((300, 400) if options else (400, 300))
+
+
+def test_twelve_bits_are_not_taken_for_sixteen() -> None:
+    values = np.linspace(0, 4095, 256, dtype=np.uint16).reshape(16, 16)
+    with pytest.raises(RejectedError, match=r"values up to 4095: data\.grey_bits 16") as refused:
+        check(encode(Image.fromarray(values)))
+    assert refused.value.code == RejectCode.IMAGE_MODE
+    np.testing.assert_array_equal(np.asarray(stored(check(encode(Image.fromarray(values)), grey_bits=12))), values >> 4)
+    with pytest.raises(RejectedError, match=r"data\.grey_bits 12"):
+        check(encode(Image.fromarray(values * 16)), grey_bits=12)
 
 
 def test_a_second_picture_behind_a_jpeg_does_not_matter() -> None:
@@ -214,5 +265,5 @@ def test_whatever_a_decoder_raises_rejects_the_image_alone(
 
 
 def test_greys_with_multiplied_alpha_become_rgb() -> None:
-    image, repair = _eight_bit_colour(Image.new("La", (8, 8)))
+    image, repair = _eight_bit_colour(Image.new("La", (8, 8)), 16)
     assert (image.mode, repair) == ("RGB", Repair.MODE_CONVERTED)

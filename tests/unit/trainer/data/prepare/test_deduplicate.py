@@ -32,12 +32,13 @@ def stats_of(uri: str) -> dict[str, Any]:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))))
 def test_ids_are_new_once_and_then_the_same_or_other(pairs: list[tuple[str, str]]) -> None:
-    seen, before = SeenIds(), set()
+    seen, before = SeenIds(), []
     for identity, content in pairs:
         ids = {known for known, _ in before}
-        expected = "same" if (identity, content) in before else "other" if identity in ids else "new"
+        times = before.count((identity, content))
+        expected = f"same {times}" if times else "other" if identity in ids else "new"
         assert seen.add(identity, hashlib.sha256(content.encode()).hexdigest()) == expected
-        before.add((identity, content))
+        before.append((identity, content))
 
 
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=1), splits)))
@@ -127,3 +128,15 @@ def test_histograms_hold_every_sample(tmp_path: Path) -> None:
         assert sum(histogram["samples"]) == split["samples"] > 0
         assert len(histogram["edges"]) == len(histogram["samples"]) + 1
         assert split["images_per_sample"] == [0, split["samples"]]
+
+
+@pytest.mark.parametrize(("duplicates", "accepted"), [("keep", 20), ("drop", 15)])
+def test_repeated_records_without_ids_follow_the_run_file(tmp_path: Path, duplicates: str, accepted: int) -> None:
+    images, records = llava_folder(tmp_path, 15)
+    rows = [{key: value for key, value in one.items() if key != "id"} for one in [*records, *records[:4], records[0]]]
+    source = write_json(tmp_path / "a.json", rows)
+    settings = {"source": str(source), "image_folder": str(images), "duplicates": duplicates}
+    prepared = run_prepare(job_config(tmp_path / "root", max_reject_fraction=0.0, **settings))
+    assert (prepared.counts["accepted"], prepared.counts["rejected"]) == (accepted, 20 - accepted)
+    ids = pq.read_table(Path(prepared.uri, "index.parquet")).column("id").to_pylist()
+    assert len(set(ids)) == accepted

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare, write_json
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
+from vlmpipe.trainer.data.chat.layout import ChatTemplate
+from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator
+from vlmpipe.trainer.data.rejects import Reject, RejectCode, Repair
+from vlmpipe.trainer.data.sample import Sample, Turn
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import SQUARES
 from vlmpipe.trainer.storage import open_storage
 
@@ -68,3 +81,83 @@ def test_another_template_is_other_data(tmp_path: Path) -> None:
     )
     other = config.model_copy(update={"data": config.data.model_copy(update={"chat_template": "vlmpipe"})})
     assert len({before, fingerprint(config), fingerprint(other)}) == 3
+
+
+def reading(folder: Path, policy: str, length: int) -> SampleValidator:
+    with_template(PLAIN.replace("<|image_pad|>", "<image>"), image="<image>").save_pretrained(folder / "tokenizer")
+    settings: dict[str, Any] = {"overlong_policy": policy, "sequence_length": length, "source": "x"}
+    config = job_config(folder, tokenizer=str(folder / "tokenizer"), chat_template="native", **settings)
+    return SampleValidator(config, make_chat(config.model, config.data, ()))
+
+
+def talk(words: list[int]) -> Entry:
+    turns = tuple(Turn("word " * asked, "word " * (1 + asked % 3)) for asked in words)
+    turns = tuple(replace(turn, question=f"Why {turn.question}?", answer=turn.answer.strip()) for turn in turns)
+    return Entry(Sample("one", turns, (), "line 1"), (), "train")
+
+
+@pytest.fixture(scope="module")
+def truncating(tmp_path_factory: pytest.TempPathFactory) -> SampleValidator:
+    return reading(tmp_path_factory.mktemp("chat"), "truncate", 120)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=20))
+def test_as_many_turns_are_kept_as_fit(truncating: SampleValidator, words: list[int]) -> None:
+    entry = talk(words)
+    result, turns = truncating(entry), entry.sample.turns
+    fitting = [n for n in range(1, len(turns) + 1) if len(truncating._encoded(turns[:n], [], []).input_ids) <= 120]
+    if not fitting:
+        assert isinstance(result, Reject) and result.code == RejectCode.CONV_TOO_LONG
+        return
+    assert isinstance(result, Accepted) and len(result.turns) == max(fitting)
+    assert result.repairs.count(Repair.TURNS_DROPPED) == len(turns) - max(fitting)
+
+
+def test_work_grows_with_the_turns_and_not_with_their_square(
+    truncating: SampleValidator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renderings and tokenized characters of a record of many turns, counted instead of timed."""
+    render, work = ChatTemplate.render, []
+
+    def counted(self: ChatTemplate, chat: list[Any], **options: Any) -> str:
+        work.append(len(chat))
+        return render(self, chat, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    rendered = {}
+    for turns in (100, 400):
+        work.clear()
+        assert isinstance(truncating(talk([turns % 7] * turns)), Accepted)
+        rendered[turns] = sum(work)
+    assert rendered[400] < 5 * rendered[100] and rendered[400] < 12 * 2 * 400
+
+
+@pytest.mark.parametrize(("policy", "is_kept"), [("reject", False), ("truncate", True)])
+def test_texts_that_cannot_fit_are_not_tokenized(tmp_path: Path, policy: str, is_kept: bool) -> None:
+    validator = reading(tmp_path, policy, 100)
+    huge = Turn("Why?", "x" * 10_000_000)
+    for turns, accepted in (((huge,), False), ((Turn("Why?", "So."), huge), is_kept)):
+        with mock.patch.object(validator._chat, "encode", side_effect=validator._chat.encode) as encode:
+            result = validator(Entry(Sample("one", turns, (), "line 1"), (), "train"))
+        assert isinstance(result, Accepted) == accepted and encode.call_count == accepted
+        if isinstance(result, Reject):
+            assert result.code == RejectCode.CONV_TOO_LONG and "10,000," in result.message
+
+
+def test_tokens_that_the_run_file_allows_are_text_and_none_that_end_turns(tmp_path: Path) -> None:
+    tokenizer = with_template(PLAIN.replace("<|image_pad|>", "<image>"), image="<image>")
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<ref>", "</ref>"]}, replace_extra_special_tokens=False)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    settings: dict[str, Any] = {"tokenizer": str(tmp_path / "tokenizer"), "chat_template": "native", "source": "x"}
+    boxed = Entry(Sample("one", (Turn("Where?", "<ref>a cat</ref>"),), (), "line 1"), (), "train")
+
+    def result(*allowed: str) -> Accepted | Reject:
+        config = job_config(tmp_path, allowed_tokens=allowed, **settings)
+        return SampleValidator(config, make_chat(config.model, config.data, ()))(boxed)
+
+    refused, accepted = result(), result("<ref>", "</ref>")
+    assert isinstance(refused, Reject) and refused.code == RejectCode.TEXT_SPECIAL_TOKEN
+    assert isinstance(accepted, Accepted) and accepted.encoded.label_tokens
+    for token in ("<|end|>", "<image>", "<box>"):
+        with pytest.raises(ConfigError, match=f"data.allowed_tokens has '{re.escape(token)}'"):
+            result(token)

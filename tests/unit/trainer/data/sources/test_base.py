@@ -91,7 +91,7 @@ class OneSample(Source):
 def test_nothing_else_of_a_sample_changes() -> None:
     turn = Turn("q", "a", "sums", "system", "thinking", "rejected", (0.0, 0.1, 0.2, 0.3))
     sample = Sample(
-        "one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group", (Unread("url", ""),)
+        "one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group", (Unread("url", ""),), True
     )
     for made in (turn, sample):
         unset = [field.name for field in dataclasses.fields(made) if getattr(made, field.name) == field.default]

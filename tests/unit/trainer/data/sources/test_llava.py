@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -220,3 +221,57 @@ def padded(number: int, length: int) -> bytes:
         return b""
     bare = json.dumps(record(number, note=""))
     return json.dumps(record(number, note="x" * (length - len(bare)))).encode()
+
+
+LINES = b"".join(json.dumps(record(n)).encode() + b"\n" for n in range(6))
+
+
+@given(st.integers(1, len(LINES)))
+def test_a_cut_file_of_lines_is_whole_or_refused(tmp_path_factory: pytest.TempPathFactory, stop: int) -> None:
+    path = tmp_path_factory.mktemp("cut") / "a.jsonl"
+    path.write_bytes(LINES[:stop])
+    whole = LINES[:stop].count(b"\n") + (LINES[stop : stop + 1] == b"\n")
+    if whole and (LINES[:stop].endswith(b"\n") or LINES[stop : stop + 1] == b"\n"):
+        assert len(read(path)) == whole
+        return
+    with pytest.raises(DataError, match=r"is cut or damaged: line \d"):
+        read(path)
+
+
+@given(st.integers(0, len(LINES) - 1), st.integers(1, 2000))
+def test_a_file_of_lines_with_blanked_parts_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, start: int, length: int
+) -> None:
+    path = tmp_path_factory.mktemp("blank") / "a.jsonl"
+    blanked = bytes(len(LINES[start : start + length]))
+    path.write_bytes(LINES[:start] + blanked + LINES[start + length :])
+    with pytest.raises(DataError, match="bytes of zero"):
+        read(path)
+
+
+def test_folders_that_are_links_in_the_image_folder_are_read(tmp_path: Path) -> None:
+    """LLaVA's guide links each set's pictures into one folder. Links of files lead no further than before."""
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep" / "1.png").write_bytes(png(1))
+    (tmp_path / "secret.png").write_bytes(png(2))
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "coco").symlink_to(tmp_path / "elsewhere")
+    (images / "2.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "elsewhere" / "deep" / "3.png").symlink_to(tmp_path / "secret.png")
+    names = ["coco/deep/1.png", "2.png", "coco/deep/3.png", f"{images}/coco/deep/1.png", "../secret.png"]
+    path = write_json(tmp_path / "a.json", [record(n, image=name) for n, name in enumerate(names)])
+    config = DataConfig(source=str(path), image_folder=str(images), sequence_length=100)
+    found = [one.code if isinstance(one, Reject) else one.images[0].read() == png(1) for one in open_source(config)]
+    unsafe = RejectCode.REF_UNSAFE_PATH
+    assert found == [True, unsafe, unsafe, True, unsafe]
+
+
+def test_a_folder_is_resolved_once_and_not_with_each_picture(tmp_path: Path) -> None:
+    images, records = llava_folder(tmp_path, 20)
+    path = write_json(tmp_path / "a.json", records)
+    source = open_source(DataConfig(source=str(path), image_folder=str(images), sequence_length=100))
+    with mock.patch("os.path.realpath", side_effect=os.path.realpath) as resolved:
+        for _ in range(3):
+            assert len(list(source)) == 20
+    assert resolved.call_count <= 3

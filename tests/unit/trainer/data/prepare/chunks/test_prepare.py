@@ -114,11 +114,11 @@ def test_killed_preparation_resumes(data: ChunkedSet, monkeypatch: pytest.Monkey
     whole = run_prepare(data.config("whole"))
     built = []
 
-    def build(*arguments: Any, **options: Any) -> None:
+    def build(*arguments: Any, **options: Any) -> str:
         if len(built) == 2:
             raise KeyboardInterrupt
         built.append(1)
-        chunk_build(*arguments, **options)
+        return str(chunk_build(*arguments, **options))
 
     chunk_build = chunk_module.build_chunk
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
