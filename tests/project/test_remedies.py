@@ -63,7 +63,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "{first.fix}\ncluster.machine_check=warn starts the job all the same": ("cluster.machine_check=warn",),
     "{error.fix}\ncluster.machine_check=warn starts the job all the same": ("cluster.machine_check=warn",),
     "check the disk or the mount under output.root_uri": ("output.root_uri",),
-    "no permission to delete {store.uri(name)}: old checkpoints will not be deleted either": (),
+    "records of a run are replaced, and old checkpoints and exports deleted: give the account these permissions": (),
     "this machine's clock is {abs(report.clock_ahead_s)} s ahead of the store's: set it (NTP), or signed requests may "
     "be refused and logs cannot be put in order": (),
     "this machine's clock is {abs(report.clock_ahead_s)} s behind the store's: set it (NTP), or signed requests may be "
