@@ -34,6 +34,7 @@ SUITE = Suite(
         Part("reads", "gpu.losses", 30, "steps in which the host waits for the device"),
         Part("exactness", "gpu.attention", 20, "attention by sample, with gradients, beside fp64 on the host"),
         Part("attention", "gpu.attention", 30, "the rate by sample and under a mask, with gradients"),
+        Part("windows", "gpu.attention", 20, "a tower's attention in windows, beside the library's calls"),
         Part("memory", "gpu.memory", 120, "the planner's peak, beside the allocator's and the device's"),
         Part("speed", "gpu.speed", 130, "useful tokens a second and MFU of a 1.3-billion-parameter model"),
         Part("devices", "gpu.devices", 20, "contexts on GPUs of other ranks after a save"),

@@ -51,7 +51,7 @@ def kernel_for(query: Tensor, key: Tensor) -> Kernel:
     """The fastest kernel that is known to be correct for such tensors."""
     if query.device.type == "cpu":
         return CPU
-    if query.device.type == "cuda" and _flash_takes(query) and is_right(FLASH, query, key):
+    if query.device.type == "cuda" and flash_takes(query) and is_right(FLASH, query, key):
         return FLASH
     return BLOCKWISE
 
@@ -104,7 +104,8 @@ def _is_right(
     return False
 
 
-def _flash_takes(query: Tensor) -> bool:
+def flash_takes(query: Tensor) -> bool:
+    """Whether torch's flash kernels have code for such heads on this GPU. query: (..., head_dim)."""
     head_dim = query.shape[-1]
     return (
         query.dtype in (torch.bfloat16, torch.float16)

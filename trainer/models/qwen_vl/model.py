@@ -16,6 +16,7 @@ from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.freeze import trains
 from vlmpipe.trainer.models.layers.image_placeholders import add_levels_at_places, places_of, put
 from vlmpipe.trainer.models.packed_vlm import PackedVLM
+from vlmpipe.trainer.models.qwen_vl.vision_attention import use_attention_by_piece
 from vlmpipe.trainer.models.qwen_vl.vision_metadata import sizes_of
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -92,6 +93,7 @@ def without_mergers(visual: nn.Module) -> nn.Module:
 
     It runs the library's own forward pass, which orders tokens by windows and back.
     """
+    use_attention_by_piece(visual)
     tower = copy.copy(visual)
     group = Group(int(visual.config.spatial_merge_size) ** 2)
     tower._modules = dict(visual._modules)

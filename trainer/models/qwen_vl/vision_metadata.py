@@ -10,10 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers.utils.generic import is_flash_attention_requested
 from transformers.vision_utils import (
     get_vision_cu_seqlens,
     get_vision_interpolation_indices_and_weights,
@@ -22,6 +20,7 @@ from transformers.vision_utils import (
 )
 
 from vlmpipe.trainer.models.image_inputs import Grid
+from vlmpipe.trainer.models.qwen_vl.vision_attention import Pieces
 
 TAPS = 4  # entries of the position table that one patch's position is interpolated from
 
@@ -29,8 +28,7 @@ TAPS = 4  # entries of the position table that one patch's position is interpola
 def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
     """Named arguments of the tower's forward pass for at least one image.
 
-    Cumulative lengths stay on the host, where attention reads them. Flash attention takes them on the device, and the
-    longest on the host.
+    The pieces that attention keeps apart are known to the host, see `vlmpipe.trainer.models.qwen_vl.vision_attention`.
     """
     merge, on_host = int(tower.spatial_merge_size), torch.tensor(grids)
     tensors = {"position_ids": get_vision_position_ids(on_host, merge)}
@@ -47,30 +45,36 @@ def sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> d
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=merge,
         )
-    cumulative = {f"cu_{name}s": ends for name, ends in lengths.items()}
-    if not is_flash_attention_requested(tower.config):
-        return {name: _moved(tensor, device) for name, tensor in tensors.items()} | cumulative
-    longest = {f"max_{name}": int(ends.diff().max()) for name, ends in lengths.items()}
-    return {name: _moved(tensor, device) for name, tensor in (tensors | cumulative).items()} | longest
+    return {name: _moved(tensor, device) for name, tensor in tensors.items()} | _kept_apart(
+        {name: Pieces.of(ends.tolist(), device) for name, ends in lengths.items()}
+    )
 
 
 def fake_sizes_of(tower: nn.Module, grids: Sequence[Grid], device: torch.device) -> dict[str, Any]:
     """As `sizes_of`, for traces: tensors of the same sizes and types, without values.
 
-    Windowed attention then runs as one product over all patches, since thousands of windows would take minutes to
-    trace. Its inputs and outputs have the same size; its FLOPs cannot be counted this way. Lengths are no tensors: the
-    library converts them to lists, which fake tensors do not allow.
+    Windowed attention then runs as one product over all patches. Its inputs and outputs have the same size; its FLOPs
+    cannot be counted this way.
     """
     patches = sum(map(math.prod, grids))
-    lengths = np.array([0, patches])
-    sizes: dict[str, Any] = {"position_ids": torch.zeros(patches, 2, dtype=torch.int64), "cu_seqlens": lengths}
+    whole = Pieces(((0, patches, 1),), torch.empty(0, dtype=torch.int32), patches)
+    sizes: dict[str, Any] = {"position_ids": torch.zeros(patches, 2, dtype=torch.int64)} | _kept_apart(
+        {"seqlen": whole}
+    )
     if hasattr(tower, "window_size"):
         tokens = patches // int(tower.config.spatial_merge_size) ** 2
-        sizes |= {"window_index": torch.zeros(tokens, dtype=torch.int64), "cu_window_seqlens": lengths}
+        sizes |= {"window_index": torch.zeros(tokens, dtype=torch.int64)} | _kept_apart({"window_seqlen": whole})
     if hasattr(tower, "pos_embed"):
         sizes["interp_indices"] = torch.zeros(patches, TAPS, dtype=torch.int64)
         sizes["interp_weights"] = torch.zeros(patches, TAPS)
     return sizes
+
+
+def _kept_apart(pieces: dict[str, Pieces]) -> dict[str, Any]:
+    """The library's names of arguments for pieces, whose cumulative lengths it hands on as they are."""
+    return {f"cu_{name}s": own for name, own in pieces.items()} | {
+        f"max_{name}": own.longest for name, own in pieces.items()
+    }
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

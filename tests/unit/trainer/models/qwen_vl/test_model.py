@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import Qwen3VLTextConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
-from transformers.utils.generic import get_max_seqlen
-from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
 
 from tests.support.trainer.tiny_native import TEXT, model_section
 from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
@@ -118,21 +116,6 @@ def test_transformers_accepts_all_named_sizes(family: str) -> None:
     tower.blocks[0].register_forward_pre_hook(lambda _, args, named: taken.append(set(named)), with_kwargs=True)
     tower(patches_of(module, GRIDS), grid_thw=None, **sizes_of(tower, GRIDS, CPU))
     assert taken == [{"cu_seqlens", "max_seqlen", "position_embeddings"}]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_flash_attention_gets_the_longest_image_and_window(family: str) -> None:
-    (tower,) = module_of(family)._tower
-    plain = sizes_of(tower, GRIDS, CPU)
-    tower.config._attn_implementation = "flash_attention_2"
-    told = sizes_of(tower, GRIDS, CPU)
-    assert told.keys() > plain.keys() and all(torch.equal(told[name], plain[name]) for name in plain)
-    grids = torch.tensor(GRIDS)
-    expected = {"max_seqlen": get_max_seqlen(get_vision_cu_seqlens(grids), tower.config)}
-    if family == "qwen2_5_vl":
-        _, ends = get_vision_window_index(grids, 2, tower.window_size, tower.patch_size)
-        expected["max_window_seqlen"] = get_max_seqlen(ends, tower.config)
-    assert {name: told[name] for name in told.keys() - plain.keys()} == expected
 
 
 def masks() -> Any:

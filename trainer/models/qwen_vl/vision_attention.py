@@ -1,0 +1,150 @@
+"""Attention of a Qwen-VL tower inside images and inside windows, in few launches.
+
+The library calls attention once for each piece of each layer: 2,272 times for one image of a megapixel in Qwen2.5-VL,
+whose windows are of 8 x 8 patches. Here torch's variable-length kernel takes all pieces of a layer at once, where the
+device has it. Elsewhere pieces of one length that lie next to each other share a call.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+
+from vlmpipe.trainer.models.attention.kernels import TRIAL_TOLERANCE, flash_takes
+
+NAME = "vlmpipe_flash_by_piece"  # "flash": the library then passes bounds on instead of cutting tensors itself
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Images or windows that one call of a layer's attention keeps apart, known to the host.
+
+    No tuple: module wrappers move the tensors that they find in those.
+    """
+
+    runs: tuple[tuple[int, int, int], ...]  # first patch, patches and number of consecutive pieces of one length
+    bounds: Tensor  # (pieces + 1,) int32 on the device, for variable-length kernels
+    longest: int
+
+    @classmethod
+    def of(cls, ends: Iterable[int], device: torch.device) -> Pieces:
+        """ends: 0 and the end of each piece, in patches."""
+        known = [int(end) for end in ends]
+        lengths = [end - start for start, end in itertools.pairwise(known)]
+        runs, start = [], 0
+        for tokens, pieces in itertools.groupby(lengths):
+            count = len(list(pieces))
+            if tokens:
+                runs.append((start, tokens, count))
+            start += tokens * count
+        bounds = torch.tensor(known, dtype=torch.int32)
+        # From memory that is not page-locked, the host would wait for all queued work.
+        pinned = bounds.pin_memory() if device.type == "cuda" else bounds
+        return cls(tuple(runs), pinned.to(device, non_blocking=True), max(lengths, default=0))
+
+
+def use_attention_by_piece(tower: nn.Module) -> None:
+    """Have a tower of transformers use `attention`."""
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)
+    config: Any = tower.config
+    config._attn_implementation = NAME
+
+
+@torch.compiler.disable  # images differ in their pieces, and each would be a variant of the layer's code
+def attention(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    cu_seq_lens_q: Pieces | Tensor,
+    **_more: Any,
+) -> tuple[Tensor, None]:
+    """One layer's attention, as transformers calls it: (1, heads, patches, head_dim) -> (1, patches, heads, head_dim).
+
+    cu_seq_lens_q: where the library's own forward pass makes them, a tensor, which the host reads.
+    """
+    assert attention_mask is None, "patches of a piece see each other"
+    pieces = cu_seq_lens_q
+    if isinstance(pieces, Tensor):
+        pieces = Pieces.of(pieces.tolist(), query.device)
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):  # as for torch's own attention
+        query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
+    if kind == "cuda" and not isinstance(query, FakeTensor) and flash_takes(query) and _is_right(*_kind_of(query)):
+        return at_once(query, key, value, pieces, scaling), None
+    return by_runs(query, key, value, pieces, scaling), None
+
+
+def at_once(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: float) -> Tensor:
+    """All pieces in one launch. scaling: head_dim**-0.5, torch's default, whose name as an argument depends on its
+    version."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert abs(scaling * query.shape[-1] ** 0.5 - 1) < 1e-6, scaling
+    query, key, value = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))  # (patches, heads, ...)
+    found = varlen_attn(query, key, value, pieces.bounds, pieces.bounds, pieces.longest, pieces.longest)
+    assert isinstance(found, Tensor)
+    return found[None]
+
+
+def by_runs(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: float) -> Tensor:
+    """One call for each run of pieces, which are read where they lie."""
+    outputs = []
+    for start, tokens, count in pieces.runs:
+        own = [
+            each[0].narrow(1, start, tokens * count).unflatten(1, (count, tokens)).transpose(0, 1)
+            for each in (query, key, value)
+        ]
+        found = F.scaled_dot_product_attention(own[0], own[1], own[2], scale=scaling)  # (count, heads, tokens, ...)
+        outputs.append(found.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)[None]
+
+
+def _kind_of(query: Tensor) -> tuple[torch.device, torch.dtype, int, int]:
+    return query.device, query.dtype, query.shape[1], query.shape[3]
+
+
+@functools.cache
+def _is_right(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
+    """Whether the kernel of `at_once` agrees with `by_runs` on a few short pieces, gradients included; warns if not."""
+    pieces = Pieces.of([0, 3, 67, 131, 140], device)
+    noise = torch.Generator(device).manual_seed(0)  # leaves the run's own random numbers alone
+    tensors = [torch.randn(1, heads, 140, head_dim, generator=noise, device=device).to(dtype) for _ in range(3)]
+
+    def results(tried: Any) -> list[Tensor]:
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            own = [tensor.clone().requires_grad_() for tensor in tensors]
+            output = tried(*own, pieces, head_dim**-0.5)
+            return [output.detach(), *torch.autograd.grad(output.square().sum(), own)]
+
+    try:
+        pairs = list(zip(results(at_once), results(by_runs), strict=True))
+        apart = max(float((ours - plain).abs().max() / plain.abs().max()) for ours, plain in pairs)
+    except torch.OutOfMemoryError:  # no verdict on the kernel
+        raise
+    except (RuntimeError, TypeError, ImportError) as error:  # also of a torch with another signature
+        found = str(error).splitlines()[0]
+    else:
+        if apart <= TRIAL_TOLERANCE:  # false for NaN
+            return True
+        found = f"its results differ by {apart:.2g} of the largest number"
+    warnings.warn(
+        f"torch's variable-length attention is not used in the tower, for {heads} heads of {head_dim} in {dtype} on "
+        f"{device}: {found}. Windows then take a launch for each row of them.",
+        stacklevel=2,
+    )
+    return False
