@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from vlmpipe.trainer.checkpoint.commit import CommitRecord
+from vlmpipe.trainer.checkpoint.frozen_weights import shared_sha256
 from vlmpipe.trainer.checkpoint.random_states import seed_random_states
 from vlmpipe.trainer.checkpoint.resume import versions
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
@@ -55,7 +56,7 @@ from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.strategies.deepspeed.requirements import require_engine
 from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
-from vlmpipe.trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
+from vlmpipe.trainer.weights_digest import model_sha256, weights_sha256
 
 CENTRE_SEQUENCES = 16  # packed sequences whose questions give their mean, on every rank the same
 MOST_OF_THE_START = 0.05  # share of the first weights in an average at the end of training, above which it is said
@@ -118,7 +119,7 @@ def build_training(job: JobConfig, worker: ProcessContext) -> TrainingSetup:
             print(f"train: model.{name}: {origin}", flush=True)
     family = family_of(job.model)
     data = open_data(job)
-    built = build_model(job, family, data, replica)
+    built = build_model(job, family, data, replica, worker)
     meet(worker)  # reading weights, a node may be much faster than another
     readers, loader = build_loader(job, data, built, replica, worker)
     if lacks_centre(built.model, built.deferred):
@@ -168,8 +169,10 @@ def open_data(job: JobConfig) -> TrainingData:
     )
 
 
-def build_model(job: JobConfig, family: Family, data: TrainingData, replica: DataParallelRank) -> BuiltModel:
-    """The model on the CPU; where the strategy shards stored weights, without them (`BuiltModel.deferred`).
+def build_model(
+    job: JobConfig, family: Family, data: TrainingData, replica: DataParallelRank, worker: ProcessContext
+) -> BuiltModel:
+    """The model on the CPU; where the strategy shards stored weights, without them (`BuiltModel.deferred`). Collective.
 
     Raises ConfigError, before building it, where it cannot be sharded or split into stages.
     """
@@ -214,7 +217,7 @@ def build_model(job: JobConfig, family: Family, data: TrainingData, replica: Dat
         deferred=deferred,
         sequence_flops=sequence_flops,
         tower_sha256=tower_sha256,
-        frozen_sha256=tensors_sha256((name, read(name)) for name in sorted(frozen)) if frozen else "",
+        frozen_sha256=shared_sha256({name: weight.numel() for name, weight in frozen.items()}, read, worker),
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         num_trainable=num_trainable,
     )

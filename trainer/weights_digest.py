@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,18 @@ def tensors_sha256(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in tensors:
         digest.add(name, tensor)
     return digest.hexdigest()
+
+
+def tensor_sha256(tensor: Tensor) -> str:
+    """SHA-256 over shape, dtype and bytes of one weight."""
+    digest = hashlib.sha256(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+    digest.update(raw_bytes(tensor))
+    return digest.hexdigest()
+
+
+def combined_sha256(digests: Mapping[str, str]) -> str:
+    """Digest of weights by the digests of each, by name: processes can share the work, in any order."""
+    return hashlib.sha256(json.dumps(dict(sorted(digests.items()))).encode()).hexdigest()
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:

@@ -27,6 +27,13 @@ def on_any(worker: ProcessContext, value: bool) -> bool:
     return any(values)
 
 
+def gather(value: T, worker: ProcessContext) -> list[T]:
+    """Each rank's value, by rank, on all ranks. Collective."""
+    values: list[T] = [value] * worker.world_size
+    dist.all_gather_object(values, value, group=patient_group())
+    return values
+
+
 def meet(worker: ProcessContext) -> None:
     """Wait until all ranks are here. Collective."""
     if worker.world_size > 1:

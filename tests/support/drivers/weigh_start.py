@@ -93,7 +93,7 @@ def main() -> int:
         CountingFile.reads.clear()
         before = from_disk()
         with Scales() as scales:
-            built = build_model(job, family, data, replica_of(job.train, worker))
+            built = build_model(job, family, data, replica_of(job.train, worker), worker)
             strategy, _ = build_strategy(job, family, data, built, worker, UNCOMPILED)
             gc.collect()
             one = {"peak": scales.peak_bytes, "held": scales.held_bytes(), "reads": dict(CountingFile.reads)}

@@ -34,7 +34,7 @@ from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
-from vlmpipe.trainer.weights_digest import model_sha256, tensors_sha256, weights_sha256
+from vlmpipe.trainer.weights_digest import combined_sha256, model_sha256, tensor_sha256, tensors_sha256, weights_sha256
 
 OPENED = "opened"  # of an export's settings, as they were uploaded
 
@@ -231,7 +231,7 @@ def _require_same_model(job: JobConfig, checkpoint: Checkpoint) -> None:
 def _require_same_base(checkpoint: Checkpoint, initial: Weights, frozen: list[str]) -> None:
     """`frozen` names the frozen weights outside a frozen tower."""
     expected = checkpoint.record.frozen_sha256
-    if expected and expected != tensors_sha256((name, initial.read(name)) for name in frozen):
+    if expected and expected != combined_sha256({name: tensor_sha256(initial.read(name)) for name in frozen}):
         raise ConfigError(
             f"the frozen weights under checkpoint {checkpoint.name} (beside a frozen tower's) were others than those "
             "built now",
