@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from vlmpipe.trainer.checkpoint.commit import CommitRecord
-from vlmpipe.trainer.checkpoint.frozen_weights import shared_sha256
 from vlmpipe.trainer.checkpoint.random_states import seed_random_states
 from vlmpipe.trainer.checkpoint.resume import versions
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
@@ -55,6 +54,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.strategies.deepspeed.requirements import require_engine
+from vlmpipe.trainer.strategies.frozen_weights import shared_sha256
 from vlmpipe.trainer.strategies.registry import build_strategy as strategy_of
 from vlmpipe.trainer.weights_digest import model_sha256, weights_sha256
 

@@ -14,6 +14,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.outage import Outage
+from vlmpipe.trainer.storage.transfer import DELETING, in_parallel
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ def _delete_old(
         require_right()
         store.delete(f"{FOLDER}/{name}/COMMIT")
         crash_point("COMMIT of an old one deleted")
-        for file in sorted(each for each in listing.sizes_bytes if each.startswith(f"{name}/")):
-            store.delete(f"{FOLDER}/{file}")
+        files = sorted(f"{FOLDER}/{file}" for file in listing.sizes_bytes if file.startswith(f"{name}/"))
+        for _ in in_parallel(store.delete, files, threads=DELETING):
             crash_point("some files of an old one deleted")
         store.delete_folder(f"{FOLDER}/{name}")
     return old

@@ -20,18 +20,16 @@ def agree(value: T) -> T:
     return shared[0]
 
 
-def on_any(worker: ProcessContext, value: bool) -> bool:
-    """Whether it is true on any rank. Collective."""
-    values = [value] * worker.world_size
-    dist.all_gather_object(values, value, group=patient_group())
-    return any(values)
-
-
 def gather(value: T, worker: ProcessContext) -> list[T]:
     """Each rank's value, by rank, on all ranks. Collective."""
     values: list[T] = [value] * worker.world_size
     dist.all_gather_object(values, value, group=patient_group())
     return values
+
+
+def on_any(worker: ProcessContext, value: bool) -> bool:
+    """Whether it is true on any rank. Collective."""
+    return any(gather(value, worker))
 
 
 def meet(worker: ProcessContext) -> None:

@@ -24,6 +24,7 @@ from vlmpipe.trainer.storage.base import (
     crc32c_of_file,
 )
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError, open_lock, open_regular
+from vlmpipe.trainer.storage.transfer import DELETING, in_parallel
 
 TRANSFER_ATTEMPTS = 3  # for a body that arrived corrupted; anything else is retried by the store's library
 NONCE_KEY = "vlmpipe-write"  # of an object's metadata; see decision 6
@@ -64,8 +65,8 @@ class BucketStorage:
         self._put(name, io.BytesIO(data), len(data), crc32c_of(data))
 
     def delete_folder(self, prefix: str) -> None:
-        for info in self.list(prefix):
-            self.delete(info.name)
+        for _ in in_parallel(self.delete, [info.name for info in self.list(prefix)], threads=DELETING):
+            pass
 
     def upload(self, path: Path, name: str, *, crc32c: int | None = None) -> None:
         with os_errors(f"reading {path}"):

@@ -16,6 +16,7 @@ from vlmpipe.trainer.threads import thread_pool
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+DELETING = 16  # threads; each waits for a bucket's answer, some 70 ms, and holds no memory
 THREADS = 4  # each holds one upload's chunk in memory (gcs.UPLOAD_CHUNK_BYTES)
 
 

@@ -2,7 +2,8 @@
 
 Online, a packed sequence computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl for a frozen language model,
 plus recomputation); with the cache, all but Fv. So the cache makes computing (Fv + 3 Fl + 3 Fp) / (3 Fl + 3 Fp) times
-faster (terms: `vlmpipe.trainer.sizing.flops`). It costs one pass of the tower, in fp32, the write, and storage.
+faster (terms: `vlmpipe.trainer.sizing.flops`). It costs one pass of the tower, in fp32, or where that takes longer the
+preparation of the images or the write, which overlap with it; and storage.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.flops import tower_flops_per_image
+from vlmpipe.trainer.sizing.image_preparation import rank_preparation_s
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -110,7 +112,7 @@ def advise(
 def _per_image(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, gpu: Gpu | None
 ) -> tuple[float, tuple[float, float] | None]:
-    """Speedup of computing; an image's seconds of GPU time saved in an epoch, and those of encoding and writing.
+    """Speedup of computing; an image's seconds of GPU time saved in an epoch, and those of encoding.
 
     Seconds of the encoding job's own GPU (cluster.features_machine) count as training's, which cost at least as much.
     """
@@ -135,7 +137,10 @@ def _per_image(
         if (encoder := load_catalog().gpus.get(machine.accelerator_type)) is None:
             return online_s / cached_s, None
         rates, _ = reached(config, shape, layout, encoder, cached=False)
-    encode_s = tower_flops_per_image(shape, config.model.feature_layer) / rates.fp32 + write_s
+    encoding = config.cluster.of_job("cache_features")
+    cores, ranks = load_catalog().machines[encoding.machine_type].vcpus, encoding.processes
+    prepare_s = rank_preparation_s(config.model.family, shape, cores=cores, ranks=ranks)
+    encode_s = max(tower_flops_per_image(shape, config.model.feature_layer) / rates.fp32, write_s, prepare_s)
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 
 
