@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.data.layouts import LAYOUTS, Layout
+from tests.support.data.layout_table import LAYOUTS
+from tests.support.data.layouts import Layout
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.coverage import Coverages
 from vlmpipe.trainer.data.prepare.checks import check_image, check_turns
