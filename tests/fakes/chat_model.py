@@ -1,8 +1,13 @@
-"""What a strict server of OpenAI's chat completions answers: a script of answers, with every request checked."""
+"""What vLLM's server of chat completions answers, from a script of answers, with every request checked.
+
+Its statuses and errors are those of the real server: tests/fixtures/chat_contract.json records them, and
+tests/unit/fakes/test_chat_model.py compares. It is stricter in one way: what our client never sends is refused.
+"""
 
 from __future__ import annotations
 
 import base64
+import binascii
 import io
 import json
 import threading
@@ -10,54 +15,89 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-KNOWN = {"model", "messages", "max_tokens", "temperature"}
+PATH = "/v1/chat/completions"
+KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
+CONTEXT, IMAGE_TOKENS = 512, 4  # tokens that the model takes, and those of an image
+MOST_CHARS = 10 * CONTEXT  # of a text that is looked at at all
 
 
 class Refused(Exception):
-    """An HTTP status other than 200."""
+    """An HTTP status other than 200, and the content of the answer."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message = status, message
+        self.content: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def chat_completion(body: bytes, name: str, answer: Callable[[str], str]) -> dict[str, Any]:
-    """The response to a request for the model `name`, which answers a question's text. Raises Refused.
-
-    Strict: fields other than those that we send, sampling, and images that do not decode are refused.
-    """
+    """The response to a request for the model `name`, which answers a question's text. Raises Refused."""
     try:
         request = json.loads(body)
     except ValueError as error:
         raise Refused(400, f"no JSON: {error}") from None
-    if set(request) != KNOWN:
-        raise Refused(400, f"fields {sorted(set(request) ^ KNOWN)}")
-    if request["model"] != name:
-        raise Refused(404, f"The model `{request['model']}` does not exist.")
-    if request["temperature"] != 0 or not request["max_tokens"] > 0:
-        raise Refused(400, "a greedy answer of some length is asked for here")
-    *before, user = request["messages"]
-    if [one["role"] for one in before] not in ([], ["system"]) or user["role"] != "user":
-        raise Refused(400, "roles")
-    texts = []
-    for part in user["content"]:
-        if part["type"] == "image_url":
-            head, _, data = part["image_url"]["url"].partition(";base64,")
-            try:
-                image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
-                image.load()
-            except (ValueError, OSError) as error:
-                raise Refused(400, f"no image: {error}") from None
-            if head != f"data:image/{str(image.format).lower()}":
-                raise Refused(400, f"{head} with an image in {image.format}")
-        elif part["type"] == "text":
-            texts.append(part["text"])
-        else:
-            raise Refused(400, f"a part of type {part['type']}")
-    message = {"role": "assistant", "content": answer("".join(texts))}
+    if not request.keys() <= KNOWN:
+        raise Refused(400, f"fields {sorted(request.keys() - KNOWN)}, which our client does not send")
+    if "messages" not in request:
+        missing = {"type": "missing", "loc": "body.messages", "msg": "Field required"}
+        missing["input"] = f"<dict of {len(request)} items>"
+        raise Refused(400, f"1 validation error:\n  {missing}", "Bad Request", "body.messages")
+    if request.get("model", name) != name:
+        text = f"The model `{request['model']}` does not exist. Valid aliases: {name}."
+        raise Refused(404, text, "NotFoundError", "model")
+    if request["temperature"] != 0:
+        raise Refused(400, "our client asks for greedy answers")
+    most = request["max_tokens"]
+    if most < 1:
+        text = f"max_tokens must be at least 1, got {most}. (parameter=max_tokens, value={most})"
+        raise Refused(400, text, param="max_tokens")
+    if most > CONTEXT:
+        raise Refused(
+            400,
+            f"max_tokens={most} cannot be greater than max_model_len={CONTEXT}. Please request fewer output tokens. "
+            f"(parameter=max_tokens, value={most})",
+            param="max_tokens",
+        )
+    text, images = _read(request["messages"])
+    if len(text) > MOST_CHARS:
+        raise Refused(
+            400,
+            f"This model's maximum context length is {CONTEXT} tokens. However, your prompt contains {len(text)} "
+            f"characters (more than {MOST_CHARS} characters, which is the upper bound for {CONTEXT} input tokens). "
+            f"Please reduce the length of the input prompt. (parameter=input_text, value={len(text)})",
+            param="input_text",
+        )
+    if (length := len(text.split()) + images * IMAGE_TOKENS) > CONTEXT:
+        raise Refused(400, f"Input length ({length}) exceeds model's maximum context length ({CONTEXT}).")
+    message = {"role": "assistant", "content": answer(text)}
     return {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+
+
+def _read(messages: list[dict[str, Any]]) -> tuple[str, int]:
+    """The question's text, and how many images it has."""
+    *before, user = messages
+    if [one["role"] for one in before] not in ([], ["system"]) or user["role"] != "user":
+        raise Refused(400, "roles that our client does not send")
+    if isinstance(user["content"], str):
+        return user["content"], 0
+    texts, images = [], 0
+    for part in user["content"]:
+        if part["type"] == "text":
+            texts.append(part["text"])
+            continue
+        if part["type"] != "image_url":
+            raise Refused(400, f"a part of type {part['type']}, which our client does not send")
+        data = part["image_url"]["url"].partition(";base64,")[2]
+        try:
+            Image.open(io.BytesIO(base64.b64decode(data, validate=True))).load()
+        except binascii.Error:
+            raise Refused(400, "Non-base64 digit found") from None
+        except UnidentifiedImageError:
+            raise Refused(400, "Failed to load image: cannot identify image file <_io.BytesIO object>") from None
+        images += 1
+    return "".join(texts), images
 
 
 class ChatModelServer:
@@ -81,19 +121,33 @@ class ChatModelServer:
 
 def _handler(fake: ChatModelServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(405, json.dumps({"detail": "Method Not Allowed"}))
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             fake.asked += 1
+            if self.path != PATH:
+                self._send(404, json.dumps({"detail": "Not Found"}))
+                return
             try:
                 if fake.refuses:
                     raise Refused(fake.refuses, "no capacity")
-                if self.path != "/v1/chat/completions":
-                    raise Refused(404, "Not Found")
-                status, content = 200, chat_completion(body, fake.name, fake.answer)
+                content = chat_completion(body, fake.name, fake.answer)
             except Refused as error:
-                status, content = error.status, {"error": {"message": error.message}}
-            data = json.dumps(content).encode()
+                self._send(error.status, json.dumps(error.content))
+                return
+            if json.loads(body).get("stream"):
+                chunk = {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "?"}}]}
+                events = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+                self._send(200, events, "text/event-stream; charset=utf-8")
+                return
+            self._send(200, json.dumps(content))
+
+        def _send(self, status: int, content: str, kind: str = "application/json") -> None:
+            data = content.encode()
             self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

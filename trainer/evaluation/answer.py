@@ -15,7 +15,7 @@ from vlmpipe.trainer.data.prepare.checks import check_image, check_turns
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.evaluation.generate import GenerationInputs, generate_answers
+from vlmpipe.trainer.evaluation.generate import GeneratedAnswer, GenerationInputs, generate_answers
 from vlmpipe.trainer.feature_cache.encode import encode_images
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.models.base import Family
@@ -89,7 +89,7 @@ def answer_questions(
     *,
     max_new_tokens: int,
     is_blank: bool = False,
-) -> list[str]:
+) -> list[GeneratedAnswer]:
     """The model's answers, in one batch. is_blank: without what is in the images."""
     prompts = [model.chat.prompt(asked.turn, asked.own.counts, asked.own.sizes) for asked in questions]
     inputs = published_inputs if model.chat.form.published else encoded_inputs
@@ -132,7 +132,10 @@ def published_inputs(
 
 
 def image_features(job: JobConfig, model: AnsweringModel, shown: Sequence[ShownImages], device: torch.device) -> Tensor:
-    """Features of all these images, in order. Each distinct image is read and encoded once."""
+    """Features of all these images, in order. Each distinct image is read and encoded once.
+
+    Rounded to bf16 where training rounds them: those of a frozen tower. A server in fp32 rounds none.
+    """
     features: dict[str, Tensor] = {}
     encoded: dict[str, bytes] = {}
     for images in shown:
@@ -141,7 +144,8 @@ def image_features(job: JobConfig, model: AnsweringModel, shown: Sequence[ShownI
         elif not encoded.keys() >= set(images.sha256):
             encoded |= dict(zip(images.sha256, images.read(), strict=True))
     tower = model.family.tower(model.model)
-    for batch in encode_images(job, tower, list(encoded), encoded.__getitem__, device):
+    dtype = torch.bfloat16 if "tower" in job.model.freeze else next(tower.parameters()).dtype
+    for batch in encode_images(job, tower, list(encoded), encoded.__getitem__, device, dtype):
         features |= batch
     order = [sha256 for images in shown for sha256 in images.sha256]
     shape = model.family.feature_shape(job.model)

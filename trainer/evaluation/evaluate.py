@@ -225,10 +225,12 @@ def answer(
         asked.append(Asked(Turn(question.question, "", system=question.system), own, shown))
     most, is_blank = job.evaluate.max_new_tokens, control == "no_image"
     with selecting(subject.model.model, control):
-        texts = answer_questions(job, subject.model, asked, worker.device, max_new_tokens=most, is_blank=is_blank)
+        answers = answer_questions(job, subject.model, asked, worker.device, max_new_tokens=most, is_blank=is_blank)
     return [
-        Prediction(q.id, q.turn, q.slice, q.question, q.answer, text, is_right(q.answer, text))
-        for q, text in zip(questions, texts, strict=True)
+        Prediction(
+            q.id, q.turn, q.slice, q.question, q.answer, one.text, is_right(q.answer, one.text), one.finish_reason
+        )
+        for q, one in zip(questions, answers, strict=True)
     ]
 
 

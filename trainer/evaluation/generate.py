@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,14 @@ from vlmpipe.trainer.data.chat.encode import Chat
 
 END_OF_THINKING = "</think>"
 GenerationInputs = Callable[[Tensor], dict[str, Any]]  # prompts' tokens -> the model's arguments
+
+
+@dataclass(frozen=True)
+class GeneratedAnswer:
+    """An answer, and why it ends, as OpenAI's API says it: at an end token, or where no more tokens are allowed."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
 
 
 @torch.inference_mode()
@@ -23,7 +32,7 @@ def generate_answers(
     device: torch.device,
     *,
     max_new_tokens: int,
-) -> list[str]:
+) -> list[GeneratedAnswer]:
     """Continue each prompt greedily to an end token.
 
     `inputs` turns the prompts' tokens into the model's arguments. Prompts are padded
@@ -44,7 +53,11 @@ def generate_answers(
         generated = generated[:, given["input_ids"].shape[1] :]  # remove the prompts, which precede the answers
     # Behind thinking, where the template has it.
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
-    return [text.rpartition(END_OF_THINKING)[2].strip() for text in texts]
+    ended = torch.isin(generated, torch.tensor(chat.end_token_ids, device=generated.device)).any(dim=1).tolist()
+    return [
+        GeneratedAnswer(text.rpartition(END_OF_THINKING)[2].strip(), "stop" if end else "length")
+        for text, end in zip(texts, ended, strict=True)
+    ]
 
 
 def left_padded(prompts: Sequence[list[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,7 @@ class Prediction:
     answer: str
     prediction: str
     correct: bool
+    finish_reason: str = ""  # why it ends, as in OpenAI's API: stop or length
 
 
 def normalise(text: str) -> str:

@@ -76,9 +76,11 @@ def predict(job: JobConfig, questions: Sequence[ToAnswer], output: Path, *, batc
                 row["error"] = error.found
             rows.append(row)
         most = job.evaluate.max_new_tokens
-        texts = answer_questions(job, model, [each for _, each in asked], device, max_new_tokens=most) if asked else []
-        for (row, _), text in zip(asked, texts, strict=True):
-            row["prediction"] = text
+        answers = (
+            answer_questions(job, model, [each for _, each in asked], device, max_new_tokens=most) if asked else []
+        )
+        for (row, _), answer in zip(asked, answers, strict=True):
+            row["prediction"] = answer.text
         failed += len(rows) - len(asked)
         with os_errors(f"writing {partial}"):
             writer.write(rows)

@@ -145,10 +145,15 @@ def one_behind(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def encode_images(
-    job: JobConfig, tower: nn.Module, images: Sequence[str], read: Callable[[str], bytes], device: torch.device
+    job: JobConfig,
+    tower: nn.Module,
+    images: Sequence[str],
+    read: Callable[[str], bytes],
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Iterator[dict[str, Tensor]]:
     """As `encode_batches`, of these images."""
-    return encode_batches(job, tower, batches_of(job, images), read, device)
+    return encode_batches(job, tower, batches_of(job, images), read, device, dtype)
 
 
 def batches_of(job: JobConfig, images: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -165,6 +170,7 @@ def encode_batches(
     batches: Iterable[Sequence[str]],
     read: Callable[[str], bytes],
     device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Iterator[dict[str, Tensor]]:
     """Features by image, one dictionary per batch. `read` returns an image's encoded bytes, in several threads.
 
@@ -182,7 +188,7 @@ def encode_batches(
 
     for batch, pixels in in_parallel(made, in_parallel(load, batches, threads=READERS), threads=1):
         on_device = pixels.to(device)
-        outputs = family.encode(job.model, tower, on_device.values, on_device.grids)
+        outputs = family.encode(job.model, tower, on_device.values, on_device.grids, dtype)
         yield dict(zip(batch, on_device.features_of_each(outputs), strict=True))
 
 

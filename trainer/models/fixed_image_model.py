@@ -82,13 +82,18 @@ class SquareFamily(TransformersFamily):
 
     @torch.no_grad()
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
+        self,
+        config: ModelConfig,
+        tower: nn.Module,
+        pixel_values: Tensor,
+        grids: Sequence[Grid] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> Tensor:
-        """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in bf16.
+        """Features of images: (images, 3, side, side) -> (images, tokens, tower_hidden) in `dtype`.
 
-        bf16 is what the cache stores; training without a cache rounds the same way.
+        bf16 is what the cache stores; training without a cache rounds the same way where the tower is frozen.
         """
-        return self.wiring.tower_output(config, tower, pixel_values).to(torch.bfloat16)
+        return self.wiring.tower_output(config, tower, pixel_values).to(dtype)
 
     def tower(self, model: nn.Module) -> nn.Module:
         return getattr(model.model, self.wiring.tower)

@@ -12,22 +12,35 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 
 Ask = Callable[[Chat, int], Answer]
 SHOWN = 3
+REPLACEMENT = "\ufffd"  # what decoders show for bytes that are no character
 
 
 @dataclass(frozen=True)
 class Disagreement:
+    """An answer that is another than the evaluation's, or ends for another reason."""
+
     id: str
     turn: int
     evaluated: str
     served: str
+    evaluated_finish: str = ""
+    served_finish: str = ""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many of the asked questions were answered as in the evaluation."""
+    """How many of the asked questions were answered as in the evaluation.
+
+    cut: of those, answers that end within a character, of which the server leaves out what evaluation shows as U+FFFD.
+    spaced: answers that the server gives with white space around them. unfinished: those whose end was not compared,
+    because one side does not say why they end.
+    """
 
     asked: int
     disagreements: tuple[Disagreement, ...]
+    cut: int = 0
+    spaced: int = 0
+    unfinished: int = 0
 
     @property
     def share(self) -> float:
@@ -35,28 +48,60 @@ class Agreement:
 
     def sentence(self) -> str:
         agreed = self.asked - len(self.disagreements)
-        shown = "; ".join(
-            f"{one.id} turn {one.turn}: evaluated {one.evaluated!r}, served {one.served!r}"
-            for one in self.disagreements[:SHOWN]
+        shown = "; ".join(_shown(one) for one in self.disagreements[:SHOWN])
+        notes = [
+            f"{count} {what}"
+            for count, what in (
+                (self.cut, "of them but for an incomplete character at their end"),
+                (self.spaced, "with white space around them, which evaluation takes off"),
+                (self.unfinished, "without a reason for their end to compare"),
+            )
+            if count
+        ]
+        told = [*([shown] if shown else []), *notes]
+        return f"{agreed} of {self.asked} held-out questions answered as in evaluation" + (
+            f" ({'; '.join(told)})" if told else ""
         )
-        return f"{agreed} of {self.asked} held-out questions answered as in evaluation" + (shown and f" ({shown})")
 
     def as_json(self) -> dict[str, Any]:
         return {
             "asked": self.asked,
             "agreement": self.share,
+            "cut_in_a_character": self.cut,
+            "with_white_space": self.spaced,
+            "finish_not_compared": self.unfinished,
             "disagreements": [asdict(one) for one in self.disagreements],
         }
 
 
 def measure_agreement(questions: Sequence[HeldOutQuestion], ask: Ask) -> Agreement:
     """Ask all questions. Raises the UserError of the first that the server does not answer."""
-    other = []
+    other: list[Disagreement] = []
+    cut = spaced = unfinished = 0
     for question in questions:
-        served = ask(question.messages, question.max_new_tokens).text
-        if served != question.evaluated:
-            other.append(Disagreement(question.id, question.turn, question.evaluated, served))
-    return Agreement(len(questions), tuple(other))
+        answer = ask(question.messages, question.max_new_tokens)
+        ends = (question.finish_reason, answer.finish_reason)
+        is_cut = answer.text != question.evaluated and is_cut_copy(question.evaluated, answer.text)
+        spaced += answer.has_space
+        unfinished += not all(ends)
+        is_same = is_cut or answer.text == question.evaluated
+        if is_same and (ends[0] == ends[1] or not all(ends)):
+            cut += is_cut
+        else:
+            other.append(Disagreement(question.id, question.turn, question.evaluated, answer.text, *ends))
+    return Agreement(len(questions), tuple(other), cut, spaced, unfinished)
+
+
+def is_cut_copy(evaluated: str, served: str) -> bool:
+    """Whether `served` is `evaluated` without the bytes at its end that are no whole character."""
+    return evaluated.endswith(REPLACEMENT) and evaluated.rstrip(REPLACEMENT).strip() == served
+
+
+def _shown(one: Disagreement) -> str:
+    ends = f" ({one.evaluated_finish})", f" ({one.served_finish})"
+    if one.evaluated_finish == one.served_finish or not (one.evaluated_finish and one.served_finish):
+        ends = "", ""
+    return f"{one.id} turn {one.turn}: evaluated {one.evaluated!r}{ends[0]}, served {one.served!r}{ends[1]}"
 
 
 def require_agreement(found: Agreement, least: float) -> None:

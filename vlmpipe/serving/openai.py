@@ -17,13 +17,21 @@ CHAT_PATH = "/chat/completions"  # behind a server's address, which ends in /v1
 MOST_CHARS = 300  # of a server's message in ours
 END_OF_THINKING = "</think>"  # as evaluation: an answer is what comes behind
 ANSWER_S = 120.0
+ADDRESS = (404, 405)  # statuses of another address, and of a model that is not served
+LATER = (408, 425, 429)  # statuses of requests that may be repeated
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, and the server's headers beside it, with lower-case names."""
+    """An answer without white space around it, and the server's headers beside it, with lower-case names.
+
+    finish_reason: the server's, "stop" or "length"; empty where it gives none. has_space: the server's text begins or
+    ends with white space.
+    """
 
     text: str
+    finish_reason: str = ""
+    has_space: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -37,7 +45,10 @@ class ChatServer:
     timeout_s: float = ANSWER_S
 
     def ask(self, messages: Chat, max_new_tokens: int) -> Answer:
-        """The greedy answer. Raises UserError for a server that cannot be reached, refuses, or answers otherwise."""
+        """The greedy answer.
+
+        Raises UserError (64 to 69, 77) for a server that cannot be reached, refuses, or answers otherwise.
+        """
         headers = {"Content-Type": "application/json", **self.headers()}
         request = urllib.request.Request(self.url, request_body(self.model, messages, max_new_tokens), headers)
         try:
@@ -48,7 +59,7 @@ class ChatServer:
         except OSError as error:
             why = getattr(error, "reason", error)
             raise _unusable(f"{self.url} does not answer: {redact(str(why))}") from error
-        return Answer(_text(self.url, content), found)
+        return answer_in(self.url, content, found)
 
 
 def request_body(model: str, messages: Chat, max_new_tokens: int) -> bytes:
@@ -58,13 +69,37 @@ def request_body(model: str, messages: Chat, max_new_tokens: int) -> bytes:
 
 
 def refusal(url: str, status: int, said: str) -> UserError:
-    """The error for an HTTP status other than 200."""
-    said = redact(" ".join(said.split()))[:MOST_CHARS]
-    found = f"{url} refuses the request: {status} {said}"
+    """The error for an HTTP status other than 200, with the server's own sentence.
+
+    77 without the right to ask; 64 where the address or the model's name is another; 65 where the server does not take
+    the request, such as for a prompt that is too long; 69 for a server that may take it later.
+    """
+    found = f"{url} refuses the request: {status} {_sentence(said)}"
     if status in (401, 403):
         fix = "give the account that asks the right to call the endpoint"
         return UserError(found, expected="an endpoint that answers questions", fix=fix, code=ExitCode.NO_PERMISSION)
+    if status in ADDRESS:
+        fix = f"give the address that ends in /v1{CHAT_PATH}, and a name that the server's /v1/models lists"
+        return UserError(found, expected="chat completions of a model that is served there", fix=fix)
+    if 400 <= status < 500 and status not in LATER:
+        return UserError(
+            found,
+            expected="a request within the limits that the server was started with",
+            fix="the server's sentence says which; vLLM takes them from the model's context, --max-model-len and "
+            "--limit-mm-per-prompt, a run's questions from data.sequence_length and evaluate.max_new_tokens",
+            code=ExitCode.DATA,
+        )
     return _unusable(found)
+
+
+def _sentence(said: str) -> str:
+    """The message of an error as vLLM, FastAPI or Google's APIs write it, or else all that was said."""
+    try:
+        content: Any = json.loads(said)
+        message = content["error"]["message"] if "error" in content else content["detail"]
+    except (ValueError, LookupError, TypeError):
+        message = said
+    return redact(" ".join(str(message).split()))[:MOST_CHARS]
 
 
 def _unusable(found: str) -> UserError:
@@ -76,10 +111,12 @@ def _unusable(found: str) -> UserError:
     )
 
 
-def _text(url: str, content: bytes) -> str:
+def answer_in(url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
+    """The answer in a chat completion. Raises UserError (69) for something else."""
     try:
-        message: Any = json.loads(content)["choices"][0]["message"]["content"]
-        return str(message or "").rpartition(END_OF_THINKING)[2].strip()
+        choice: Any = json.loads(content)["choices"][0]
+        text = str(choice["message"]["content"] or "").rpartition(END_OF_THINKING)[2]
+        return Answer(text.strip(), str(choice.get("finish_reason") or ""), text != text.strip(), headers)
     except (ValueError, LookupError, TypeError) as error:
         said = redact(content[:MOST_CHARS].decode(errors="replace"))
         raise _unusable(f"{url} answers with something else than a chat completion: {said!r}") from error

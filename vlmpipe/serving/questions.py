@@ -29,13 +29,17 @@ Chat = list[dict[str, Any]]  # messages of the OpenAI API
 
 @dataclass(frozen=True)
 class HeldOutQuestion:
-    """A question with its images, and what evaluation got for an answer."""
+    """A question with its images, and what evaluation got for an answer.
+
+    finish_reason: why that ends, "stop" or "length"; empty where the evaluation did not record it.
+    """
 
     id: str
     turn: int
     messages: Chat
     max_new_tokens: int
     evaluated: str
+    finish_reason: str = ""
 
 
 def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
@@ -71,9 +75,8 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
         place = split.sample_location(numbers[line["id"]])
         system = shards.turns(place)[0].system
         messages = chat_messages(line["question"], system, shards.images(place), as_text=as_text)
-        asked.append(
-            HeldOutQuestion(line["id"], line["turn"], messages, job.evaluate.max_new_tokens, line["prediction"])
-        )
+        most, finish = job.evaluate.max_new_tokens, line.get("finish_reason", "")
+        asked.append(HeldOutQuestion(line["id"], line["turn"], messages, most, line["prediction"], finish))
     return asked
 
 

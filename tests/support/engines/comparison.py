@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlmpipe.serving.agreement import measure_agreement
 from vlmpipe.serving.openai import CHAT_PATH, ChatServer, request_body
 from vlmpipe.serving.questions import HeldOutQuestion, held_out_questions
 from vlmpipe.trainer.config.job import JobConfig
@@ -29,27 +30,34 @@ class Comparison:
     questions: int = 0
     distinct_answers: int = 0
     equal_answers: int = 0
+    cut_answers: int = 0  # of the equal ones, those that are cut within a character
     equal_prompts: int = 0
     largest_difference: float = 0.0
-    others: list[tuple[str, str, str]] = field(default_factory=list)  # id, evaluated, served
+    others: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def compare(job: JobConfig, url: str, name: str, *, most: int = 100) -> Comparison:
-    """Ask the server at `url` (up to /v1), where the model is called `name`, up to `most` held-out questions."""
-    asked, found = held_out_questions(job.run.run_uri, most), Comparison()
-    server, expected = ChatServer(f"{url}{CHAT_PATH}", name), evaluated(job)
+def compare(job: JobConfig, url: str, name: str, *, most: int = 100, causal_images: bool = False) -> Comparison:
+    """Ask the server at `url` (up to /v1), where the model is called `name`, up to `most` held-out questions.
+
+    causal_images: first tokens are compared with those of a model whose image tokens see none behind them.
+    """
+    asked = held_out_questions(job.run.run_uri, most)
+    expected = evaluated(job, causal_images=causal_images)
+    agreement = measure_agreement(asked, ChatServer(f"{url}{CHAT_PATH}", name).ask)
+    assert not agreement.unfinished
+    found = Comparison(
+        questions=agreement.asked,
+        equal_answers=agreement.asked - len(agreement.disagreements),
+        cut_answers=agreement.cut,
+        others=[asdict(one) for one in agreement.disagreements],
+    )
     for one in asked:
-        served = server.ask(one.messages, one.max_new_tokens).text
         prompt, log_probs = expected[one.id, one.turn]
         tokens, top = first_token(url, name, one)
-        found.questions += 1
         found.equal_prompts += tokens == prompt
-        found.equal_answers += served == one.evaluated
-        if served != one.evaluated:
-            found.others.append((one.id, one.evaluated, served))
         differences = [abs(float(log_probs[token]) - value) for token, value in top.items()]
         found.largest_difference = max(found.largest_difference, *differences)
     found.distinct_answers = len({one.evaluated for one in asked})
@@ -72,7 +80,7 @@ def first_token(url: str, name: str, question: HeldOutQuestion) -> tuple[list[in
 
 
 @torch.inference_mode()
-def evaluated(job: JobConfig) -> dict[tuple[str, int], tuple[list[int], Tensor]]:
+def evaluated(job: JobConfig, *, causal_images: bool = False) -> dict[tuple[str, int], tuple[list[int], Tensor]]:
     """By question and turn: the prompt's tokens, and the log probabilities of the answer's first token."""
     worker: Any = SimpleNamespace(device=DEVICE)
     subject, found = evaluate.load_subject(job, worker), {}
@@ -84,6 +92,8 @@ def evaluated(job: JobConfig) -> dict[tuple[str, int], tuple[list[int], Tensor]]
         prompt = model.chat.prompt(asked.turn, shown.counts, shown.sizes)
         ids = torch.tensor([prompt])
         given = inputs(job, model, [shown], DEVICE, is_blank=False)(ids)
+        if causal_images:
+            given["token_type_ids"] = torch.zeros_like(ids)
         made: Any = model.model.generate(
             **{"attention_mask": torch.ones_like(ids), **given},
             max_new_tokens=1,

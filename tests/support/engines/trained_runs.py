@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tests.support.hf.kinds import VOCABULARY
 from tests.support.hf.publish import model_section as published_section
-from tests.support.hf.publish import publish
+from tests.support.hf.publish import publish, tokenizer_of
 from tests.support.trainer import tiny_native
 from tests.support.trainer.runs import make_run, run_ranks, train_runs
 from tests.support.trainer.tiny_runs import TINY, merged
@@ -35,7 +36,7 @@ SECTIONS = {"qwen2_5_vl": [4, 6, 6], "qwen3_vl": [6, 5, 5]}  # of rotary positio
 # Types of family hf, and what differs from the others. Gemma's tied embeddings would repeat the last token if they
 # were as large as what its layers add to them.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "gemma3": {"query_pre_attn_scalar": 32, "initializer_range": 0.02},
+    "gemma3": {"query_pre_attn_scalar": 32, "initializer_range": 0.003},
     "internvl": {},
     "llava_next": {},
     "llava_onevision": {},
@@ -99,7 +100,12 @@ def model_section(name: str, root: Path) -> dict[str, Any]:
         text |= {"head_dim": 32} if name == "qwen3_vl" else {}
     whole = config | {"text_config": text, "vision_config": vision | (PATCHES if name in SECTIONS else ENCODER)}
     form = "smolvlm" + tiny_native.TILES if name == "smolvlm" else name
-    return tiny_native.model_section(form, pretrained={"config": whole}, freeze=[])
+    section = tiny_native.model_section(form, pretrained={"config": whole}, freeze=[])
+    if name == "qwen2_5_vl":  # vLLM looks for the token of videos, which tokenizers trained here lack
+        tokenizer_of(name).save_pretrained(root / "tokenizer")
+        section |= {"tokenizer": str(root / "tokenizer")}
+        section["pretrained"]["config"]["text_config"]["vocab_size"] = VOCABULARY
+    return section
 
 
 def trained_runs(root: Path, names: Iterable[str], changes: Mapping[str, Any] | None = None) -> dict[str, JobConfig]:

@@ -48,6 +48,7 @@ class Kind:
     tokens: tuple[str, ...] = ()  # special ones beside the placeholder
     words: tuple[str, ...] = ()  # tokens that are no special ones
     named: dict[str, str] = field(default_factory=dict)  # special tokens by the names that processors ask for
+    video_token: str = ""  # named by the configuration; empty: it has the type's usual number, of some other token
     image_token: str = ""  # what features replace; empty: the placeholder
     images_of: str = ""  # the type whose image processor it has, where transformers maps none to it
     around: tuple[str, str] = ("", "")  # written by the template before and behind each placeholder
@@ -172,6 +173,7 @@ KINDS: dict[str, Kind] = {
         images={"size": SQUARE, "image_grid_pinpoints": PINPOINTS},
         processor={"num_image_tokens": 16, "patch_size": 4, "vision_feature_select_strategy": "full"},
         tokens=("<video>",),
+        video_token="<video>",
     ),
     "lighton_ocr": Kind(
         "<|image_pad|>",

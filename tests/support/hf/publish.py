@@ -78,7 +78,10 @@ def config_of(model_type: str, tokenizer: Any, own_text: dict[str, Any], own_vis
     text = TEXT | kind.text | own_text
     if "mrope_section" in str(text):  # theirs count patches by depth and heads
         vision = {name: value for name, value in vision.items() if not name.startswith("num_") or name in kind.vision}
-    return CONFIG_MAPPING[model_type](text_config=text, vision_config=vision, image_token_id=token, **kind.config)
+    ids = {"image_token_id": token}
+    if kind.video_token:
+        ids["video_token_id"] = tokenizer.convert_tokens_to_ids(kind.video_token)
+    return CONFIG_MAPPING[model_type](text_config=text, vision_config=vision, **ids, **kind.config)
 
 
 @functools.cache

@@ -38,7 +38,8 @@ def run_benchmarks(
         longest = config.max_new_tokens or job.evaluate.max_new_tokens
         for start in range(0, len(mine), size):
             batch = [ask(job, model, config, question) for question in mine[start : start + size]]
-            predictions += answer_questions(job, model, batch, worker.device, max_new_tokens=longest)
+            answers = answer_questions(job, model, batch, worker.device, max_new_tokens=longest)
+            predictions += [one.text for one in answers]
             if progress:
                 progress.update(len(predictions), len(mine), unit="questions", message=config.name)
         everyone: list[list[str]] = [[]] * worker.world_size

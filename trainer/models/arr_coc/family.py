@@ -82,10 +82,15 @@ class ArrCocFamily(QwenVlFamily):
 
     @torch.no_grad()
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
+        self,
+        config: ModelConfig,
+        tower: nn.Module,
+        pixel_values: Tensor,
+        grids: Sequence[Grid] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> list[Tensor]:
         assert grids is not None
-        features = torch.cat(super().encode(config, tower, pixel_values, grids))
+        features = torch.cat(super().encode(config, tower, pixel_values, grids, dtype))
         merge = int(tower.config.spatial_merge_size) ** 2
         found = with_textures(features, pixel_values, grids, self.processor(config))
         return list(found.split([rows * columns // merge for _, rows, columns in grids]))

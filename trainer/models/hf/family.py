@@ -89,10 +89,17 @@ class HfFamily(NativeFamily):
         return encoder.eval()
 
     @torch.no_grad()
-    def encode(self, config: ModelConfig, tower: nn.Module, pixel_values: Any, grids: Any = None) -> list[Tensor]:
-        """Features of one image, (rows, width) in bf16. tower: of `build_tower`; pixel_values: the model's inputs."""
+    def encode(
+        self,
+        config: ModelConfig,
+        tower: nn.Module,
+        pixel_values: Any,
+        grids: Any = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> list[Tensor]:
+        """Features of one image, (rows, width) in `dtype`. tower: of `build_tower`; pixel_values: inputs."""
         output = encoder_output(vars(tower)[AROUND], pixel_values)
-        return [self.stored_output(config).take(output).to(torch.bfloat16)]
+        return [self.stored_output(config).take(output).to(dtype)]
 
     def stored_output(self, config: ModelConfig) -> StoredOutput:
         """How features are stored. Raises ConfigError where they cannot be."""

@@ -127,16 +127,21 @@ class QwenVlFamily(NativeFamily):
 
     @torch.no_grad()
     def encode(
-        self, config: ModelConfig, tower: nn.Module, pixel_values: Tensor, grids: Sequence[Grid] | None = None
+        self,
+        config: ModelConfig,
+        tower: nn.Module,
+        pixel_values: Tensor,
+        grids: Sequence[Grid] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> list[Tensor]:
-        """Features of each image, (tokens, numbers) in bf16: input of the mergers.
+        """Features of each image, (tokens, numbers) in `dtype`: input of the mergers.
 
         pixel_values: (patches, numbers) of all images; grids: of each. bf16 is what the cache stores; training without
-        a cache rounds the same way.
+        a cache rounds the same way where the tower is frozen.
         """
         assert grids is not None
         sizes = sizes_of(tower, grids, pixel_values.device)
-        features = tower_output(tower, pixel_values, sizes).to(torch.bfloat16)
+        features = tower_output(tower, pixel_values, sizes).to(dtype)
         return list(features.split([math.prod(grid) // int(tower.config.spatial_merge_size) ** 2 for grid in grids]))
 
     def tower(self, model: nn.Module) -> nn.Module:

@@ -5,9 +5,11 @@ What depends on the model's sizes or type is in `vlmpipe.planner.serving`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from vlmpipe.config.sections.deploy import PILLOW
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.trainer.config.model import PARTS, ModelConfig
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 MERGED = "model.lora.export merged"
 DIGEST = "@sha256:"
+PROCESSOR = PILLOW.partition("=")[0]
+# vLLM looks up its token of videos for every picture. Tokenizers that are trained here have none.
+VIDEO_TOKEN_FAMILY, TRAINED = "qwen2_5_vl", "train:"
 
 
 def deploy_problems(config: RunConfig) -> Iterator[Problem]:
@@ -40,6 +45,15 @@ def deploy_problems(config: RunConfig) -> Iterator[Problem]:
     if config.model.relevance:
         text = "found with model.relevance, which vLLM and transformers serve ignore: they give the model all tokens of"
         yield Problem("deploy", f"{text} an image; expected no deploy: vlmpipe predict and evaluate select tokens")
+    own = [one for one in deploy.args if one.startswith(PROCESSOR) and not resizes_by_pillow(one)]
+    if own:
+        text = (
+            f"found {own[0]}, which takes the place of the deployment's own: images would be resized otherwise than in"
+        )
+        yield Problem("deploy.args", f'{text} training and evaluation; expected "use_fast": false in it')
+    if deploy.image_uri and config.model.family == VIDEO_TOKEN_FAMILY and config.model.tokenizer.startswith(TRAINED):
+        text = f"found {config.model.tokenizer} with deploy, and {load_vllm().name} opens no {VIDEO_TOKEN_FAMILY} whose"
+        yield Problem("model.tokenizer", f"{text} tokenizer lacks <|video_pad|>; expected a published tokenizer")
     if config.model.exports_adapter and not deploy.image_uri:
         text = (
             "found with model.lora.export adapter and no image_uri: transformers serve, which a local run asks, puts no"
@@ -51,6 +65,15 @@ def deploy_problems(config: RunConfig) -> Iterator[Problem]:
         deploy.arguments(config.model_name, config.model, config.train.precision)
     except ConfigError as error:
         yield Problem("deploy", f"{error.found}; expected {error.expected}")
+
+
+def resizes_by_pillow(argument: str) -> bool:
+    """Whether this value of vLLM's --mm-processor-kwargs chooses processors for Pillow."""
+    try:
+        given = json.loads(argument.partition("=")[2])
+    except ValueError:
+        return False
+    return isinstance(given, dict) and given.get("use_fast") is False
 
 
 def _adapter_problems(model: ModelConfig) -> Iterator[Problem]:

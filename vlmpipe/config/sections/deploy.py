@@ -17,6 +17,9 @@ from vlmpipe.trainer.errors import ConfigError
 PORT, CHAT_ROUTE = 8080, "/v1/chat/completions"
 # Where Vertex AI and GKE put the driver's libraries, which no loader searches by itself.
 DRIVER_FOLDERS = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib"}
+# Images are resized by Pillow, as in training and evaluation: beside torchvision, transformers would take that. The
+# newer name, `backend`, reaches processors of videos too, which have no such backend.
+PILLOW = '--mm-processor-kwargs={"use_fast": false}'
 
 
 class DeployConfig(Section):
@@ -88,6 +91,7 @@ class DeployConfig(Section):
             f"--port={PORT}",
             f"--dtype={dtype}",
             f"--tensor-parallel-size={self.tensor_parallel}",
+            PILLOW,
         ]
         if not model.exports_adapter:
             return [folder, *args, f"--served-model-name={name}", *self.args]

@@ -88,7 +88,8 @@ def answers(
     most_tokens: int,
 ) -> list[str]:
     inputs = functools.partial(family.generation_inputs, model, projected=projected)
-    return generate_answers(model, Chat(tokenizer), prompts, inputs, torch.device("cpu"), max_new_tokens=most_tokens)
+    made = generate_answers(model, Chat(tokenizer), prompts, inputs, torch.device("cpu"), max_new_tokens=most_tokens)
+    return [one.text for one in made]
 
 
 def test_packed_samples_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -151,7 +151,7 @@ def test_answers_are_those_of_transformers(videos: Videos) -> None:
         text = videos.chat.tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
         expected.append(text.strip())
     model = AnsweringModel(family, videos.plain, videos.chat, None)
-    assert answer_questions(videos.job, model, asked, CPU, max_new_tokens=6) == expected
+    assert [one.text for one in answer_questions(videos.job, model, asked, CPU, max_new_tokens=6)] == expected
     assert len(set(expected)) > 1
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from google.api_core.retry import Retry
 from google.cloud.aiplatform_v1 import types as api
+from PIL import Image
 
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.endpoints import asked_questions, right, wrong
@@ -101,7 +105,10 @@ def test_a_dedicated_address_is_asked_encrypted_in_both_forms_that_are_documente
 
 def large_question(num_bytes: int) -> HeldOutQuestion:
     """A question whose request is larger than this."""
-    return HeldOutQuestion("large", 0, chat_messages("what? " + "x" * num_bytes, "", [], as_text=True), 4, "1")
+    side = 1 + math.isqrt(num_bytes // 4)  # 3 bytes a pixel, and base64 writes 4 for 3
+    picture = io.BytesIO()
+    Image.frombytes("RGB", (side, side), random.Random(0).randbytes(3 * side**2)).save(picture, "PNG", compress_level=0)
+    return HeldOutQuestion("large", 0, chat_messages("<image>\nwhat?", "", [picture.getvalue()], as_text=True), 4, "1")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.evaluation import predict as module
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked
+from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
 from vlmpipe.trainer.evaluation.predict import ToAnswer, predict, read_questions
 
 SIZES = {"a.png": (8, 8), "deep/b.jpg": (16, 8), "c.png": (8, 24)}
@@ -48,10 +49,11 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def answer(
         job: JobConfig, model: AnsweringModel, asked: Sequence[Asked], *_: Any, max_new_tokens: int
-    ) -> list[str]:
+    ) -> list[GeneratedAnswer]:
         assert max_new_tokens == TINY["evaluate"]["max_new_tokens"]
         sizes.append(len(asked))
-        return [f"{one.shown.sizes[0]} {one.turn.question.removeprefix('<image>')}" for one in asked]
+        texts = [f"{one.shown.sizes[0]} {one.turn.question.removeprefix('<image>')}" for one in asked]
+        return [GeneratedAnswer(text, "stop") for text in texts]
 
     chat = Chat(make_tokenizer("train:300", ["what is it?"] * 3))
     monkeypatch.setattr(module, "_answering_model", lambda job, device: AnsweringModel(None, None, chat, None))

@@ -61,12 +61,14 @@ def test_a_local_run_is_deployed_by_asking_its_server(run: Path, monkeypatch: py
     assert [server.asked for server in started] == [ASKED]
     deployed: dict[str, Any] = read_record_file(run / "deployed.json")
     assert deployed == {
-        "server": "transformers serve", "model": "digits", "asked": ASKED, "agreement": 1.0, "disagreements": []
+        "server": "transformers serve", "model": "digits", "asked": ASKED, "agreement": 1.0, "disagreements": [],
+            "cut_in_a_character": 0, "with_white_space": 0, "finish_not_compared": ASKED,
     }  # fmt: skip
     step = json.loads((run / "steps/deploy-model.json").read_text())
     assert (step["state"], step["message"]) == (
         "done",
-        f"{ASKED} of {ASKED} held-out questions answered as in evaluation",
+        f"{ASKED} of {ASKED} held-out questions answered as in evaluation "
+        f"({ASKED} without a reason for their end to compare)",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -47,6 +48,7 @@ def test_a_whole_model_is_served_in_the_precision_of_its_evaluation() -> None:
     assert container.image_uri == IMAGE
     assert container.args[0] == "{model_uri}", "vllm serve takes the model as its first argument"
     assert {"--served-model-name=digits", "--dtype=float32", "--max-model-len=512"} <= {*container.args}
+    assert '--mm-processor-kwargs={"use_fast": false}' in container.args, "images are resized as in training"
     assert "--model" not in " ".join(container.args).replace("--served-model", "")
 
 
@@ -90,6 +92,31 @@ def test_an_image_without_a_digest_is_refused(image: str) -> None:
         with pytest.raises(ConfigError, match=rf"{field}: found \S+, a tag|register.serving.image_uri") as caught:
             load_run_file(DIGITS, ["deploy.endpoint=digits", f"{field}=us-docker.pkg.dev/p/r/{image}"])
         assert "@sha256:..." in caught.value.text() or image == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ('{"max_pixels": 3136}', False),
+        ('{"use_fast": true}', False),
+        ("nothing", False),
+        ('{"use_fast": false, "a": 1}', True),
+    ],
+)
+def test_settings_of_images_that_would_choose_another_library_are_refused(value: str, fits: bool) -> None:
+    argument = "deploy.args=" + json.dumps([f"--mm-processor-kwargs={value}"])
+    if fits:
+        assert container_of(config(argument).to_dict()).args[-1].endswith(value)
+        return
+    with pytest.raises(ConfigError, match=r'deploy\.args: .* expected "use_fast": false in it'):
+        config(argument)
+
+
+def test_a_tokenizer_without_what_vllm_looks_up_is_refused() -> None:
+    whole = {"deploy.endpoint": "qwen", "deploy.image_uri": IMAGE, "model.lora": "null", "model.tokenizer": "train:400"}
+    with pytest.raises(ConfigError, match=r"model\.tokenizer: found train:400 .* lacks <\|video_pad\|>"):
+        load_run_file(LORA, [f"{key}={value}" for key, value in whole.items()])
+    load_run_file(LORA, [f"{key}={value}" for key, value in whole.items() if key != "model.tokenizer"])
 
 
 def test_an_adapter_is_served_on_its_base_with_its_own_settings() -> None:
