@@ -27,9 +27,10 @@ from tests.support.paths import ROOT
 
 REPOSITORY = ROOT
 MODULES = (
-    "torch._dynamo",
+    "pyarrow.dataset", "torch._dynamo",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel", "torch.nn.parallel",
+    "torch.distributed.tensor.parallel", "torch.nn.parallel", "torch.profiler", "torch.utils.tensorboard",
+    "transformers.models.qwen2.modeling_qwen2", "transformers.models.siglip.modeling_siglip",
     "vlmpipe.trainer.evaluation.evaluate", "vlmpipe.trainer.feature_cache.encode",
     "vlmpipe.trainer.models.llava.family", "vlmpipe.trainer.strategies.registry", "vlmpipe.trainer.train",
 )  # fmt: skip

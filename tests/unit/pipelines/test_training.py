@@ -42,10 +42,16 @@ def digits() -> RunConfig:
     return load_run_file(DIGITS)
 
 
+_compiled: dict[tuple[str, str], bytes] = {}  # most tests here look at the same few
+
+
 def compiled(config: RunConfig, target: TargetName, folder: Path) -> Spec:
-    path = compile_pipeline(config, target, folder / f"{config.name}.{target}.yaml").path
+    asked = (repr(config), target)
+    if asked not in _compiled:
+        path = compile_pipeline(config, target, folder / f"{config.name}.{target}.yaml").path
+        _compiled[asked] = path.read_bytes()
     spec: Spec
-    (spec,) = documents(path.read_bytes())
+    (spec,) = documents(_compiled[asked])
     return spec
 
 

@@ -70,7 +70,7 @@ RECOMPUTING: dict[str, dict[str, Any]] = chosen(
         "selective": {"train.activation_checkpointing": "selective"},
         "offloaded": {"train.activation_checkpointing": "full", "train.activation_offloading": True},
     },
-    lambda name: name != "full",
+    lambda name: name == "selective",  # what is recomputed; where the rest is kept: test_tensor_parallel.py
 )
 KINDS = ("bf16", "fp16") if WHOLE else ("bf16",)  # of compressed gradients
 # Who begins a run, and who goes on with it; test_elastic_resume.py has other pairs.

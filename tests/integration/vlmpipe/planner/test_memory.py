@@ -17,7 +17,7 @@ from tests.support.trainer.runs import run_ranks
 PROCESSES = 2  # on each node
 # Each strategy, and each part that takes memory under one whose share of it is its own.
 SHORT = {
-    "ddp bf16", "zero3", "zero3 selective", "fsdp nf4 bf16 selective", "fsdp 8-bit",
+    "ddp bf16", "zero3", "zero3 selective", "fsdp nf4 bf16 selective",
     "qwen2_5_vl zero2 bf16 checkpointing",
 }  # fmt: skip
 OF_ONE_NODE = chosen(CASES, SHORT.__contains__)
