@@ -133,9 +133,9 @@ def test_a_port_in_use_is_refused_before_data_is_prepared(place: Path) -> None:
         (None, ExitCode.CONFIG, ["data.source 'data.json' does not exist", "an existing LLaVA file"]),
         ("cats, dogs", ExitCode.DATA, ["data.json is not JSON", "one JSON array of LLaVA records"]),
         (
-            '[{"question": "What is this?", "answer": "A cat."}]',
+            '[{"prompt": "What is this?", "label": "A cat."}]',
             ExitCode.DATA,
-            ["data.json is not in LLaVA's format: found an object with the keys 'question', 'answer'"],
+            ["data.json is not in LLaVA's format: found an object with the keys 'prompt', 'label'"],
         ),
     ],
     ids=["missing", "not JSON", "not LLaVA"],

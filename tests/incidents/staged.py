@@ -256,7 +256,7 @@ def _hub(scene: Scene) -> None:
 
 @incident("records are not those of any known format", "bad-data", "too-many-rejects")
 def _records(scene: Scene) -> None:
-    (scene.folder / "data.json").write_text(json.dumps([{"question": "which digit?", "answer": "7"}] * 20))
+    (scene.folder / "data.json").write_text(json.dumps([{"prompt": "which digit?", "label": "7"}] * 20))
     scene.go({**SHORT, "data.source": str(scene.folder / "data.json")})
 
 
