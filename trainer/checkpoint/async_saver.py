@@ -29,6 +29,7 @@ from vlmpipe.trainer.checkpoint.random_states import random_states
 from vlmpipe.trainer.checkpoint.retention import Housekeeping, Retention
 from vlmpipe.trainer.checkpoint.staging import PREFIX, Staging
 from vlmpipe.trainer.distributed.agreement import agree, raise_together, together
+from vlmpipe.trainer.distributed.heartbeats import now_doing
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error, os_errors
 from vlmpipe.trainer.storage.base import Storage
@@ -164,6 +165,7 @@ class CheckpointSaver:
         rank, worker = self._worker.rank, self._worker
         failed: UserError | None = None
         self._error = None
+        now_doing(f"saving step {record.step}")
         try:
             if worker.is_first:
                 self._housekeeping.before_save()
@@ -201,6 +203,7 @@ class CheckpointSaver:
             if failed:
                 self._count(record.step, failed)
                 self._housekeeping.failed(name)
+            now_doing("training")
 
     def _await_ranks(self, folder: Path) -> None:
         """Wait until every rank of this node has written its files."""

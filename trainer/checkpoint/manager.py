@@ -34,6 +34,7 @@ from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.agreement import agree, on_any, on_first
 from vlmpipe.trainer.distributed.data_parallel_rank import replica_of
+from vlmpipe.trainer.distributed.heartbeats import now_doing
 from vlmpipe.trainer.distributed.process import ProcessContext, StopRequest
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.optimizer.build import rate_factor
@@ -77,6 +78,7 @@ class Checkpoints:
 
     def resume(self) -> Resumed | None:
         """Load the newest good checkpoint, unless there is none or this start gives up those before it."""
+        now_doing("resuming")
         resumed = None
         if self._mine.fresh_from < self._mine.attempt:  # else this start has given up all before it
             stores = [self._store, *([self._mirror] if self._mirror else [])]
@@ -90,6 +92,7 @@ class Checkpoints:
         on_first(self._worker, lambda: begin_at(self._store, self._mine, step, most=most))
         if self._mirror and self._worker.is_first:
             self._copies = self._open_copies(self._mirror)
+        now_doing("training")
         return resumed
 
     @property

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from vlmpipe.trainer.distributed.cluster_env import read_cluster
+from vlmpipe.trainer.distributed.heartbeats import start_heart
 from vlmpipe.trainer.errors import ExitCode, leave, run_main
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)  # of ranks that do the same work
 # Of ranks whose work takes differently long, such as transfers of a node's first rank, and answers. That a rank has
-# ended is noticed at once.
+# ended is noticed at once, and by heartbeats.py that its machine has vanished.
 PATIENCE = timedelta(hours=6)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MAPPED_FROM_BYTES, KEPT_BYTES = 32 << 20, 1 << 30  # the first is glibc's limit
@@ -81,7 +82,11 @@ def start_worker(timeout: timedelta = COLLECTIVE_TIMEOUT) -> ProcessContext:
     dist.init_process_group(backend, timeout=timeout, **alone)
     cluster = read_cluster(os.environ)
     reducers = cluster.num_reducers if cluster else 0
-    return ProcessContext(rank, world_size, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)), device, reducers)
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    worker = ProcessContext(rank, world_size, local_rank, local_world_size, device, reducers)
+    if worker.num_nodes > 1 and worker.is_node_leader:
+        start_heart(worker.node, worker.num_nodes)
+    return worker
 
 
 def patient_group() -> ProcessGroup:
