@@ -25,11 +25,13 @@ from vlmpipe.trainer.checkpoint.attempts import claim_attempt, read_attempts, st
 from vlmpipe.trainer.checkpoint.commit import CommitRecord, committed
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.manager import Checkpoints
+from vlmpipe.trainer.checkpoint.random_states import seed_random_states
 from vlmpipe.trainer.checkpoint.retention import Retention
 from vlmpipe.trainer.checkpoint.staging import program_folder, sweep_staging
 from vlmpipe.trainer.checkpoint.verified_files import fetch_folder
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -291,6 +293,24 @@ def test_a_restart_continues_although_the_run_file_says_never(store: LocalStorag
         checkpoints.save(last_step, 0, 8 * last_step, 2.0, Stop(None))  # type: ignore[arg-type]
         checkpoints._saver.finish()  # and no end is recorded: the job crashes
     assert begun == [0, 5, 0, 3]
+
+
+def test_dropout_goes_on_in_the_same_layout_and_is_seeded_by_replica_in_another(store: LocalStorage) -> None:
+    """As saved, the ranks of one model of the new layout would draw different masks."""
+    torch.manual_seed(99)
+    checkpoints = _checkpoints(store)
+    checkpoints.save(3, 0, 24, 2.0, Stop(None))  # type: ignore[arg-type]
+    going_on = torch.rand(4)
+    checkpoints._saver.finish()
+    assert _checkpoints(store).resume() and torch.equal(torch.rand(4), going_on)
+    other = _checkpoints(store)
+    other._record = dataclasses.replace(other._record, degrees=[2, 1, 1])
+    resumed = other.resume()
+    found = torch.rand(4)
+    assert resumed and not torch.equal(found, going_on)
+    seed_random_states(0, DataParallelRank(0, 1, leads=True, takes_images=True), step=3)
+    assert torch.equal(torch.rand(4), found)
+    assert any("is of another layout of ranks" in note for note in other.notes(resumed))
 
 
 def _checkpoints(store: LocalStorage, *, resume: str = "auto", submission: str = "one") -> Checkpoints:
