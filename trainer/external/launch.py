@@ -123,7 +123,9 @@ class Session:
     ) -> ExitCode:
         if self._node.is_chief:  # before the program runs: the first record is written, or the start fails
             first_step = checkpoint.record.step if checkpoint else 0
-            report = TrainerReport(self._job, self._node, first_step=first_step, versions=record.versions)
+            assert self._states
+            start, versions = self._states.start, record.versions
+            report = TrainerReport(self._job, self._node, start, first_step=first_step, versions=versions)
             progress = TrainingProgress(self._saved_in, self._scratch / "metrics.jsonl", first_step)
             with self._start(folders) as process:
                 return self._follow(process, base, progress, report)

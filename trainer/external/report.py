@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vlmpipe.trainer.checkpoint.attempts import begun_by, read_attempts
+from vlmpipe.trainer.checkpoint.attempts import Attempts, begun_by, read_attempts
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.external.base_model import model_section_sha256
@@ -18,6 +18,7 @@ from vlmpipe.trainer.external.process import Node
 from vlmpipe.trainer.external.progress_endpoint import Posted
 from vlmpipe.trainer.external.states import newest_result, results_of
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
+from vlmpipe.trainer.monitoring.usage import UsageLog
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.outage import patiently
@@ -52,12 +53,16 @@ def is_done(job: JobConfig) -> bool:
 class TrainerReport:
     """Writes metrics.jsonl, the step's record and summary.json. On the chief only."""
 
-    def __init__(self, job: JobConfig, node: Node, *, first_step: int, versions: dict[str, str]) -> None:
+    def __init__(
+        self, job: JobConfig, node: Node, start: Attempts, *, first_step: int, versions: dict[str, str]
+    ) -> None:
         self._job, self._node, self._first_step, self._versions = job, node, first_step, versions
         # The program writes TensorBoard's files itself; ours would cost the launcher an import of torch.
         self._log = MetricsLog(job.run.run_uri, resumed_from_step=first_step, warn=self._warn)
         self._progress = Progress(job.run.run_uri, STEP, patience_s=job.checkpoint.max_s_without_commit)
-        self._started = self._last_s = time.perf_counter()
+        store = open_storage(job.run.run_uri)
+        self._usage = UsageLog(store, start.attempt, first_step=first_step, since=start.fresh_from)
+        self._last_s = time.perf_counter()
         self._last_step = first_step
         if first_step:
             print(f"train: continuing after step {first_step}", flush=True)
@@ -81,6 +86,7 @@ class TrainerReport:
             self._show(progress.step, progress.total_steps, lines[-1]["loss"])
         elif posted and posted.step > self._progress.record.done:
             self._show(posted.step, posted.total_steps, posted.loss)
+        self._usage.note(max(self._first_step, progress.step))
 
     def _show(self, step: int, total_steps: int, loss: float | None) -> None:
         said: dict[str, Any] = {} if loss is None else {"message": f"loss {loss:.4f}", "loss": loss}
@@ -93,6 +99,7 @@ class TrainerReport:
             yield
         except UserError as error:
             self._log.flush()
+            self._usage.flush()
             self._progress.finish("failed", error.found.splitlines()[0][:300])
             raise
 
@@ -107,6 +114,7 @@ class TrainerReport:
 
     def stopped(self, progress: TrainingProgress, newest_step: int) -> None:
         self._log.close()
+        self._usage.flush()
         what = f"a checkpoint of step {newest_step} is saved" if newest_step else "it left no checkpoint"
         self._progress.finish("stopped", f"stopped on request after step {progress.step}; {what}")
 
@@ -118,7 +126,6 @@ class TrainerReport:
             "total_steps": wanted or progress.step,
             "first_loss": self._first_loss(progress),
             "final_loss": progress.loss,
-            "wall_s": time.perf_counter() - self._started,
             "world_size": self._node.world_size,
             "nodes": self._node.cluster.num_nodes,
             "strategy": f"{trainer.name} ({trainer.launch})",
@@ -133,7 +140,8 @@ class TrainerReport:
 
         def store() -> None:
             self._log.store()
-            open_storage(job.run.run_uri).write(SUMMARY, seal(summary))
+            usage = self._usage.close().as_summary()
+            open_storage(job.run.run_uri).write(SUMMARY, seal(summary | usage))
 
         patiently("writing metrics and summary", store, limit_s=job.checkpoint.max_s_without_commit)
         self._log.close()

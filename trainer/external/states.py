@@ -95,6 +95,11 @@ class SavedStates:
             sweep_leftovers(store, self._mine.attempt)
 
     @property
+    def start(self) -> Attempts:
+        """This start of the job."""
+        return self._mine
+
+    @property
     def attempt(self) -> int:
         return self._mine.attempt
 

@@ -81,6 +81,11 @@ class UsageLog:
         if self._file.is_due:
             self._file.begin(self._content())
 
+    def flush(self) -> None:
+        """Write what was noted last, now; after some seconds nothing waits for it."""
+        self._own = replace(self._own, seen_s=time.time())
+        self._file.settle(self._content())
+
     def close(self) -> RunUsage:
         """Write this start's usage. Returns that of the run."""
         self._own = replace(self._own, seen_s=time.time())

@@ -79,6 +79,9 @@ def test_stopped_is_not_done_and_resumes_to_the_same_model_also_past_a_damaged_c
     assert "passed over" in text and "continuing after step" in text
     assert run.steps() == list(range(1, 91))
     assert run.result() == straight.result()
+    summary = run.record("summary.json")
+    assert summary["starts"] == 2 and summary["steps_made"] == 90 + summary["steps_repeated"] > 90
+    assert summary["wall_s"] > straight.record("summary.json")["wall_s"] > 0
 
 
 def test_a_launcher_that_dies_of_a_stop_leaves_its_child_the_time_to_save(tmp_path: Path) -> None:

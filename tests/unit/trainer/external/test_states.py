@@ -29,9 +29,10 @@ from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.external import states as module
+from vlmpipe.trainer.external.report import is_done, settings_sha256
 from vlmpipe.trainer.external.states import NodeParts, SavedStates, results_of, states_of
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record
+from vlmpipe.trainer.storage.records import read_record, write_record
 
 
 class Store(LocalStorage):
@@ -206,3 +207,23 @@ def test_a_start_follows_a_fresh_one_in_both_stores(run: ExternalRun, folder: Pa
     saved_states(fresh, folder)
     assert read_attempts(states_of(run.uri)) == read_attempts(results_of(run.uri))
     assert read_attempts(results_of(run.uri)).fresh_from == 2
+
+
+def test_a_finished_program_is_not_trained_again_by_a_restart_and_is_by_the_next_submission_of_never(
+    run: ExternalRun, tmp_path: Path
+) -> None:
+    def job_of(submission: str) -> JobConfig:
+        train = run.job.train.model_copy(update={"resume": "never"})
+        return run.job.model_copy(
+            update={"train": train, "run": run.job.run.model_copy(update={"submission": submission})}
+        )
+
+    result = tmp_path / "output"
+    result.mkdir()
+    (result / "config.json").write_text("{}")
+    job = job_of("one")
+    assert not is_done(job)
+    name = SavedStates(job, record(num_nodes=1), []).save_result(result, 12, "hf-model")
+    summary = {"steps": 12, "result": name, "settings_sha256": settings_sha256(job)}
+    write_record(LocalStorage(run.uri), "summary.json", summary)
+    assert is_done(job) and not is_done(job_of("two"))
