@@ -32,7 +32,7 @@ CASES = [(family, release) for release in RELEASES for family in FAMILIES if ALL
 RESULTS = ROOT / "build/engines.json"  # what the table in docs is made of
 # Image tokens of these see each other in transformers, and in vLLM only by attention for GPUs.
 CAUSAL = ("gemma3",)
-MOST_DIFFERENCE = 5e-4  # of log probabilities: sums in another order, in fp32, under weights that are large
+MOST_DIFFERENCE = 1e-3  # of log probabilities: sums in another order, in fp32, under weights that are large
 
 
 @pytest.fixture(scope="module")
