@@ -177,12 +177,11 @@ def _tensor_parallel(deploy: DeployConfig, model: Architecture) -> Iterator[str]
     ]
     if not fits_kv_heads(language.kv_heads, gpus):
         heads["key-value heads of the language model"] = language.kv_heads
-    for what, count in heads.items():
-        if count % gpus:
-            yield (
-                f"deploy.accelerator_count {gpus} does not divide the {count} {what}, which vLLM shares out among the "
-                f"GPUs (--tensor-parallel-size): use {possible[-1]}"
-            )
+    if divided := [f"the {count} {what}" for what, count in heads.items() if count % gpus]:
+        yield (
+            f"deploy.accelerator_count {gpus} does not divide {' and '.join(divided)}, which vLLM shares out among the "
+            f"GPUs (--tensor-parallel-size): use {possible[-1]}"
+        )
 
 
 def fits_kv_heads(kv_heads: int, gpus: int) -> bool:
