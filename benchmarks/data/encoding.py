@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.data.preparing import photographs
+from benchmarks.data.preparing import QWEN, photographs
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from tests.support.trainer.flop_cases import model_config
@@ -56,7 +56,7 @@ def encoding(bench: Bench) -> None:
 class _Job:
     """What encoding looks at in a `JobConfig`."""
 
-    model = model_config(family="qwen2_5_vl", min_pixels=56 * 56, max_pixels=1280 * 28 * 28)
+    model = model_config(**QWEN)
     features = FeaturesConfig(batch_images=BATCH, shard_images=SHARD)
 
 

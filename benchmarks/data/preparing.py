@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from tests.support.trainer.flop_cases import model_config
+from tests.support.trainer.tiny_native import CONFIGS
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models import image_threads
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -25,11 +26,19 @@ from vlmpipe.trainer.models.registry import family_of
 SIDES = (512, 1024)  # pixels: a quarter of a megapixel, and one
 COUNT = 8
 MOST_PIXELS = 1280 * 28 * 28  # as Qwen's models are published, so that neither size is shrunk
+# Of a tiny model, with patches and windows of the published size.
+VISION = CONFIGS["qwen2_5_vl"]["vision_config"] | {"patch_size": 14, "window_size": 112}
+QWEN: dict[str, Any] = {
+    "family": "qwen2_5_vl",
+    "pretrained": {"config": CONFIGS["qwen2_5_vl"] | {"vision_config": VISION}},
+    "min_pixels": 56 * 56,
+    "max_pixels": MOST_PIXELS,
+}
 # As published models are: the side of a square, tiles of 512 pixels up to 2,048, patches of Qwen's models.
 MODELS: dict[str, dict[str, Any]] = {
     "llava (336 pixels)": {"image_size": 336},
     "smolvlm (tiles up to 1536)": {"family": "smolvlm_tiles", "image_size": 512, "longest_edge": 1536},
-    "qwen2_5_vl": {"family": "qwen2_5_vl", "min_pixels": 56 * 56, "max_pixels": MOST_PIXELS},
+    "qwen2_5_vl": QWEN,
 }
 
 

@@ -13,8 +13,9 @@ from vlmpipe.trainer.sizing.model_shape import ModelShape
 MAX_THREADS = 8  # of a rank: what keeps a GPU busy, and few that wait for Python's lock
 CHANNELS = 3
 SQUARE_S = 0.007  # a photo of half a megapixel, assumed, shrunk to a square: 5 ms of a quarter, 12 ms of a whole one
-# Seconds for a megapixel. Patches: 25 ms of a quarter of one, 36 ms of a whole one. Tiles: of all tiles of an image,
-# for which it is enlarged. The library's processor, which family hf runs in one thread: Qwen2-VL's.
+# Seconds for a megapixel, between what a busy machine and a quieter one took. Patches: 30 to 57 ms. Tiles: of all tiles
+# of an image, for which it is enlarged, 43 to 57 ms. The library's processor, Qwen2-VL's, which family hf runs in one
+# thread: 64 ms.
 PATCHES_S, TILES_S, LIBRARY_S = 0.036, 0.046, 0.066
 THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU is half a core. Assumed
 
