@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.commit import FOLDER, CommitRecord, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
 from vlmpipe.trainer.checkpoint.fault_points import crash_point
@@ -144,14 +145,13 @@ class CheckpointSaver:
         """Raise what training ends with, or take rank 0's word on the last save. Collective."""
         raise_together(self._ending, self._worker)
         self.has_failed, self.saved = agree((failed, self.saved))
+        if not self.has_failed and not self._worker.is_first:
+            self._failures.committed(step_of(self.saved.name))
 
     def _count(self, step: int, error: UserError) -> None:
         """Count a save that failed on this rank."""
         self._error = error
-        if self._worker.is_first:
-            self._ending = self._failures.count(step, error)
-        elif not error.passes:
-            self._ending = error
+        self._ending = self._failures.count(step, error)
 
     def _run(
         self,

@@ -14,7 +14,8 @@ RETRY_S = 60.0  # from a failure to the next save
 class FailedSaves:
     """Counts the saves that failed since the last COMMIT, and warns of each.
 
-    Only failures that pass by themselves (`UserError.passes`) are counted; `clock` gives seconds.
+    Only failures that pass by themselves (`UserError.passes`) are counted; `clock` gives seconds. `quiet` is for other
+    ranks than the first: they count what they would end with, the one with the cause included, and say nothing.
     """
 
     def __init__(
@@ -22,9 +23,10 @@ class FailedSaves:
         limit_s: float,
         *,
         retry_s: float | None = None,
+        quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit_s, self._clock = limit_s, clock
+        self._limit_s, self._clock, self._quiet = limit_s, clock, quiet
         self.retry_s = RETRY_S if retry_s is None else retry_s
         self._outage, self._last_s = Outage(clock), 0.0
         self._warnings: list[str] = []  # not yet in the step's record
@@ -57,14 +59,15 @@ class FailedSaves:
     def committed(self, step: int) -> None:
         """A save of `step` was committed."""
         failures = self._outage.failures
-        if lasted_s := self._outage.ended():
+        if (lasted_s := self._outage.ended()) and not self._quiet:
             saves = "one save" if failures == 1 else f"{failures} saves"
             print(f"train: step {step} is committed; {saves} failed in the {lasted_s:,.0f} s before", flush=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, and keep it for the step's record."""
-        print_warning(text)
-        self._warnings.append(text)
+        if not self._quiet:
+            print_warning(text)
+            self._warnings.append(text)
 
     def take_warnings(self) -> list[str]:
         """The warnings since the last call."""

@@ -58,7 +58,7 @@ class Checkpoints:
         self._record = dataclasses.replace(record, attempt=self._mine.attempt)
         self._name = ""
         self._last: CommitRecord | None = None  # saved or to be saved again
-        self._failures = FailedSaves(self._settings.max_s_without_commit)
+        self._failures = FailedSaves(self._settings.max_s_without_commit, quiet=not worker.is_first)
         self._copies: BackgroundMirror | None = None  # of rank 0, once `resume` has read the stores
         self._saver = CheckpointSaver(
             store,

@@ -191,7 +191,9 @@ def fails_on_one_rank(folder: Path, failure: str) -> dict[str, Any]:
         worker = ProcessContext(number, 2, 0, 1, torch.device("cpu"))
         error = FAILURES[failure] if number else None
         own_store = Away(store.root) if number and failure == "its store is away" else store
-        saver = CheckpointSaver(own_store, NoRoom(error) if error else Files(), worker, Retention(1), FailedSaves(60.0))
+        saver = CheckpointSaver(
+            own_store, NoRoom(error) if error else Files(), worker, Retention(1), FailedSaves(60.0, quiet=bool(number))
+        )
         for step in (1, 2):
             saver.save(record(1, step))
             saver.finish()

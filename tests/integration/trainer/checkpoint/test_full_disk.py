@@ -45,6 +45,7 @@ def run_of(root: Path, name: str, strategy: str, state: Path) -> JobConfig:
     changes: dict[str, Any] = {
         "train.strategy": strategy, "train.offload": "optimizer", "train.nvme_path": str(state),
         "train.ema_decay": 0.9, "train.checkpoint_every_steps": 2, "train.max_steps": 2,
+        "checkpoint.max_s_without_commit": 0,
     }  # fmt: skip
     return make_run(root, name, changes)
 
