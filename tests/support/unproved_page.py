@@ -14,7 +14,8 @@ This project has never met the real services. Each line is something that its co
 run shows. Everything that a service's own API descriptions refuse is refused by the stand-ins of the tests, too.
 
 A tool that sees whether an assumption holds writes that to `{FOLDER}/<id>.json` in the folder of all runs
-(`output.root_uri`), once: `vlmpipe diagnose RUN` on Vertex AI does so, and says in a note what is new or contradicted.
+(`output.root_uri`), once, and says in a note what is new or contradicted: `vlmpipe doctor CONFIG`, a probe
+(`vlmpipe submit CONFIG --only probe`) and `vlmpipe diagnose RUN`, on Vertex AI.
 *people* are lines that only a person can see; please report what you saw with the id.
 
 This page is generated from `vlmpipe/catalog/unproved.yaml`: `python -m tests.support.generated_files`. A test compares
