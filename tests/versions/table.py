@@ -24,7 +24,8 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 EXTRAS = ("pipelines", "trainer", "data")  # what `make install` has
-TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "webdataset", "boto3", "bitsandbytes")
+# Beside them, what the laws import; of what pyproject.toml has in other extras, in its versions.
+TEST_TOOLS = ("pytest", "pytest-timeout", "hypothesis", "webdataset", "boto3", "bitsandbytes", "kubeflow-trainer-api")
 # Run files, the compiled graph, the optimizer's steps, checkpoints, and one process beside two.
 LAWS = (
     "tests/unit/vlmpipe/config", "tests/unit/trainer/optimizer", "tests/unit/trainer/checkpoint",

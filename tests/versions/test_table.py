@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+import itertools
+import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 from tests.versions import table
-from tests.versions.table import LAWS, ROWS, Row, RowFailedError, main, tried
+from tests.versions.table import EXTRAS, LAWS, ROWS, TEST_TOOLS, Row, RowFailedError, main, tried
 
 
 def test_all_versions_that_the_package_allows_are_rows() -> None:
@@ -22,6 +27,38 @@ def test_all_versions_that_the_package_allows_are_rows() -> None:
 
 def test_the_laws_are_there() -> None:
     assert [law for law in LAWS if not (ROOT / law).exists()] == []
+
+
+def test_what_the_laws_import_is_installed_for_them() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = {_name(needed) for extra in EXTRAS for needed in extras[extra]} | {*TEST_TOOLS}
+    elsewhere = {_name(needed) for needed in itertools.chain(*extras.values())} - installed - {"vlmpipe"}
+    distributions = importlib.metadata.packages_distributions()  # several of a namespace, such as google's
+    of_modules = (set(distributions.get(module.split(".")[0], ())) for module in _imported_by(LAWS))
+    imported = {_name(each) for only in of_modules if len(only) == 1 for each in only}
+    assert "torch" in imported and imported & elsewhere == set()
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[<>=\[]", requirement)[0].lower().replace("_", "-")
+
+
+def _imported_by(places: Iterable[str]) -> set[str]:
+    """Modules that test files under `places` import, and those that the modules of tests/ import in turn."""
+    roots = [ROOT / place for place in places]
+    waiting = [path for root in roots for path in (root.rglob("*.py") if root.is_dir() else (root,))]
+    found: set[str] = set()
+    while waiting:
+        for node in ast.walk(ast.parse(waiting.pop().read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for name in {*names} - found:
+                found.add(name)
+                path = ROOT / f"{name.replace('.', '/')}.py"
+                if name.startswith("tests.") and path.exists():
+                    waiting.append(path)
+    return found
 
 
 def test_a_command_that_leads_nowhere_is_no_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

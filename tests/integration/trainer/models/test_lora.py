@@ -36,7 +36,14 @@ FORMATS = chosen(dict.fromkeys(("fsdp", "zero2", "tp")), lambda name: name == "t
 EVERYWHERE = chosen(dict.fromkeys((*DECOMPOSING, "zero3")), lambda name: name in ("fsdp", "zero3"))
 COMPUTING = STRATEGIES if WHOLE else ()  # of whole weights: test_equalities.py
 STOP_STEP = 2
-ADAPTED = {"model.lora": {"rank": 4, "alpha": 8.0}, "train.max_steps": 4, "train.optimizer.learning_rate": 0.005}
+ADAPTED = {
+    "model.lora": {"rank": 4, "alpha": 8.0},
+    "train.max_steps": 4,
+    "train.optimizer.learning_rate": 0.005,
+    # The tower's lora_A have gradients a ten-thousandth of the model's, made of their lora_B's first updates: with the
+    # eps of other tests, rounding errors in those come to 2.4 times as much of the moments that are compared.
+    "train.optimizer.eps": 1e-4,
+}
 DROPPING = {"model.lora": {"rank": 4, "alpha": 8.0, "dropout": 0.2}}
 IN_ALL_PARTS = {
     "model.lora": {"rank": 4, "alpha": 8.0, "use_rslora": True, "parts": list(PARTS)},
