@@ -29,7 +29,11 @@ CHANGES: dict[str, Any] = {
     "train.lr_schedule": "linear",
 }
 STRATEGIES = ("zero1", "zero2", "zero3", "fsdp")
-CASES = {f"{name}-{precision}": (name, precision) for name in STRATEGIES for precision in ("fp32", "bf16")}
+# A rounding error at the border of two bf16 numbers moves a weight by a whole step of them: under AVX2 kernels and
+# added rounding errors losses were 1.7e-5 apart. Ten times what fp32 runs are allowed is still a tenth of what the
+# least of the changes makes.
+PRECISIONS = {"fp32": 1, "bf16": 10}
+CASES = {f"{name}-{precision}": (name, precision) for name in STRATEGIES for precision in PRECISIONS}
 # Stage 1 with bf16 weights is an optimizer of its own.
 SHORT = ("zero1-bf16", "zero2-fp32", "zero3-fp32", "fsdp-fp32")
 Runs = dict[str, JobConfig]
@@ -62,10 +66,11 @@ def _online(root: Path, name: str, changes: dict[str, Any]) -> JobConfig:
 
 @pytest.mark.parametrize("case", chosen(CASES, lambda name: name in SHORT))
 def test_every_strategy_takes_rates_decay_betas_and_clip_of_the_run_file(case: str, runs: Runs) -> None:
-    job, reference = runs[case], runs[f"ddp-{CASES[case][1]}"]
+    precision = CASES[case][1]
+    job, reference, times = runs[case], runs[f"ddp-{precision}"], PRECISIONS[precision]
     assert summary(job)["resumed_from_step"] == STOP_STEP < len(losses(job)) - 2
-    assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
-    for name, relative in (("grad_norm", NORM), ("learning_rate", 1e-9)):
+    assert losses(job) == pytest.approx(losses(reference), rel=times * RELATIVE)
+    for name, relative in (("grad_norm", times * NORM), ("learning_rate", 1e-9)):
         found, expected = ([line[name] for line in metrics(each)] for each in (job, reference))
         assert found == pytest.approx(expected, rel=relative)
 
