@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.engines.comparison import Comparison, compare
@@ -178,10 +179,9 @@ from typing import get_args
 from vllm.config.lora import MaxLoRARanks
 from vllm.model_executor.models.interfaces import supports_lora
 from vllm.model_executor.models.registry import ModelRegistry
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
 found = {}
-for model_type in json.loads(sys.argv[1]):
-    entry = ModelRegistry.models.get(NAMES[model_type])
+for model_type, name in json.loads(sys.argv[1]).items():
+    entry = ModelRegistry.models.get(name)
     kind = entry.load_model_cls() if entry else None
     others = getattr(kind, "supports_tower_connector_lora", False)
     found[model_type] = kind and [bool(supports_lora(kind)), bool(others)]
@@ -192,9 +192,11 @@ print(json.dumps({"ranks": get_args(MaxLoRARanks), "types": found}))
 def test_the_table_of_check_is_the_installed_vllms() -> None:
     known = load_vllm()
     assert (known.version, known.transformers) == (NEWEST.vllm, NEWEST.transformers)
-    command = [str(ENVIRONMENT / "bin/python"), "-c", ASK, json.dumps(list(known.adapters))]
+    names = {model_type: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type] for model_type in known.adapters}
+    command = [str(ENVIRONMENT / "bin/python"), "-c", ASK, json.dumps(names)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
-    found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
     assert tuple(found["ranks"]) == known.lora_ranks
     wrong = {}
     for model_type, parts in known.adapters.items():
