@@ -47,8 +47,9 @@ def test_the_shipped_run_files_have_no_error(plan: Plan) -> None:
     assert [one.errors for one in (plan, *others)] == [[]] * (len(others) + 1)
 
 
-def test_a_complete_plan_of_a_spot_run_is_green_and_has_a_price(plan: Plan) -> None:
-    assert plan.state == "green"
+def test_a_complete_plan_of_a_spot_run_is_green_and_has_a_price() -> None:
+    plan = planned("train.checkpoint_every_steps=50")
+    assert plan.state == "green", "with 100 steps a tenth of it is lost to preemptions"
     assert plan.cost is not None and plan.cost.usd is not None and plan.cost.usd > 0
     assert plan.memory is not None and plan.memory.fits
 
