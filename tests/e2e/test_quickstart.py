@@ -67,7 +67,10 @@ def read(run: Path, name: str) -> dict[str, Any]:
     return dict(json.loads((run / name).read_text()))
 
 
-NOT_READ_AGAIN = re.compile(r"/(logs|kfp)/|/(pipeline\.log|report\.html|run\.lock|LATEST|\.tmp-lock-ATTEMPTS\.json)$")
+# Of usage/ the sums are in summary.json, which is checked.
+NOT_READ_AGAIN = re.compile(
+    r"/(logs|kfp|usage)/|/(pipeline\.log|report\.html|run\.lock|LATEST|\.tmp-lock-ATTEMPTS\.json)$"
+)
 
 
 @pytest.fixture(scope="module")

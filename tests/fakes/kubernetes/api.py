@@ -258,7 +258,7 @@ class FakeKubernetes:
     def _log(self, name: str, query: dict[str, str]) -> str:
         _only(query, {"container", "timestamps", "sinceTime", "previous"})
         for parameter in ("timestamps", "previous"):
-            if query.get(parameter, "true") not in ("true", "false", "1", "0"):
+            if query.get(parameter, "true") not in BOOLS:
                 raise Refused(400, f"{parameter}: invalid value {query[parameter]!r} for a bool")
         if not TIME.fullmatch(query.get("sinceTime", "2026-11-22T20:00:00Z")):
             raise Refused(400, f"sinceTime: {query['sinceTime']!r} is no time of RFC 3339")
@@ -281,6 +281,10 @@ class FakeKubernetes:
                 since = query.get("sinceTime", "")[: len("2026-11-22T20:00:00")]  # the API counts whole seconds
                 return "".join(f"{time} {line}\n" for time, line in lines if time >= since)
         raise Refused(404, f'pods "{name}" not found', name=name)
+
+
+# What Go's strconv.ParseBool takes; the generated Python client writes True.
+BOOLS = ("1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False")
 
 
 def _only(query: dict[str, str], known: set[str]) -> None:

@@ -91,7 +91,8 @@ def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_r
     assert run(told, monkeypatch, features="encode", decision="accepted") == 0
     assert trace.read_text().splitlines() == [*BEFORE, *ENCODING, *TRAINING, "register-model"]
     written = json.loads(Path(config.output.root_uri, "runs/r1/run.json").read_text())
-    assert written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
+    submission = written["run"].pop("submission")
+    assert submission.startswith("digits-") and written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
     assert told_of(receiver) == [("done", None, "r1")]
     assert "webhook notified (200)" in step_record(config, "notify")["message"]
     assert Path(config.output.root_uri, "runs/r1/report.html").exists()

@@ -40,7 +40,7 @@ class Stages:
             self.changed.notify_all()
         return Images(torch.tensor([[float(data[0])] for data in images]))
 
-    def encode(self, _config: Any, _tower: nn.Module, values: Tensor, _grids: Any) -> Tensor:
+    def encode(self, _config: Any, _tower: nn.Module, values: Tensor, _grids: Any, _dtype: torch.dtype) -> Tensor:
         self.encoded += 1
         if self.encoded < len(BATCHES):
             with self.changed:

@@ -42,7 +42,13 @@ cluster.evaluate_machine.reservation_affinity.key cluster.evaluate_machine.reser
 cluster.features_machine.reservation_affinity.key cluster.features_machine.reservation_affinity.values.[]
 cluster.lustre_mounts.[].filesystem cluster.lustre_mounts.[].instance_ip cluster.lustre_mounts.[].mount_point
 cluster.lustre_mounts.[].volume_handle cluster.nfs_mounts.[].mount_point cluster.nfs_mounts.[].path
-cluster.nfs_mounts.[].server data.answer_end data.caption_question data.sources.[].caption_question
+cluster.nfs_mounts.[].server
+data.columns.image.[] data.columns.question data.columns.answer data.columns.messages data.columns.id
+data.columns.split data.columns.weight data.columns.ignored.[] data.sources.[].columns.image.[]
+data.sources.[].columns.question data.sources.[].columns.answer data.sources.[].columns.messages
+data.sources.[].columns.id data.sources.[].columns.split data.sources.[].columns.weight
+data.sources.[].columns.ignored.[]
+data.allowed_tokens.[] data.answer_end data.caption_question data.sources.[].caption_question
 data.sources.[].license data.split_by deploy.accelerator_type deploy.args.[] deploy.env.* deploy.machine_type
 evaluate.benchmarks.[].prompt evaluate.lmms_eval.python gcp.labels.* gcp.persistent_resource_id gcp.project
 gcp.psc_interface_config.dns_peering_configs.[].domain
