@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from tests.support.short_form import PATIENCE, WHOLE
 pytest.register_assert_rewrite("tests.support.trainer.numeric_equality")  # what it finds is in its messages
 
 MEMORY = Path("/dev/shm")
+# Nine thousand modules are imported to collect the tests. Nothing of them is garbage: see pytest_collection_finish.
+gc.disable()
 # What starts in the background (`make test &`, nohup, some CI) ignores SIGINT, and so does all that it starts:
 # tests would wait for ever for the end of what they have interrupted.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
@@ -54,3 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if sends[item.path] and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PATIENCE * SIGNAL_LIMIT_S))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, and look through what tests make only."""
+    gc.freeze()
+    gc.enable()

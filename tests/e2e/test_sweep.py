@@ -31,6 +31,7 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
+@only_whole
 def test_a_variant_without_data_leaves_the_others_and_the_report_says_so(tmp_path: Path) -> None:
     variants = {"slow": {RATE: 1e-4}, "fast": {RATE: 1e-2}, "dataless": {"data.source": "empty.json"}}
     claim = {"claim": "Fast is better", "variant": "fast", "against": ["slow"]}

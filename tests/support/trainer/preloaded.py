@@ -86,9 +86,11 @@ def preloaded() -> Preloaded:
 
 def serve(connection: socket.socket) -> None:
     """Answer requests until the other side closes."""
+    gc.disable()
     for module in MODULES:
         importlib.import_module(module)
     gc.collect()
+    gc.enable()
     gc.freeze()  # what ranks share stays shared
     with connection.makefile("r") as requests:
         for line in requests:

@@ -34,8 +34,8 @@ STRATEGIES = ("zero1", "zero2", "zero3", "fsdp")
 # least of the changes makes.
 PRECISIONS = {"fp32": 1, "bf16": 10}
 CASES = {f"{name}-{precision}": (name, precision) for name in STRATEGIES for precision in PRECISIONS}
-# Stage 1 with bf16 weights is an optimizer of its own.
-SHORT = ("zero1-bf16", "zero2-fp32", "zero3-fp32", "fsdp-fp32")
+# Stage 1 with bf16 weights is an optimizer of its own; without them it is that of stage 2.
+SHORT = ("zero1-bf16", "zero3-fp32", "fsdp-fp32")
 Runs = dict[str, JobConfig]
 
 

@@ -55,7 +55,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = chosen(
         "shared tokens adapters": (SHARED | ADAPTED, "reference adapters"),
         "shared tokens unpacked": (SHARED | {"data.pack": False}, "reference unpacked"),
     },
-    lambda name: name in ("shared tokens checkpointing", "shared tokens selective"),
+    lambda name: name == "shared tokens selective",
 )
 UNPACKED = {"data.pack": False} if any("unpacked" in name for name in OTHERS) else None
 # From one layout to another, and the run of one process that the whole equals.
