@@ -13,6 +13,7 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.prepared import prepare_llava
 from tests.support.gcs import QUICK_RETRY
+from tests.support.short_form import only_whole
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.chat.encode import Chat
@@ -123,6 +124,7 @@ def test_unresponsive_bucket_is_reported(data: Fixture) -> None:
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
+@only_whole
 def test_two_processes_train_from_a_bucket_as_from_a_folder(
     tmp_path: Path, gcs_server: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def finished(run: ExternalRun) -> str:
     return text
 
 
+@only_whole
 def test_two_nodes_train_by_one_torchrun_each_and_the_export_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
