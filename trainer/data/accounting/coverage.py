@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import yaml
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.rejects import Reject
@@ -38,7 +41,7 @@ class Coverage:
         if not media:
             return
         lines = [
-            f"  {one.name} in {count:,} of {self.samples:,} samples ({share(count, self.samples)}): {one.media}"
+            f"  {_shown(one.name)} in {count:,} of {self.samples:,} samples ({share(count, self.samples)}): {one.media}"
             for one, count in media[:SHOWN]
         ]
         more = [f"  and {len(media) - SHOWN} more"] if len(media) > SHOWN else []
@@ -77,7 +80,7 @@ def not_read(unread: dict[str, int], samples: int) -> str:
     if not unread:
         return ""
     ordered = sorted(unread.items(), key=lambda item: (-item[1], item[0]))
-    names = [f"{name} ({share(count, samples)})" for name, count in ordered[:SHOWN]]
+    names = [f"{_shown(name)} ({share(count, samples)})" for name, count in ordered[:SHOWN]]
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
     return f"; not read: {', '.join(names)}{more}"
 
@@ -90,10 +93,20 @@ def share(count: int, of: int) -> str:
     return f"{99 if count < of and percent > 99 else round(percent)}%"
 
 
+def _shown(name: str) -> str:
+    """A key of somebody's data, for a terminal: with escapes where a character cannot be seen."""
+    return name if name.isprintable() else _yaml(name)
+
+
+def _yaml(name: str) -> str:
+    """The key as an element of a list in a run file."""
+    return str(yaml.safe_dump([name], default_flow_style=True, width=math.inf)).strip()[1:-1]
+
+
 def _mapping(names: list[str]) -> str:
     """The lines of a run file that would read these keys, or leave them out."""
-    keys = [name for name in names if not name.startswith("*") and "." not in name]
-    ignored = f"data.columns: {{ignored: [{', '.join(keys or names)}]}}"
+    keys = [_yaml(name) for name in names if not name.startswith("*") and "." not in name]
+    ignored = f"data.columns: {{ignored: [{', '.join(keys)}]}}"
     if not keys:
         return "convert them to JPEG, PNG or WebP, or list images under images of the record"
     images = f"data.columns: {{image: [{', '.join(keys)}]}}" if len(keys) > 1 else f"data.columns: {{image: {keys[0]}}}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,6 +107,21 @@ def test_media_in_the_first_samples_end_the_reading_early() -> None:
         for _ in coverages.counting(sample(Unread("photo", "bytes")) for _ in range(10 * EARLY)):
             read += 1
     assert read < EARLY
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_a_key_never_reaches_a_terminal_raw_and_its_printed_mapping_is_that_key(key: str) -> None:
+    coverage = Coverage()
+    unread = (Unread(f"img{key}", "its name"), Unread(key, ""))
+    coverage.add(sample(*unread))
+    with pytest.raises(DataError) as caught:
+        coverage.check("d.json")
+    said = coverage.described() + str(caught.value)
+    assert all(char.isprintable() or char == "\n" for char in said)
+    if "." not in key:
+        to_read, to_ignore = (line.partition("data.columns: ")[2] for line in caught.value.fix.splitlines())
+        assert yaml.safe_load(to_read) == {"image": f"img{key}"}
+        assert yaml.safe_load(to_ignore) == {"ignored": [f"img{key}"]}
 
 
 def test_both_printed_mappings_end_the_refusal(tmp_path: Path) -> None:
