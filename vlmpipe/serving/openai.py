@@ -99,7 +99,8 @@ def _sentence(said: str) -> str:
         message = content["error"]["message"] if "error" in content else content["detail"]
     except (ValueError, LookupError, TypeError):
         message = said
-    return redact(" ".join(str(message).split()))[:MOST_CHARS]
+    printable = "".join(char if char.isprintable() else " " for char in str(message))
+    return redact(" ".join(printable.split()))[:MOST_CHARS]
 
 
 def _unusable(found: str) -> UserError:

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.chat_model import ChatModelServer
 from tests.support.vertex.endpoints import asked_questions, right, wrong
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
-from vlmpipe.serving.openai import Answer, ChatServer, answer_in
+from vlmpipe.serving.openai import Answer, ChatServer, answer_in, refusal
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 
@@ -48,6 +48,11 @@ def test_a_server_that_refuses_is_a_sentence(status: int, code: ExitCode) -> Non
         with pytest.raises(UserError, match=f"refuses the request: {status} no capacity\n") as caught:
             measure_agreement(asked_questions(), ChatServer(server.url, "digits").ask)
     assert caught.value.code == code
+
+
+def test_a_servers_sentence_reaches_no_terminal_raw() -> None:
+    said = refusal("http://here", 400, '{"error": {"message": "too\\u001b[31m long"}}').text()
+    assert "too [31m long" in said and "\x1b" not in said
 
 
 def test_a_server_that_is_not_there_or_knows_another_model_is_a_sentence() -> None:
