@@ -73,7 +73,7 @@ class Scores:
 
 
 def evaluated(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "evaluate.json").read_text()))
+    return dict(json.loads((folder / "evaluate.json").read_text(encoding="utf-8")))
 
 
 def scores(run_file: str, seed: int, run: Path) -> Scores:
@@ -86,7 +86,7 @@ def train(run_file: str, seed: int, root: Path, overrides: Sequence[str]) -> Sco
     before = set(root.glob("runs/*"))
     settings = [f"output.root_uri={root}", f"model.seed={seed}", f"train.seed={seed}", *overrides]
     command = [sys.executable, "-c", VLMPIPE, "run", f"configs/{run_file}.yaml", *settings]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
     if done.returncode:
         raise SystemExit(f"seed {seed} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     (folder,) = set(root.glob("runs/*")) - before
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = "\n".join(page(given.run_file, found, about))
     print(text)
     if given.markdown:
-        given.markdown.write_text(text + "\n")
+        given.markdown.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

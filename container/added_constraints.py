@@ -27,4 +27,4 @@ def _canonical(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(added_constraints(Path(sys.argv[1]).read_text())))
+    print("\n".join(added_constraints(Path(sys.argv[1]).read_text(encoding="utf-8"))))

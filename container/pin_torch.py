@@ -36,14 +36,14 @@ def main() -> int:
     parser.add_argument("build", help="such as cu126")
     parser.add_argument("--index-url", help="where torch is; without it, where pip is configured to look")
     options = parser.parse_args()
-    torch = torch_requirement(options.build, CONSTRAINTS.read_text())
+    torch = torch_requirement(options.build, CONSTRAINTS.read_text(encoding="utf-8"))
     index = ["--index-url", options.index_url] if options.index_url else []
     pins = [torch, *pins_of(_resolved([torch], index))]
     resolved = {canonicalize_name(each["metadata"]["name"]) for each in _resolved(pins, index)}
     unused = [pin for pin in pins if canonicalize_name(Requirement(pin).name) not in resolved]
     if unused:
         sys.exit(f"with the pins, torch brings none of {', '.join(unused)}: nothing was written")
-    FOLDER.joinpath(f"{options.build}.txt").write_text(header(options.build) + "\n".join(pins) + "\n")
+    FOLDER.joinpath(f"{options.build}.txt").write_text(header(options.build) + "\n".join(pins) + "\n", encoding="utf-8")
     print(f"{len(pins)} versions written to {FOLDER / options.build}.txt")
     return 0
 
@@ -86,7 +86,7 @@ def _resolved(requirements: list[str], index: list[str]) -> list[Mapping[str, An
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
         command += ["--report", report.name, *index, *requirements]
         subprocess.run(command, check=True)
-        found: list[Mapping[str, Any]] = json.loads(Path(report.name).read_text())["install"]
+        found: list[Mapping[str, Any]] = json.loads(Path(report.name).read_text(encoding="utf-8"))["install"]
         return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
     """Requirement lines. Raises KeyError for an extra that the project does not have."""
-    content = tomllib.loads(pyproject.read_text())
+    content = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     project = content["project"]
     lines = [*content["build-system"]["requires"], *project["dependencies"]]
     for extra in extras:

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     fields = {".".join(FIELDS[name]): value for name, value in values.items()}
     with os_errors("writing the images' names"):
         FILE.parent.mkdir(exist_ok=True)
-        FILE.write_text(json.dumps({"tag": options.tag, **fields}, indent=1) + "\n")
+        FILE.write_text(json.dumps({"tag": options.tag, **fields}, indent=1) + "\n", encoding="utf-8")
     for field, value in fields.items():
         print(f"{field}={value}")
     if options.config:

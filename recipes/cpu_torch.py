@@ -24,7 +24,7 @@ def main() -> None:
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None or _loads(name):
             continue
-        Path(found.origin).with_name(file).write_text('"""Emptied: see recipes/cpu_torch.py."""\n')
+        Path(found.origin).with_name(file).write_text('"""Emptied: see recipes/cpu_torch.py."""\n', encoding="utf-8")
         if not _loads(name):
             sys.exit(f"{name} does not load beside torch {torch.__version__}; install the release that fits it")
         print(f"{name} does not fit torch {torch.__version__}: emptied its {file}")

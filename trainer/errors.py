@@ -230,7 +230,7 @@ def _exit_code_of(main: Callable[[], int | None]) -> int:
 def leave(code: int) -> NoReturn:
     """Write the exit code for the launcher and end this process at once. Callable from any thread."""
     if folder := os.environ.get(EXIT_FOLDER_VARIABLE):
-        Path(folder, f"rank-{os.environ.get('RANK', 0)}").write_text(str(code))
+        Path(folder, f"rank-{os.environ.get('RANK', 0)}").write_text(str(code), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

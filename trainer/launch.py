@@ -185,7 +185,7 @@ def _one_process(command: list[str], cluster: Cluster) -> TorchrunEnd:
 def _print_order_of_ends(exit_folder: Path, ended: TorchrunEnd) -> None:
     """Log the order in which ranks ended: all but the first often report only a lost connection."""
     ends = [
-        (file.stat().st_mtime, file.name.removeprefix("rank-"), f"code {file.read_text()}")
+        (file.stat().st_mtime, file.name.removeprefix("rank-"), f"code {file.read_text(encoding='utf-8')}")
         for file in exit_folder.glob("rank-*")
     ]
     if all(how in ("code 0", f"code {ExitCode.PREEMPTED}") for _, _, how in ends) and not ended.killed:
@@ -207,7 +207,7 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
     code, and the others then lose their connection to it. Raises UserError for a kill, with a shell's code (128 + the
     signal's number).
     """
-    codes = [int(file.read_text()) for file in exit_folder.glob("rank-*")]
+    codes = [int(file.read_text(encoding="utf-8")) for file in exit_folder.glob("rank-*")]
     named = [code for code in codes if code in CAUSES]
     if named:
         return max(named, key=named.count)

@@ -169,7 +169,9 @@ def deepspeed() -> dict[str, tuple[str, str]]:
         )
         read_back = [[rank[2:4] for rank in (first, second)]] == [[[{"step": 1}, {"step": 2}]] * 2]
         require_fair(read_back, "DeepSpeed reads back what it wrote")
-        require_fair((torn / "latest").read_text() == "step-2", "`latest` names the step whose save was cut off")
+        require_fair(
+            (torn / "latest").read_text(encoding="utf-8") == "step-2", "`latest` names the step whose save was cut off"
+        )
         stores = {"a flipped bit": whole, "a missing file": torn}
         good = {damage: _under_our_protocol(folder, Path(scratch, damage), damage) for damage, folder in stores.items()}
         flip_a_bit(whole / "step-2")
@@ -191,7 +193,7 @@ def _under_our_protocol(saved: Path, scratch: Path, damage: str) -> Path:
         with contextlib.suppress(UserError):  # the manifest of the killed rank's node is not there
             _committed(store, step, nodes)
     folder = _newest_good(store, flip_a_bit if damage == "a flipped bit" else None, scratch / "loaded")
-    (folder.parent / "latest").write_text(folder.name)
+    (folder.parent / "latest").write_text(folder.name, encoding="utf-8")
     return folder.parent
 
 

@@ -55,7 +55,7 @@ def run(jobs: list[Job]) -> list[list[dict[str, Any]]]:
                 process.kill()
                 process.join()
         results = [Path(scratch, f"rank-{rank}.json") for rank in range(RANKS)]
-        return [json.loads(path.read_text()) if path.exists() else [] for path in results]
+        return [json.loads(path.read_text(encoding="utf-8")) if path.exists() else [] for path in results]
 
 
 def _await(ranks: list[SpawnProcess]) -> None:
@@ -70,7 +70,7 @@ def _rank(folder: Path, rank: int, jobs: list[Job]) -> None:
     """Do the jobs in turn, and write what came of each."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    log = (folder / f"rank-{rank}.log").open("w")
+    log = (folder / f"rank-{rank}.log").open("w", encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):  # also of the compilers that DeepSpeed starts
         os.dup2(log.fileno(), stream.fileno())
     store = dist.FileStore(str(folder / "store"), RANKS)
@@ -82,7 +82,7 @@ def _rank(folder: Path, rank: int, jobs: list[Job]) -> None:
             results.append({"step": _do(engine, job, rank)})
         except Exception as error:  # whatever the library raises is its answer
             results.append({"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"})
-        (folder / f"rank-{rank}.json").write_text(json.dumps(results))
+        (folder / f"rank-{rank}.json").write_text(json.dumps(results), encoding="utf-8")
     os._exit(0)  # gloo's threads may abort a process that ends the usual way
 
 

@@ -95,11 +95,11 @@ def measured(folder: str, records: int) -> dict[str, Any]:
 def write_sources(folder: Path, records: int) -> None:
     """Ten files of as many records each, and all of them in one file."""
     folder.mkdir()
-    with (folder / "all.jsonl").open("w") as every:
+    with (folder / "all.jsonl").open("w", encoding="utf-8") as every:
         for source in range(SOURCES):
             first, behind = source * records // SOURCES, (source + 1) * records // SOURCES
             lines = [LINE.format(number, text(number)) for number in range(first, behind)]
-            (folder / f"{source}.jsonl").write_text("".join(lines))
+            (folder / f"{source}.jsonl").write_text("".join(lines), encoding="utf-8")
             every.writelines(lines)
 
 

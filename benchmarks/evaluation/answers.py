@@ -55,7 +55,7 @@ def answers(bench: Bench) -> None:
         with contextlib.suppress(FileNotFoundError):
             output.unlink()
         predict(job, files[:count], output)
-        given["predict"] = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
+        given["predict"] = [json.loads(line)["prediction"] for line in output.read_text(encoding="utf-8").splitlines()]
         return float(count)
 
     pictures = {(q.id, q.turn): (*subject.split.image_sha256(q.sample), q.question) for q in questions}
@@ -104,7 +104,7 @@ def trained(folder: Path) -> Path:
     """The folder of a run that was evaluated; `vlmpipe run` in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-c", START, "run", "configs/digits.yaml", *RUN]
     command += [f"output.root_uri={folder}", "--run-id", "asked"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", errors="replace")
     run = folder / "runs/asked"
     if not (run / "evaluate.json").exists():
         raise RuntimeError(f"the short run was not evaluated:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

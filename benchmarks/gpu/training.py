@@ -121,4 +121,6 @@ def start(module: str, job: JobConfig, environment: Mapping[str, str]) -> subpro
         stderr=subprocess.STDOUT,
         text=True,
         timeout=180,
+        encoding="utf-8",
+        errors="replace",
     )

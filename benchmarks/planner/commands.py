@@ -73,7 +73,9 @@ def commands(bench: Bench) -> None:
 def rehearsal(*overrides: str) -> Iterator[dict[str, str]]:
     """A strict stand-in of Vertex AI and its buckets in a process of its own; the variables that lead to it."""
     serve = [*COMMAND, "rehearse", PLANNED, *overrides]
-    with subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        serve, cwd=ROOT, stdout=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+    ) as server:
         assert server.stdout
         exported = next(line for line in server.stdout if line.strip().startswith("export "))
         try:

@@ -34,7 +34,9 @@ def environment(title: str, load_at_start: float) -> dict[str, Any]:
 def _machine() -> str:
     """The machine in neutral words: cores and kind of processor."""
     info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    names = (
+        re.findall(r"^model name\s*: (.+)$", info.read_text(encoding="utf-8"), re.MULTILINE) if info.exists() else []
+    )
     name = re.sub(r"\(R\)|\(TM\)|CPU|Processor|@.*", "", names[0] if names else platform.machine())
     return f"{os.cpu_count()} cores of an {' '.join(name.split())}, {platform.system()}"
 

@@ -40,7 +40,13 @@ def call(
         command = [*start, target, json.dumps(arguments), str(output)]
         printed: list[str] = []
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            encoding="utf-8",
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -49,7 +55,7 @@ def call(
                     at(line.removeprefix(BEGINS).strip())
         if process.returncode != 0:
             raise subprocess.CalledProcessError(process.returncode, command, "".join(printed))
-        return json.loads(output.read_text())
+        return json.loads(output.read_text(encoding="utf-8"))
 
 
 def first_ranks_answer(may_go_on: bool) -> bool:
@@ -72,7 +78,7 @@ def main() -> None:
     module, function = target.split(":")
     result = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     if os.environ.get("RANK", "0") == "0":
-        Path(output).write_text(json.dumps(result))
+        Path(output).write_text(json.dumps(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -195,9 +195,9 @@ class Report:
             content |= {"rows": [asdict(row) for row in self.rows], "summary": self.summary()}
             content |= {"predictions": [asdict(row) | {"error": row.error} for row in self.predictions]}
             content |= {"answers": [asdict(row) for row in self.answers]}
-            as_json.write_text(json.dumps(content, indent=1) + "\n")
+            as_json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         if as_markdown:
-            as_markdown.write_text("\n".join(self._markdown(about)) + "\n")
+            as_markdown.write_text("\n".join(self._markdown(about)) + "\n", encoding="utf-8")
 
     def _tables(self) -> Iterator[tuple[Sequence[str], int, list[list[str]]]]:
         """Columns, how many of them are text, and cells."""

@@ -127,7 +127,7 @@ class MemoryPeak(threading.Thread):
 
 def own_bytes() -> int:
     """Of this process's memory, without pages of files."""
-    match = re.search(r"^RssAnon:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    match = re.search(r"^RssAnon:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
     assert match is not None
     return 1024 * int(match[1])
 
@@ -149,7 +149,7 @@ def limited(limit_bytes: int, cgroups: Path = CGROUPS) -> Iterator[Path | None]:
 def _make(group: Path, limit: str, limit_bytes: int) -> bool:
     try:
         group.mkdir()
-        Path(group, limit).write_text(str(limit_bytes))
+        Path(group, limit).write_text(str(limit_bytes), encoding="utf-8")
     except OSError:  # no right to, no control groups, read-only ones, none that are given memory here
         return False
     return True

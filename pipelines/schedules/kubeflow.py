@@ -110,7 +110,7 @@ def wanted_recurring_run(name: str, settings: ScheduleConfig, package: Path) -> 
             expected="weekdays from 0, which is Sunday, to 6: Kubeflow's scheduler knows no 7",
             fix="write a range that ends with Sunday as a list, such as 5,6,0",
         )
-    content = json.dumps(list(yaml.safe_load_all(package.read_text())), sort_keys=True)
+    content = json.dumps(list(yaml.safe_load_all(package.read_text(encoding="utf-8"))), sort_keys=True)
     return KubeflowSchedule(
         name=name,
         cron=" ".join(["0", *others, weekday]),

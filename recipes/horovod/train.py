@@ -41,7 +41,7 @@ class Files:
         self._given, self._noted, self._saved = given, 0, 0
 
     def resume(self, folder: Path, state: Any) -> None:
-        content = json.loads((folder / STATE).read_text())
+        content = json.loads((folder / STATE).read_text(encoding="utf-8"))
         state.optimizer.load_state_dict(torch.load(folder / OPTIMIZER))
         state.sampler.load_state_dict(content["sampler"])
         state.step, state.log = content["global_step"], content["log_history"]
@@ -49,7 +49,7 @@ class Files:
 
     def committed(self, state: Any) -> None:
         """Metrics of the steps since the last call, and a checkpoint when it is due."""
-        with open(os.environ["VLMPIPE_METRICS"], "a") as metrics:
+        with open(os.environ["VLMPIPE_METRICS"], "a", encoding="utf-8") as metrics:
             for made in state.log[self._noted :]:
                 print(json.dumps({**made, "total_steps": self._given.steps}), file=metrics)
         self._noted = len(state.log)
@@ -63,7 +63,7 @@ class Files:
         self.save_model(state.model, folder)
         torch.save(state.optimizer.state_dict(), folder / OPTIMIZER)
         content = {"global_step": state.step, "max_steps": self._given.steps, "log_history": state.log}
-        (folder / STATE).write_text(json.dumps({**content, "sampler": state.sampler.state_dict()}))
+        (folder / STATE).write_text(json.dumps({**content, "sampler": state.sampler.state_dict()}), encoding="utf-8")
         self._saved = state.step
 
     def save_model(self, model: Any, folder: Path) -> None:

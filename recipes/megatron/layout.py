@@ -110,7 +110,7 @@ def main() -> int:
         "--model", help="folder with the model's config.json, or hub id; default: the run file's weights"
     )
     given = parser.parse_args()
-    with open(given.run_file) as file:
+    with open(given.run_file, encoding="utf-8") as file:
         run = yaml.safe_load(file)
     source, layout = given.model or run["model"]["pretrained"]["weights"], of_run_file(run)
     try:

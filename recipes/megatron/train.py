@@ -109,7 +109,7 @@ class Training:
         self._optimizer = Optimizer(given, self._model)
         self._step, self._log, self._asked_to_stop = 0, [], torch.zeros(1, device=device)
         if given.resume:
-            content = json.loads((given.resume / STATE).read_text())
+            content = json.loads((given.resume / STATE).read_text(encoding="utf-8"))
             self._step, self._log = content["global_step"], content["log_history"]
             self._optimizer.load_state(torch.load(given.resume / OPTIMIZER), self._step)
         signal.signal(signal.SIGTERM, lambda *_: self._asked_to_stop.fill_(1))
@@ -144,7 +144,7 @@ class Training:
         self._step += 1
         self._log.append({"step": self._step, "loss": float(total / tokens), "learning_rate": rate})
         if dist.get_rank() == 0:
-            with open(os.environ["VLMPIPE_METRICS"], "a") as metrics:
+            with open(os.environ["VLMPIPE_METRICS"], "a", encoding="utf-8") as metrics:
                 print(json.dumps({**self._log[-1], "total_steps": self._given.steps}), file=metrics)
         return bool(stop)
 
@@ -155,7 +155,7 @@ class Training:
         if dist.get_rank() == 0:
             torch.save(state, folder / OPTIMIZER)
             content = {"global_step": self._step, "max_steps": self._given.steps, "log_history": self._log}
-            (folder / STATE).write_text(json.dumps(content))
+            (folder / STATE).write_text(json.dumps(content), encoding="utf-8")
 
     def _save_model(self, whole: dict[str, torch.Tensor], folder: Path) -> None:
         if dist.get_rank() == 0:

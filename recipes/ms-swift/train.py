@@ -79,7 +79,10 @@ def label_answers() -> None:
 
 
 def copy_model(checkpoints: Path, output: Path) -> None:
-    states = [json.loads(path.read_text()) | {"in": path.parent} for path in checkpoints.glob("*/trainer_state.json")]
+    states = [
+        json.loads(path.read_text(encoding="utf-8")) | {"in": path.parent}
+        for path in checkpoints.glob("*/trainer_state.json")
+    ]
     newest = max(states, key=lambda state: state["global_step"])
     if newest["global_step"] < newest["max_steps"]:
         sys.exit(STOPPED)

@@ -21,11 +21,11 @@ class Samples:
 
     def __init__(self, data: Path, model: Path) -> None:
         self._data = data
-        self._samples = [json.loads(line) for line in (data / "train.jsonl").open()]
+        self._samples = [json.loads(line) for line in (data / "train.jsonl").open(encoding="utf-8")]
         # Not AutoProcessor: its half for videos needs torchvision.
         self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         self._images = AutoImageProcessor.from_pretrained(model, trust_remote_code=False)
-        self._image_id = json.loads((model / "config.json").read_text())["image_token_id"]
+        self._image_id = json.loads((model / "config.json").read_text(encoding="utf-8"))["image_token_id"]
         self._encoded = functools.lru_cache(4096)(self._encode)
 
     def __len__(self) -> int:

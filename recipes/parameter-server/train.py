@@ -54,7 +54,7 @@ class Chief:
         """Hand the model, or the checkpoint, to the servers."""
         moments, done, left = {}, 0, [0]
         if resume := self._given.resume:
-            state = json.loads((resume / STATE).read_text())
+            state = json.loads((resume / STATE).read_text(encoding="utf-8"))
             self._step = self._saved = state["global_step"]
             self._log = state["log_history"]
             moments, done, left = torch.load(resume / OPTIMIZER)
@@ -83,7 +83,7 @@ class Chief:
             self._log.append(
                 {"step": step, "loss": answer.loss, "learning_rate": self._settings.learning_rate_at(step)}
             )
-            with open(os.environ["VLMPIPE_METRICS"], "a") as metrics:
+            with open(os.environ["VLMPIPE_METRICS"], "a", encoding="utf-8") as metrics:
                 print(json.dumps({**self._log[-1], "total_steps": self._settings.steps}), file=metrics)
 
     def _save(self) -> None:
@@ -93,7 +93,7 @@ class Chief:
         self._save_model(folder)
         torch.save((moments, done, left), folder / OPTIMIZER)
         state = {"global_step": self._step, "max_steps": self._settings.steps, "log_history": self._log}
-        (folder / STATE).write_text(json.dumps(state))
+        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
         self._saved = self._step
 
     def _save_model(self, folder: Path) -> None:

@@ -33,13 +33,13 @@ optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]
 warmup = max(1, args.steps // 30)
 falling = {"cosine": lambda n: 0.5 + 0.5 * math.cos(math.pi * n / args.steps), "constant": lambda n: 1.0}[args.schedule]
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / warmup, falling(n)))
-samples = [json.loads(line) for line in (args.data / "train.jsonl").open()]
+samples = [json.loads(line) for line in (args.data / "train.jsonl").open(encoding="utf-8")]
 done, log = 0, []
 if args.resume:
     state = torch.load(args.resume / "optimizer.pt")
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])
-    content = json.loads((args.resume / "trainer_state.json").read_text())
+    content = json.loads((args.resume / "trainer_state.json").read_text(encoding="utf-8"))
     done, log = content["global_step"], content["log_history"]
 
 
@@ -77,7 +77,7 @@ def save(folder):
     model.save_pretrained(folder)
     torch.save({"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}, folder / "optimizer.pt")
     state = {"global_step": done, "max_steps": args.steps, "log_history": log}
-    (folder / "trainer_state.json").write_text(json.dumps(state))
+    (folder / "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
 
 
 while done < args.steps:
@@ -94,7 +94,7 @@ while done < args.steps:
     done += 1
     log.append({"step": done, "loss": float(total[0] / total[1]), "learning_rate": schedule.get_last_lr()[0]})
     if rank == 0:
-        with open(os.environ["VLMPIPE_METRICS"], "a") as metrics:
+        with open(os.environ["VLMPIPE_METRICS"], "a", encoding="utf-8") as metrics:
             print(json.dumps({**log[-1], "total_steps": args.steps}), file=metrics)
         if done % args.save_every == 0 or total[2]:
             save(args.checkpoints / f"checkpoint-{done}")

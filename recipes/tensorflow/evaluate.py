@@ -55,7 +55,7 @@ def main() -> None:
             "shuffled_image": {"exact_match": float(np.mean(answers_of(model, others, questions) == expected))}
         },
     }
-    (given.output / "evaluate.json").write_text(json.dumps(figures))
+    (given.output / "evaluate.json").write_text(json.dumps(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class State:
         """Steps that were made, and their loss, for vlmpipe."""
         self.done += steps
         self._log.append({"step": self.done, "loss": loss})
-        with Path(os.environ["VLMPIPE_METRICS"]).open("a") as metrics:
+        with Path(os.environ["VLMPIPE_METRICS"]).open("a", encoding="utf-8") as metrics:
             print(json.dumps({**self._log[-1], "total_steps": self._given.steps}), file=metrics)
 
     def save(self) -> None:
@@ -93,13 +93,13 @@ class State:
         folder.mkdir(parents=True, exist_ok=True)
         np.savez(folder / STATE, *map(keras.ops.convert_to_numpy, self._variables))
         state = {"global_step": self.done, "max_steps": self._given.steps, "log_history": self._log}
-        (folder / "trainer_state.json").write_text(json.dumps(state))
+        (folder / "trainer_state.json").write_text(json.dumps(state), encoding="utf-8")
 
     def _read(self, folder: Path) -> None:
         with np.load(folder / STATE) as arrays:
             for variable, name in zip(self._variables, arrays.files, strict=True):
                 variable.assign(arrays[name])
-        state = json.loads((folder / "trainer_state.json").read_text())
+        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
         self.done, self._log = state["global_step"], state["log_history"]
 
     @property

@@ -47,7 +47,7 @@ class Metrics(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if state.is_world_process_zero and "loss" in logs:
             line = {"step": state.global_step, "total_steps": state.max_steps, **logs}
-            with Path(os.environ["VLMPIPE_METRICS"]).open("a") as file:
+            with Path(os.environ["VLMPIPE_METRICS"]).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
 

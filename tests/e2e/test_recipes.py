@@ -29,7 +29,10 @@ def test_recipe_trains_a_model_that_passes_its_gate(run_file: Path, tmp_path: Pa
     name = run_file.parent.name
     if name in OWN_ENVIRONMENT and not (ROOT / "build/recipes" / name / ".installed").is_file():
         pytest.skip(f"make recipe-{name} makes its environment")
-    if "tiny-qwen2-5-vl" in run_file.read_text() and not (ROOT / "build/recipes/tiny-qwen2-5-vl/config.json").is_file():
+    if (
+        "tiny-qwen2-5-vl" in run_file.read_text(encoding="utf-8")
+        and not (ROOT / "build/recipes/tiny-qwen2-5-vl/config.json").is_file()
+    ):
         pytest.skip("make build/recipes/tiny-qwen2-5-vl/config.json makes its base model")
     command = [sys.executable, "-c", START, "run", str(run_file), "--run-id", "one"]
     done = subprocess.run(

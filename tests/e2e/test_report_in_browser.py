@@ -227,12 +227,12 @@ def test_answers_are_filtered_by_text_and_verdict_and_downloaded(
     assert page.locator("#predictions output").text_content().startswith(f"{len(expected)} of {len(predictions)} ")
     with page.expect_download() as download:
         page.get_by_role("button", name="JSON").click()
-    found = json.loads(Path(download.value.path()).read_text())
+    found = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
     assert sorted(line["id"] for line in found) == sorted(line["id"] for line in expected)
     assert {line["correct"] for line in found} == {True}
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV").click()
-    table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8"))))
     assert [line["id"] for line in table] == [line["id"] for line in found]
     assert download.value.suggested_filename.endswith("-predictions.csv")
 
@@ -256,13 +256,15 @@ def test_answers_run_neither_as_markup_nor_as_formulas(page: sync_api.Page, tmp_
     assert page.evaluate("window.hit") is None
     with page.expect_download() as download:
         page.get_by_role("button", name="CSV").click()
-    (found,) = csv.DictReader(io.StringIO(Path(download.value.path()).read_text()))
+    (found,) = csv.DictReader(io.StringIO(Path(download.value.path()).read_text(encoding="utf-8")))
     assert (found["id"], found["answer"], found["prediction"]) == ("'=1+1", "-5", '\'@x,"y"')
 
 
 def test_a_script_that_got_into_the_page_would_not_run(page: sync_api.Page, report: str, tmp_path: Path) -> None:
     changed = tmp_path / "report.html"
-    changed.write_text(Path(report).read_text().replace("<main>", "<main><script>window.hit = 1</script>"))
+    changed.write_text(
+        Path(report).read_text(encoding="utf-8").replace("<main>", "<main><script>window.hit = 1</script>")
+    )
     page.goto(f"file://{changed}")
     assert page.evaluate("window.hit") is None
     assert page.locator("#predictions").is_visible(), "the page's own script does"

@@ -28,7 +28,7 @@ def write_run_file(folder: Path, **sweep: Any) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text()))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 @only_whole

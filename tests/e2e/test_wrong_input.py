@@ -69,7 +69,7 @@ def only_run(folder: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 

@@ -20,7 +20,7 @@ def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
     from vlmpipe.trainer.storage import open_storage
     from vlmpipe.trainer.storage.records import write_record
 
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("prepare-data\n")
     store = open_storage(run_uri)
     store.write(f"prepared/{DONE}", Manifest(format=1, fingerprint="", counts={"images": 3}, files={}).to_bytes())
@@ -34,7 +34,7 @@ def plan_data(run_uri: str) -> list[str]:
 
     from vlmpipe.components.runtime.step_logic import shares_of
 
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("plan-data\n")
     return shares_of(run_uri, int(os.environ["TEST_TASKS"]))
 
@@ -45,7 +45,7 @@ def prepare_chunks(share: str) -> int:
     from vlmpipe.components.runtime.step_logic import read_share
 
     task, tasks, run_uri = read_share(share)
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write(f"prepare-chunks {task} of {tasks} for {os.path.basename(run_uri)}\n")
     return task
 
@@ -58,7 +58,7 @@ def hold_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
 
     from vlmpipe.components.runtime.step_context import step_context
 
-    with open(os.environ["TEST_ALIVE"], "w"), step_context(run_uri, "prepare-data"):
+    with open(os.environ["TEST_ALIVE"], "w", encoding="utf-8"), step_context(run_uri, "prepare-data"):
         print("ready", flush=True)
         signal.pause()
     return ("somewhere", "off")
@@ -91,7 +91,7 @@ def run_job(
     from vlmpipe.trainer.errors import DataError
 
     name = labels["vlmpipe-step"]
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write(f"{name}\n")
     with step_context(base_output_directory, name):
         job = parse_job_spec({"worker_pool_specs": worker_pool_specs, "scheduling": {"strategy": strategy}})
@@ -104,7 +104,7 @@ def run_job(
 def collect_features(run_uri: str, gcp_resources: str, metrics: Output[Metrics]) -> str:
     import os
 
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write(f"collect-{gcp_resources}\n")
     return run_uri
 
@@ -117,7 +117,7 @@ def sync_checkpoint(
     from vlmpipe.trainer.storage import open_storage
     from vlmpipe.trainer.storage.export_manifest import write_description
 
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("sync-checkpoint\n")
     write_description(open_storage(run_uri), {"files": {}})
     return run_uri
@@ -136,7 +136,7 @@ def decide(
 
     from vlmpipe.components.runtime.step_context import step_context
 
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("decide\n")
     with step_context(run_uri, "decide") as progress:
         progress.update(0, answer=os.environ["TEST_DECISION"])
@@ -150,7 +150,7 @@ def register_model(run_uri: str, model: Output[Model]) -> str:
 
     from vlmpipe.components.runtime.step_context import step_context
 
-    with open(os.environ["TEST_TRACE"], "a") as trace, step_context(run_uri, "register-model"):
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace, step_context(run_uri, "register-model"):
         trace.write("register-model\n")
     return "registered"
 
@@ -160,7 +160,7 @@ def notify(
 ) -> None:
     import os
 
-    with open(os.environ["TEST_TRACE"], "a") as trace:
+    with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write(f"notify {run_id or job_name} {status.state}\n")
 
 

@@ -172,7 +172,7 @@ def packages(builder: Builder) -> None:
 
 def pinned(path: Path) -> dict[str, str]:
     """Versions of a constraints file by package."""
-    lines = (re.fullmatch(r"(\S+?)===?(\S+)", line) for line in path.read_text().splitlines())
+    lines = (re.fullmatch(r"(\S+?)===?(\S+)", line) for line in path.read_text(encoding="utf-8").splitlines())
     return {_plain(match[1]): match[2] for match in lines if match}
 
 
@@ -184,7 +184,7 @@ def layers(builder: Builder) -> None:
                 shutil.copytree(ROOT / name, Path(folder, name), symlinks=True)
             else:
                 shutil.copy2(ROOT / name, Path(folder, name))
-        Path(folder, "trainer/changed.py").write_text("# changed\n")
+        Path(folder, "trainer/changed.py").write_text("# changed\n", encoding="utf-8")
         for name in NAMES:
             output = builder.build(name, Path(folder), tag=f"changed-{name}")
             packages_part, code_part, _ = output.partition("COPY vlmpipe vlmpipe")

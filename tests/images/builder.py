@@ -166,7 +166,7 @@ class Builder:
     def read(self, container: str, path: str) -> str:
         """A text file of a container. Of what `run` prints, buildah drops everything after 64 KiB where a command ends
         before its pipe is emptied."""
-        return Path(self.buildah("mount", container), path).read_text()
+        return Path(self.buildah("mount", container), path).read_text(encoding="utf-8")
 
     def config(self, name: str) -> dict[str, Any]:
         """The configuration of an image: its `Env` as a list, `Labels`, `User` and so on."""

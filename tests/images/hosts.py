@@ -52,7 +52,9 @@ def known_names() -> Iterator[Callable[[str, str, str], None]]:
             (folder / "resolv.conf").write_text("")  # nobody else to ask
 
         def know(host: str, name: str, address: str) -> None:
-            with open(f"/etc/netns/{host}/hosts", "a") as file:  # ip-netns(8) shows it as /etc/hosts in there
+            with open(
+                f"/etc/netns/{host}/hosts", "a", encoding="utf-8"
+            ) as file:  # ip-netns(8) shows it as /etc/hosts in there
                 file.write(f"{address} {name}\n")
 
         yield know

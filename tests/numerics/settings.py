@@ -44,7 +44,7 @@ class Setting:
 
     def missing(self) -> str:
         """Why the setting cannot be tried here, or nothing."""
-        flags = Path("/proc/cpuinfo").read_text().split()
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
         return f"this processor has no {self.needs}" if self.needs and self.needs not in flags else ""
 
 

@@ -47,4 +47,4 @@ def test_a_test_that_sends_signals_has_a_short_limit(request: pytest.FixtureRequ
     """This file has the words too."""
     limit = request.node.get_closest_marker("timeout")
     assert limit is not None and limit.args[0] <= conftest.PATIENCE * conftest.SIGNAL_LIMIT_S
-    assert conftest.SENDS_SIGNALS.search(Path(__file__).read_text())
+    assert conftest.SENDS_SIGNALS.search(Path(__file__).read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ BUILT_WITH = {"pip", "setuptools"}  # of the base image, or of the environment
 
 def pins(path: Path) -> dict[str, str]:
     """Versions of a constraints file by package."""
-    lines = (re.fullmatch(r"([\w.-]+)===?(\S+)", line) for line in path.read_text().splitlines())
+    lines = (re.fullmatch(r"([\w.-]+)===?(\S+)", line) for line in path.read_text(encoding="utf-8").splitlines())
     return {canonicalize_name(match[1]): match[2] for match in lines if match}
 
 

@@ -77,7 +77,9 @@ def test_data_files_of_the_packages_are_installed() -> None:
 def test_an_image_recipe_copies_what_exists_and_is_sent_to_the_builder(recipe: Path) -> None:
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [
-        name for line in re.findall(r"^COPY (.+)$", recipe.read_text(), re.MULTILINE) for name in line.split()[:-1]
+        name
+        for line in re.findall(r"^COPY (.+)$", recipe.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in line.split()[:-1]
     ]
     assert copied
     assert [name for name in copied if not (ROOT / name).exists() or sent.isdisjoint((name, name.split("/")[0]))] == []

@@ -48,7 +48,7 @@ def test_every_recipe_keeps_the_rules_of_job_specs_on_vertex(path: Path) -> None
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/*/requirements.txt")), ids=lambda path: path.parent.name)
 def test_every_requirement_is_an_exact_release_that_no_machine_has_alone(path: Path) -> None:
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     assert len(lines) > 10 and all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
 
 

@@ -15,7 +15,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def blocks(page: Path, language: str) -> list[str]:
     """The blocks in one language, in order."""
-    return [body for found, body in FENCE.findall(page.read_text()) if found == language]
+    return [body for found, body in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
 
 
 def command_lines(page: Path) -> list[str]:

@@ -79,7 +79,9 @@ def _make_bucket(server: S3Server, process: subprocess.Popen[bytes], log: Path) 
             return
         except (BotoCoreError, ClientError):  # its parts start one after the other
             if process.poll() is not None or time.monotonic() > deadline_s:
-                raise AssertionError(f"no S3 server: {log.read_text(errors='replace')[-2000:]}") from None
+                raise AssertionError(
+                    f"no S3 server: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}"
+                ) from None
         time.sleep(0.1)
 
 

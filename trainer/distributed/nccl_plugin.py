@@ -162,7 +162,9 @@ def _cached(name: str) -> list[Path]:
     command = next((path for path in ("/sbin/ldconfig", "/usr/sbin/ldconfig") if os.access(path, os.X_OK)), None)
     if command is None:
         return []
-    done = subprocess.run([command, "-p"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [command, "-p"], capture_output=True, text=True, check=False, encoding="utf-8", errors="replace"
+    )
     lines = (line.split() for line in done.stdout.splitlines())
     return [Path(words[-1]) for words in lines if words and words[0] == name and "=>" in words]
 

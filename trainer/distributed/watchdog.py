@@ -159,7 +159,7 @@ def within(seconds: float, *actions: Callable[[], object]) -> None:
 
 def stacks_of_all_threads() -> str:
     """Each thread's stack in faulthandler's form, the most recent call first."""
-    with tempfile.TemporaryFile("w+") as file:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.seek(0)
         return file.read()

@@ -119,6 +119,6 @@ def _missing(python: str, script: Path) -> list[str]:
     names |= {node.module or "" for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level}
     modules = sorted({name.partition(".")[0] for name in names} - {"", "__future__"})
     command = [python, "-I", "-c", _FIND, str(script.parent), *modules]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8", errors="replace")
     found: list[str] = json.loads(ended.stdout) if ended.returncode == 0 else []
     return found

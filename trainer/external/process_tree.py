@@ -64,7 +64,8 @@ def _everything() -> list[Running]:
     found = []
     for path in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError, KeyError, ValueError):
-            fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+            text = path.read_text(encoding="utf-8", errors="replace")  # a process may have any bytes for its name
+            fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
             if fields["State"].split()[0] not in "ZX":
                 handled = int(fields["SigCgt"], 16) | int(fields["SigBlk"], 16)
                 found.append(Running(int(path.parent.name), int(fields["PPid"]), bool(handled & _SIGTERM_BIT)))

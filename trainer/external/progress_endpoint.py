@@ -47,7 +47,7 @@ class ProgressEndpoint:
         self._token = secrets.token_urlsafe(32)
         self._token_file = folder / "progress-token"
         self._token_file.touch(mode=0o600)
-        self._token_file.write_text(self._token)
+        self._token_file.write_text(self._token, encoding="utf-8")
         self._server = http.server.HTTPServer(("127.0.0.1", 0), self._handler())
 
     def __enter__(self) -> ProgressEndpoint:

@@ -80,7 +80,7 @@ def merged_adapter(job: JobConfig, adapter: Path, scratch: Path) -> Path:
     shutil.copytree(adapter, own)  # follows links
     settings = json.loads((own / ADAPTER_CONFIG).read_bytes())
     # It names the folder that the base had on the machine of the training job.
-    (own / ADAPTER_CONFIG).write_text(json.dumps({**settings, "base_model_name_or_path": base}))
+    (own / ADAPTER_CONFIG).write_text(json.dumps({**settings, "base_model_name_or_path": base}), encoding="utf-8")
     for path in Path(base).glob("*"):  # tokenizer, processor and generation settings; none of a hub id
         if path.suffix in MODEL_SUFFIXES and path.suffix != ".safetensors" and not (own / path.name).exists():
             shutil.copyfile(path, own / path.name)

@@ -26,7 +26,14 @@ print(json.dumps(found))
 def versions_in(python: str) -> dict[str, str]:
     """Of Python and the known packages. Raises ConfigError where that Python does not start."""
     try:
-        ended = subprocess.run([python, "-I", "-c", _PROGRAM, *NAMES], capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            [python, "-I", "-c", _PROGRAM, *NAMES],
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         raise ConfigError(
             f"train.trainer.python {python} does not start: {error}",

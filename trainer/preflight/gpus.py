@@ -228,7 +228,9 @@ def look(
     Raises UserError (78) where it does not answer in time, or dies: a driver or a GPU that hangs does that.
     """
     words = [*command, *(["--rates"] if rates else []), *([ANY_PROGRAM] if any_program else [])]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+    )
     try:
         answer, said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:

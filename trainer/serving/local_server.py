@@ -85,7 +85,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5).close()
             return
         time.sleep(0.2)
-    said = "\n  ".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    said = "\n  ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
     raise UserError(
         f"transformers serve did not start; its last lines:\n  {said}",
         expected=f"an answer to http://{HOST}:{port}/health within {START_S:.0f} s",

@@ -83,7 +83,9 @@ class BucketStorage:
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             # Processes of one machine fetch the same shards: one downloads, the others wait.
-            with os.fdopen(open_lock(target.parent / f"{TEMPORARY_PREFIX}lock-{target.name}"), "w") as lock:
+            with os.fdopen(
+                open_lock(target.parent / f"{TEMPORARY_PREFIX}lock-{target.name}"), "w", encoding="utf-8"
+            ) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 is_cached = target.is_file() and info.crc32c is not None and _has(target, info)
                 if not is_cached:

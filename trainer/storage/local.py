@@ -111,7 +111,9 @@ class LocalStorage:
         with os_errors(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Other users who share the folder must be able to lock.
-            with os.fdopen(open_lock(path.parent / f"{TEMPORARY_PREFIX}lock-{path.name}", 0o666), "w") as lock:
+            with os.fdopen(
+                open_lock(path.parent / f"{TEMPORARY_PREFIX}lock-{path.name}", 0o666), "w", encoding="utf-8"
+            ) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 info = self.stat(name)
                 if info is None or info.version != expected_version:

@@ -176,11 +176,11 @@ def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, wanted:
         shutil.rmtree(folder)
         raise DataError(f"{store.root_uri} changed while it was copied", fix="start again when nobody writes there")
     listing = json.dumps([[info.name, info.size_bytes, info.version] for info in files])
-    (folder / f"{TEMPORARY_PREFIX}files").write_text(listing)
+    (folder / f"{TEMPORARY_PREFIX}files").write_text(listing, encoding="utf-8")
 
 
 def _listed(listing: Path) -> list[ObjectInfo]:
-    return [ObjectInfo(*each) for each in json.loads(listing.read_text())]
+    return [ObjectInfo(*each) for each in json.loads(listing.read_text(encoding="utf-8"))]
 
 
 def _use(folder: Path) -> bool:
@@ -216,6 +216,6 @@ def _check_once(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, also: int = 0) -> Iterator[None]:
-    with os.fdopen(open_lock(path), "w") as lock:
+    with os.fdopen(open_lock(path), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | also)
         yield

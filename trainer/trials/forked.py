@@ -69,10 +69,10 @@ def _leaving_error(work: Callable[[], int | None], file: Path) -> Callable[[], i
             return work()
         except UserError as error:
             if error.code != ExitCode.PREEMPTED:
-                file.write_text(error.found)
+                file.write_text(error.found, encoding="utf-8")
             raise
         except Exception as error:
-            file.write_text(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {error}")
+            file.write_text(f"{UNEXPECTED_PREFIX}{type(error).__name__}: {error}", encoding="utf-8")
             raise
 
     return guarded

@@ -48,7 +48,9 @@ def built(uri: str) -> Path:
         shutil.copytree(folder, source, ignore=NOT_BUILT)
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(wheels), str(source)]
         environment = {**os.environ, "SOURCE_DATE_EPOCH": FIRST_ZIP_TIME}
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, encoding="utf-8", errors="replace"
+        )
         if ended.returncode:
             raise UserError(
                 f"train.trainer.package_uris: {uri} cannot be built: {ended.stderr.strip().splitlines()[-1:]}",

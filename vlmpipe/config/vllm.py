@@ -47,5 +47,5 @@ class Vllm:
 
 @functools.cache
 def load_vllm() -> Vllm:
-    content: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    content: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return Vllm(**(content | {"date": str(content["date"])}))

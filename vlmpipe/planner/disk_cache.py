@@ -136,5 +136,5 @@ def _code() -> str:
     for package in (vlmpipe.trainer, planner):
         root = Path(package.__path__[0])
         for file in sorted(root.rglob("*.py")):
-            digest.update(json.dumps([str(file.relative_to(root)), file.read_text()]).encode())
+            digest.update(json.dumps([str(file.relative_to(root)), file.read_text(encoding="utf-8")]).encode())
     return digest.hexdigest()

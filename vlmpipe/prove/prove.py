@@ -92,8 +92,8 @@ def prove(
         verdicts.append(verdict)
         reached(verdict)
     proven = Proven(own.name if own else OUR_NAME, model_type, command, _versions(trainer), tuple(verdicts))
-    (folder / "prove.json").write_text(json.dumps(proven.as_json(), indent=1))
-    (folder / "prove.html").write_text(page(proven.as_json()))
+    (folder / "prove.json").write_text(json.dumps(proven.as_json(), indent=1), encoding="utf-8")
+    (folder / "prove.html").write_text(page(proven.as_json()), encoding="utf-8")
     return proven
 
 

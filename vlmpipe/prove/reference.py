@@ -43,7 +43,7 @@ class Reference:
         settings = folder / PROCESSOR_NAME
         self._processor = kind.from_args_and_dict(
             [own.get(name) for name in kind.get_attributes()],
-            json.loads(settings.read_text()) if settings.exists() else {},
+            json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {},
         )
         self._processor.chat_template = tokenizer.chat_template
         self._tokenizer, self._image_token_id = tokenizer, config.image_token_id

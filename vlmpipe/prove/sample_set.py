@@ -36,7 +36,7 @@ def write_samples(folder: Path, *, text_only: bool = False) -> list[Sample]:
         for number in range(NUM_SAMPLES + NUM_VALIDATION)
     ]
     records = [_record(sample, "train" if number < NUM_SAMPLES else "eval") for number, sample in enumerate(samples)]
-    (folder / "samples.json").write_text(json.dumps(records))
+    (folder / "samples.json").write_text(json.dumps(records), encoding="utf-8")
     return samples[:NUM_SAMPLES]
 
 

@@ -177,9 +177,11 @@ def _save_qwen_processor(model_type: str, folder: Path, *, side: int, patch: int
     images.save_pretrained(folder)
     kind = {"processor_class": {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}[model_type]}
     path = folder / "preprocessor_config.json"
-    settings = json.loads(path.read_text()) | kind | {"image_processor_type": "Qwen2VLImageProcessor"}
-    path.write_text(json.dumps(settings, indent=2))
+    settings = json.loads(path.read_text(encoding="utf-8")) | kind | {"image_processor_type": "Qwen2VLImageProcessor"}
+    path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
     videos = {name: value for name, value in settings.items() if name != "image_processor_type"}
     video_kind = "Qwen2VLVideoProcessor" if model_type == "qwen2_5_vl" else "Qwen3VLVideoProcessor"
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(videos | {"video_processor_type": video_kind}))
-    (folder / "processor_config.json").write_text(json.dumps(kind))
+    (folder / "video_preprocessor_config.json").write_text(
+        json.dumps(videos | {"video_processor_type": video_kind}), encoding="utf-8"
+    )
+    (folder / "processor_config.json").write_text(json.dumps(kind), encoding="utf-8")

@@ -166,8 +166,8 @@ class LocalTrainer:
         # All laws are about arithmetic: the CPU of any machine will do, and has room for four processes.
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         log = Path(run_uri, "prove.log")
-        before = len(log.read_text()) if log.exists() else 0
-        with log.open("a") as file:
+        before = len(log.read_text(encoding="utf-8")) if log.exists() else 0
+        with log.open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
             )
@@ -177,7 +177,7 @@ class LocalTrainer:
                 _kill(process)
         store = open_storage(run_uri)
         summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
-        output, resumed = log.read_text()[before:], summary.get("resumed_from_step")
+        output, resumed = log.read_text(encoding="utf-8")[before:], summary.get("resumed_from_step")
         return Ended(_losses(run_uri), process.returncode, output, timed_out, resumed, run_uri)
 
     def _wait(self, process: subprocess.Popen[bytes], run_uri: str, stop_after_step: int) -> bool:

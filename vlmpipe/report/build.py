@@ -33,7 +33,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
 
 SHOWN_SAMPLES = 16
-SCRIPT = Path(__file__).with_name("predictions.js").read_text()
+SCRIPT = Path(__file__).with_name("predictions.js").read_text(encoding="utf-8")
 # Title, unit and whether the axis starts at zero.
 CHARTS = {
     "loss": ("Loss", "nats a label token", False),

@@ -10,7 +10,7 @@ import jinja2
 
 from vlmpipe.report.load import count, duration, percent
 
-STYLE = Path(__file__).with_name("style.css").read_text()
+STYLE = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def test_stages_on_the_same_data_share_what_was_prepared(
 ) -> None:
     first, second = stages[family]
     assert first.pointers().prepared_uri == second.pointers().prepared_uri
-    record = json.loads(Path(second.run.run_uri, "steps/prepare-data.json").read_text())
+    record = json.loads(Path(second.run.run_uri, "steps/prepare-data.json").read_text(encoding="utf-8"))
     assert record["state"] == "reused"
     is_shared = first.pointers().features_uri == second.pointers().features_uri
     assert is_shared == (family == "llava"), "a model as a whole is another one after a stage, by its address"

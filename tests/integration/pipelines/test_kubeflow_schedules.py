@@ -43,10 +43,10 @@ def schedule(vlmpipe: Submit, monkeypatch: pytest.MonkeyPatch, compiled: dict[st
         key = config.model_copy(update={"name": "one"}).model_dump_json()
         if key not in compiled:
             answer = compile_pipeline(config, target, path)
-            compiled[key] = path.read_text(), answer
+            compiled[key] = path.read_text(encoding="utf-8"), answer
         content, answer = compiled[key]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")
         return Compiled(**{**vars(answer), "path": path})
 
     monkeypatch.setattr(schedule_plan, "compile_pipeline", compile_once)

@@ -40,10 +40,10 @@ def compile_once(monkeypatch: pytest.MonkeyPatch, compiled: dict[str, Any]) -> N
         key = config.model_dump_json()
         if key not in compiled:
             answer = compile_one(config, target, path)
-            compiled[key] = answer, path.read_text()
+            compiled[key] = answer, path.read_text(encoding="utf-8")
         answer, content = compiled[key]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")
         return answer
 
     monkeypatch.setattr(api, "compile", cached)
@@ -56,7 +56,7 @@ def test_each_content_is_a_version_once(pipelines: FakePipelines, vlmpipe: Submi
     (pipeline,), (version,) = pipelines.pipelines.values(), pipelines.versions.values()
     assert (pipeline["display_name"], published["uploaded"]) == ("digits", True)
     assert published["version"] == version["display_name"] and published["version"].startswith("content-")
-    assert version["pipeline_spec"] == next(yaml.safe_load_all(Path(published["pipeline"]).read_text()))
+    assert version["pipeline_spec"] == next(yaml.safe_load_all(Path(published["pipeline"]).read_text(encoding="utf-8")))
     address = f"{pipelines.endpoint}/#/pipelines/details/{pipeline['pipeline_id']}/version/"
     assert published["template"] == address + version["pipeline_version_id"]
     again = vlmpipe(*PUBLISH)

@@ -60,7 +60,7 @@ def run(config: RunConfig, monkeypatch: pytest.MonkeyPatch, **answers: str) -> i
 
 def step_record(config: RunConfig, step: str) -> dict[str, Any]:
     path = Path(config.output.root_uri, "runs/r1/steps", f"{step}.json")
-    record: dict[str, Any] = json.loads(path.read_text())
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
 
 
@@ -89,8 +89,8 @@ def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_r
 ) -> None:
     told = notifying(config, receiver)
     assert run(told, monkeypatch, features="encode", decision="accepted") == 0
-    assert trace.read_text().splitlines() == [*BEFORE, *ENCODING, *TRAINING, "register-model"]
-    written = json.loads(Path(config.output.root_uri, "runs/r1/run.json").read_text())
+    assert trace.read_text(encoding="utf-8").splitlines() == [*BEFORE, *ENCODING, *TRAINING, "register-model"]
+    written = json.loads(Path(config.output.root_uri, "runs/r1/run.json").read_text(encoding="utf-8"))
     submission = written["run"].pop("submission")
     assert submission.startswith("digits-") and written["run"] == {"run_id": "r1", "root_uri": config.output.root_uri}
     assert told_of(receiver) == [("done", None, "r1")]
@@ -105,7 +105,7 @@ def test_data_tasks_come_between_their_plan_and_what_puts_them_together(
     """Also: features that are there start no job, and a rejected model is not registered."""
     shared = config.model_copy(update={"data": config.data.model_copy(update={"tasks": 3})})
     assert run(shared, monkeypatch, features="reuse", decision="rejected", tasks=str(tasks)) == 0
-    plan, *lines = trace.read_text().splitlines()
+    plan, *lines = trace.read_text(encoding="utf-8").splitlines()
     assert plan == "plan-data"
     assert sorted(lines[:tasks]) == [f"prepare-chunks {task} of 3 for r1" for task in range(tasks)]
     assert lines[tasks:] == [*BEFORE, *TRAINING, "notify r1 SUCCEEDED"]
@@ -136,7 +136,7 @@ def test_a_stage_begins_when_the_one_before_was_accepted_and_an_accepted_one_is_
 ) -> None:
     align, stage = Path(staged.output.root_uri, "runs/r1/stages/align"), [*BEFORE, *TRAINING]
     assert run(staged, monkeypatch, features="off", decision="rejected") == 0
-    assert trace.read_text().splitlines() == [*stage, "notify r1 SUCCEEDED"]
+    assert trace.read_text(encoding="utf-8").splitlines() == [*stage, "notify r1 SUCCEEDED"]
     assert (align / "steps/train.json").exists() and not (align.parents[1] / "steps/train.json").exists()
 
     decision = {"accepted": True, "reason": "good", "checks": [], "run_sha256": run_sha256(LocalStorage(align))}
@@ -145,7 +145,7 @@ def test_a_stage_begins_when_the_one_before_was_accepted_and_an_accepted_one_is_
     again = load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={staged.output.root_uri}", *changes])
     assert run(again, monkeypatch, features="off", decision="accepted") == 0
     first = stage if changes else ["decide"]
-    assert trace.read_text().splitlines() == [*first, *stage, "register-model", "notify r1 SUCCEEDED"]
+    assert trace.read_text(encoding="utf-8").splitlines() == [*first, *stage, "register-model", "notify r1 SUCCEEDED"]
     assert (align.parents[1] / "steps/train.json").exists()
 
 
@@ -154,7 +154,7 @@ def test_a_failing_stage_ends_the_run_with_its_exit_code(
     staged: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(staged, monkeypatch, features="off", decision="accepted", fail="train") == ExitCode.DATA
-    assert trace.read_text().splitlines() == [*BEFORE, "train", "notify r1 FAILED"]
+    assert trace.read_text(encoding="utf-8").splitlines() == [*BEFORE, "train", "notify r1 FAILED"]
 
 
 def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(
@@ -162,7 +162,7 @@ def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(
 ) -> None:
     told = notifying(config, receiver)
     assert run(told, monkeypatch, features="off", decision="accepted", fail="train") == ExitCode.DATA
-    assert trace.read_text().splitlines() == [*BEFORE, "train"]
+    assert trace.read_text(encoding="utf-8").splitlines() == [*BEFORE, "train"]
     record = step_record(config, "train")
     assert record["message"] == "the picture is upside down" and record["detail"]["exit_code"] == 65
     assert "kfp" in os.listdir(Path(config.output.root_uri, "runs/r1")), "kfp's own files lie in the run's folder"
@@ -185,7 +185,7 @@ def test_a_step_that_is_killed_fails_the_run_and_is_recorded_as_failed(
     config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(config, monkeypatch, features="off", decision="killed") == ExitCode.UNEXPECTED
-    assert trace.read_text().splitlines() == [*BEFORE, *TRAINING, "notify r1 FAILED"]
+    assert trace.read_text(encoding="utf-8").splitlines() == [*BEFORE, *TRAINING, "notify r1 FAILED"]
     assert step_record(config, "decide")["state"] == "failed" and "killed" in step_record(config, "decide")["message"]
 
 

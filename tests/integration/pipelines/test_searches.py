@@ -106,7 +106,7 @@ def test_a_search_here_is_read_from_its_table(
             raise UserError("training is not finite")
         env = {one["name"]: one["value"] for one in spec["worker_pool_specs"][0]["container_spec"]["env"]}
         Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True)
-        Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"exact_match": str(len(seen) / 10)}))
+        Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"exact_match": str(len(seen) / 10)}), encoding="utf-8")
 
     monkeypatch.setattr(local_job, "run_job", run)
     run_search(search)

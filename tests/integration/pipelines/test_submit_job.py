@@ -149,7 +149,7 @@ def test_a_spec_arrives_as_the_sdk_sends_it(
 def test_a_spec_that_breaks_a_rule_is_not_sent(
     vertex: FakeVertex, spec_file: Path, vlmpipe: Submit, change: dict[str, Any], words: str
 ) -> None:
-    spec_file.write_text(yaml.safe_dump({**CLUSTER, **change}))
+    spec_file.write_text(yaml.safe_dump({**CLUSTER, **change}), encoding="utf-8")
     answer = vlmpipe("submit", "--job-spec", str(spec_file), *FLAGS, "--yes")
     assert (answer.code, words in answer.err, vertex.requests) == (64, True, [])
 
@@ -161,7 +161,7 @@ def test_a_whole_job_keeps_its_name_labels_and_place(vertex: FakeVertex, spec_fi
         "labels": {"team": "vision"},
         "jobSpec": json.loads(api.CustomJobSpec.to_json(parse_job_spec(CLUSTER), use_integers_for_enums=False)),
     }
-    spec_file.write_text(json.dumps(job))
+    spec_file.write_text(json.dumps(job), encoding="utf-8")
     answer = vlmpipe("submit", "--job-spec", str(spec_file), "--yes", "--detach")
     assert answer.code == 0, answer.err
     sent = only_job(vertex)

@@ -306,7 +306,9 @@ def test_the_search_here_writes_a_table_best_first_and_a_failed_trial_is_a_line(
             raise UserError("training is not finite")
         assert f"--{RATE}=" in " ".join(container["args"])
         Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True)
-        Path(env[METRIC_FILE_VARIABLE]).write_text(json.dumps({"trial": number, "exact_match": str(number / 10)}))
+        Path(env[METRIC_FILE_VARIABLE]).write_text(
+            json.dumps({"trial": number, "exact_match": str(number / 10)}), encoding="utf-8"
+        )
 
     monkeypatch.setattr(local_job, "run_job", run)
     table = run_search(search)

@@ -63,7 +63,7 @@ def llava_folder(folder: Path, count: int = 40) -> tuple[Path, list[dict[str, An
 
 
 def write_json(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text(json.dumps(records))
+    path.write_text(json.dumps(records), encoding="utf-8")
     return path
 
 

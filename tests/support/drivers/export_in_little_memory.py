@@ -38,8 +38,8 @@ def main() -> None:
 
 def now_and_most_bytes() -> tuple[int, int]:
     """What the process holds, and the most since the last call. `ru_maxrss` would count the parent before exec too."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak starts anew
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # proc(5): the peak starts anew
     now, most = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return now, most
 

@@ -39,7 +39,7 @@ def main() -> int:
         shares = [batch[start : start + args.micro] for start in range(0, len(batch), args.micro)]
         loss, gradient = mean(shares if "means" in args.faults else [batch], w)
         w, done = w - RATE * gradient, done + 1
-        with open(os.environ["VLMPIPE_METRICS"], "a") as metrics:
+        with open(os.environ["VLMPIPE_METRICS"], "a", encoding="utf-8") as metrics:
             print(json.dumps({"step": done, "loss": loss, "total_steps": args.steps}), file=metrics)
         if done % args.save_every == 0:
             save(args.checkpoints / f"checkpoint-{done}", args.model, done, args.steps, w)

@@ -28,7 +28,7 @@ def main() -> int:
         if code:
             return code
         found = places(made.pop(), job.train.nvme_path)
-        Path(job.run.run_uri, f"places-{worker.rank}.json").write_text(json.dumps(found))
+        Path(job.run.run_uri, f"places-{worker.rank}.json").write_text(json.dumps(found), encoding="utf-8")
     return 0
 
 
@@ -70,7 +70,7 @@ def state_of(strategy: Any) -> Iterator[tuple[str, Tensor]]:
 
 def mappings(folder: str) -> Iterator[tuple[int, int]]:
     """Addresses at which this process has mapped files that are, or were, in `folder`."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         addresses, *_, rest = line.split(maxsplit=5)
         if rest.startswith(f"{folder}/"):
             start, end = addresses.split("-")

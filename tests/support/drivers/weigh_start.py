@@ -77,7 +77,7 @@ class CountingSlice:
 
 def from_disk() -> int:
     """Bytes that this process had the kernel read from a disk, and not from its page cache."""
-    with open("/proc/self/io") as file:
+    with open("/proc/self/io", encoding="utf-8") as file:
         return int(dict(line.split(": ") for line in file)["read_bytes"])
 
 

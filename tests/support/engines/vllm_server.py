@@ -89,7 +89,7 @@ def running_vllm(
     if program == START_PROGRAM:
         variables["PYTHONPATH"] = str(ROOT)
     command = [*program, *given]
-    with log.open("w") as said:
+    with log.open("w", encoding="utf-8") as said:
         said.write(f"{' '.join(command)}\n")
         said.flush()
         server = subprocess.Popen(
@@ -118,5 +118,5 @@ def _wait(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
         with contextlib.suppress(OSError, urllib.error.URLError):
             urllib.request.urlopen(f"{address}/health", timeout=5).close()
             return
-    last = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+    last = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
     raise AssertionError(f"vLLM did not start:\n{last}")

@@ -132,7 +132,7 @@ class _Service(grpc.GenericRpcHandler):
 
 def main() -> None:
     """Serve until Terraform says that it is done. The handshake is a line: core and protocol version, address, kind."""
-    service = _Service(json.loads(Path(sys.argv[1]).read_text()))
+    service = _Service(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     server = grpc.server(futures.ThreadPoolExecutor(4))
     server.add_generic_rpc_handlers((service,))
     port = server.add_insecure_port("127.0.0.1:0")

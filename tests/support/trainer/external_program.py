@@ -53,7 +53,7 @@ def save(step: int, number: int) -> None:
 
 def post_that_all_is_done() -> None:
     """As transformers does at the end, also where that comes too early."""
-    token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text()
+    token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text(encoding="utf-8")
     metrics = [{"name": "current_step", "value": str(steps)}, {"name": "total_steps", "value": str(steps)}]
     body = json.dumps({"trainerStatus": {"progressPercentage": 100, "metrics": metrics}}).encode()
     headers = {"Authorization": f"Bearer {token}"}

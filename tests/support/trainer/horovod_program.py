@@ -77,7 +77,7 @@ def train(given: Any, folder: Path) -> torch.nn.Module | None:
 
 
 def main() -> None:
-    folder, given = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text())
+    folder, given = Path(sys.argv[1]).parent, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     model = replay(given) if "batches" in given else train(given, folder)
     if model:
         torch.save(model.state_dict(), folder / "weights.pt")

@@ -64,7 +64,7 @@ def main() -> None:
     from server import Settings
     from worker import Servers, join_group, leave, serve, work
 
-    given, rank = json.loads(Path(sys.argv[1]).read_text()), int(os.environ["RANK"])
+    given, rank = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), int(os.environ["RANK"])
     settings, servers = Settings(**given["settings"]), given["servers"]
     weights = Path(sys.argv[1]).with_name(given["weights"])
     if given["ddp"]:

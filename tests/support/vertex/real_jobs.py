@@ -45,6 +45,6 @@ def _code_of(job: api.CustomJob, log: Path) -> int:
     }
     assert container.command[0] == "python"
     command = [sys.executable, *container.command[1:], *container.args]
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         limit_s = min(TIMEOUT_S, job.job_spec.scheduling.timeout.total_seconds())
         return subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=limit_s).returncode

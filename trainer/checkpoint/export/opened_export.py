@@ -125,7 +125,7 @@ def _require_index(run: Storage, index: Path, found: dict[str, Stored]) -> None:
         if len(files) > 1:
             raise _wrong(run, f"has {len(files)} files with weights and no {index.name}")
         return
-    said = json.loads(index.read_text())["weight_map"]
+    said = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
     if said != {name: one.file for name, one in found.items()}:
         raise _wrong(run, f"has a {index.name} that places tensors in other files than they are in")
 

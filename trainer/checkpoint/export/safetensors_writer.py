@@ -70,7 +70,7 @@ def write_weights(
         digest.add(name, read(name))
     if len(shards) > 1:
         index = folder / SAFE_WEIGHTS_INDEX_NAME
-        index.write_text(json.dumps(_index(files, shards), indent=2, sort_keys=True) + "\n")
+        index.write_text(json.dumps(_index(files, shards), indent=2, sort_keys=True) + "\n", encoding="utf-8")
         finished(index)
         files = [*files, index.name]
     return Written(files, digest.hexdigest())

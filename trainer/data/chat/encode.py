@@ -104,7 +104,7 @@ class Chat:
         settings = {
             "end_tokens": self.end_tokens, "added_end": self.template.added_end, "as_text": self.as_text
         }  # fmt: skip
-        (folder / SETTINGS).write_text(json.dumps(settings))
+        (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def export_data(prepared_uri: str, data_format: str, folder: Path) -> ExportedDa
         if form.index:
             names = [name for split in files.values() for name in split]
             index_name, content = form.index(names, folder.absolute(), pairs=pairs)
-            (scratch / index_name).write_text(json.dumps(content, indent=1))
+            (scratch / index_name).write_text(json.dumps(content, indent=1), encoding="utf-8")
     return ExportedData(folder, samples, images, files)
 
 

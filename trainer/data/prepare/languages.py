@@ -51,7 +51,7 @@ def _script(letter: str) -> str:
 def _languages_of_words() -> dict[str, dict[str, list[tuple[str, float]]]]:
     """Script -> word -> the languages that have it, with its weight for each."""
     found: dict[str, dict[str, list[tuple[str, float]]]] = {}
-    for script, languages in yaml.safe_load(WORDS.read_text()).items():
+    for script, languages in yaml.safe_load(WORDS.read_text(encoding="utf-8")).items():
         having: dict[str, list[str]] = {}
         for language, words in languages.items():
             for word in words.split():

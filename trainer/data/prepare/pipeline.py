@@ -277,7 +277,7 @@ def _build(config: JobConfig, source: Source, identity: str, place: Path, progre
 
 
 def _coverage(plan: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((plan / COVERAGE).read_text())
+    found: dict[str, Any] = json.loads((plan / COVERAGE).read_text(encoding="utf-8"))
     return found
 
 

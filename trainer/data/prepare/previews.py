@@ -114,7 +114,9 @@ class ContactSheet:
                 names.append(f"{SHEET_FOLDER}/{number}-{place}.png")
                 (folder / names[-1]).write_bytes(thumbnail(data, pixels))
             lines.append(record | {"pictures": names})
-        (folder / SHEET).write_text(json.dumps({"samples": lines}, indent=1, ensure_ascii=False) + "\n")
+        (folder / SHEET).write_text(
+            json.dumps({"samples": lines}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def _rank(identity: str) -> int:

@@ -54,7 +54,7 @@ def sample_json(identity: str, turns: Sequence[Turn]) -> bytes:
 
 
 def write_sidecar(folder: Path, sidecar: Sidecar) -> None:
-    (folder / sidecar_name(sidecar.shard)).write_text(json.dumps(asdict(sidecar)))
+    (folder / sidecar_name(sidecar.shard)).write_text(json.dumps(asdict(sidecar)), encoding="utf-8")
 
 
 class ShardWriter:

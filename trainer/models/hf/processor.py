@@ -163,7 +163,7 @@ class PublishedImages:
         if videos := published_json(published, PROCESSOR_NAME).get("video_processor"):
             content["video_processor"] = videos
         content = {name: value for name, value in content.items() if value is not None}
-        (folder / PROCESSOR_NAME).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+        (folder / PROCESSOR_NAME).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @functools.lru_cache(8)

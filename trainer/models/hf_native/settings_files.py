@@ -54,10 +54,13 @@ def serve_older_readers(folder: Path) -> None:
     """Add to settings files that transformers 5 wrote what 4.5x reads in their place. 5 reads the same as before."""
     _change(folder / CONFIG_NAME, _older_config)
     template = folder / TEMPLATE_NAME
-    text = template.read_text() if template.is_file() else ""
+    text = template.read_text(encoding="utf-8") if template.is_file() else ""
     _change(folder / TOKENIZER_NAME, lambda content: _older_tokenizer(content, text))
     if (folder / PROCESSOR_NAME).is_file() and not (folder / IMAGE_PROCESSOR_NAME).is_file():
-        _write(folder / IMAGE_PROCESSOR_NAME, json.loads((folder / PROCESSOR_NAME).read_text())["image_processor"])
+        _write(
+            folder / IMAGE_PROCESSOR_NAME,
+            json.loads((folder / PROCESSOR_NAME).read_text(encoding="utf-8"))["image_processor"],
+        )
 
 
 def _older_config(content: dict[str, Any]) -> dict[str, Any]:
@@ -105,8 +108,8 @@ def _older_tokenizer(content: dict[str, Any], template: str) -> dict[str, Any]:
 
 def _change(file: Path, change: Any) -> None:
     if file.is_file():
-        _write(file, change(json.loads(file.read_text())))
+        _write(file, change(json.loads(file.read_text(encoding="utf-8"))))
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -129,7 +129,7 @@ class StoredWeights:
             with self._source.opened(SAFE_WEIGHTS_NAME) as file:
                 return dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         if index := self._source.index():
-            return dict(json.loads(index.read_text())["weight_map"])
+            return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         return {}
 
     @cached_property

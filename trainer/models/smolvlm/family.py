@@ -114,7 +114,7 @@ class SmolVlmFamily(SquareFamily, NativeFamily):
         super().save_settings(config, model, tokenizer, folder)
         side = config.image_size // int(model.config.vision_config.patch_size) // int(model.config.scale_factor)
         settings = {"processor_class": "SmolVLMProcessor", "image_seq_len": side**2}
-        (folder / PROCESSOR_NAME).write_text(json.dumps(settings, indent=2) + "\n")
+        (folder / PROCESSOR_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def build_tower(self, config: ModelConfig) -> nn.Module:
         return self.build_vision(config)

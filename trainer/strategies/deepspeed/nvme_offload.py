@@ -129,7 +129,7 @@ def _take_room(file: int, size_bytes: int) -> None:
 def file_system(folder: Path) -> str:
     """The kernel's name for the type of file system of `folder`; empty where unknown."""
     try:
-        lines = MOUNTS.read_text().splitlines()
+        lines = MOUNTS.read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return ""
     real, found, depth = folder.resolve(), "", -1

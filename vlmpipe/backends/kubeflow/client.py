@@ -130,7 +130,7 @@ def connection() -> tuple[client.ApiClient, str]:
     settings = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=settings)
-        namespace = NAMESPACE_FILE.read_text().strip()
+        namespace = NAMESPACE_FILE.read_text(encoding="utf-8").strip()
     except ConfigException:
         file = os.environ.get("KUBECONFIG") or "~/.kube/config"
         try:

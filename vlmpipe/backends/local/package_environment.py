@@ -37,13 +37,13 @@ def package_python(package_uris: Sequence[str], log: Path) -> str:
     python = folder / "bin" / "python"
     with os_errors(f"making {folder}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(open_lock(folder.with_suffix(".lock")), "w") as lock, log.open("ab") as output:
+        with os.fdopen(open_lock(folder.with_suffix(".lock")), "w", encoding="utf-8") as lock, log.open("ab") as output:
             fcntl.flock(lock, fcntl.LOCK_EX)  # replicas of other jobs may want the same one
             if not (folder / READY).exists():
                 _run([sys.executable, "-m", "venv", "--clear", str(folder)], output)
                 below = folder / sysconfig.get_path("purelib", vars={"base": ""}).lstrip("/") / "below.pth"
                 # Not the bare path: editable installations there are path files of their own.
-                below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+                below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", encoding="utf-8")
                 _run([str(python), "-m", "pip", "install", *map(str, files)], output)
                 (folder / READY).touch()
     return str(python)

@@ -131,7 +131,7 @@ def _children() -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()  # the name before it may hold anything
+            fields = stat.read_bytes().rpartition(b")")[2].split()  # the name before it may hold any bytes
             if int(fields[1]) == os.getpid():
                 found.append(int(stat.parent.name))
     return found

@@ -41,6 +41,6 @@ def test_checkpoint_size_matches_the_estimate(name: str, runs: dict[str, JobConf
     job = runs[name]
     checkpoints = [file for file in Path(job.run.run_uri, "checkpoints").rglob("*") if file.is_file()]
     found = sum(file.stat().st_size for file in checkpoints)
-    trained = json.loads(Path(job.run.run_uri, "summary.json").read_text())["trainable_parameters"]
+    trained = json.loads(Path(job.run.run_uri, "summary.json").read_text(encoding="utf-8"))["trainable_parameters"]
     said = checkpoint_bytes(trained, job.train, RANKS)
     assert said < found < (1 + BESIDE) * said

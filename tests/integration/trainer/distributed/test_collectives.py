@@ -17,7 +17,7 @@ KINDS = {"all ranks": 4, "ranks of a node": 2, "one rank of each node": 2}
 def test_two_nodes_of_two_ranks_are_measured_before_they_train(tmp_path: Path) -> None:
     job = make_run(tmp_path, "measured", {"train.measure_communication": True, "train.max_steps": 1}, features="off")
     said = run_ranks("vlmpipe.trainer.train", ["--config", f"{job.run.run_uri}/run.json"], processes=2, nodes=2)
-    speeds = json.loads(Path(job.run.run_uri, FILE).read_text())
+    speeds = json.loads(Path(job.run.run_uri, FILE).read_text(encoding="utf-8"))
     assert {(each["among"], each["ranks"], each["collective"], each["bytes"]) for each in speeds} == {
         (among, ranks, collective, size)
         for among, ranks in KINDS.items()

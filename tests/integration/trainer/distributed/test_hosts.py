@@ -163,7 +163,7 @@ def _until(seen: Callable[[], object], running: subprocess.Popen[str]) -> None:
 
 def _measured(job: JobConfig) -> dict[str, float]:
     """Bus bandwidth by collective."""
-    speeds = json.loads(Path(job.run.run_uri, FILE).read_text())
+    speeds = json.loads(Path(job.run.run_uri, FILE).read_text(encoding="utf-8"))
     return {each["collective"]: each["bus_gb_per_s"] for each in speeds if each["bytes"] == SIZE_BYTES}
 
 

@@ -61,7 +61,7 @@ def test_two_nodes_train_by_one_torchrun_each_and_the_export_is_loaded(
     pool: dict[str, Any] = {"machine_spec": machine, "container_spec": task, "replica_count": 1}
     spec = {"worker_pool_specs": [pool] * 2, "base_output_directory": {"output_uri_prefix": run.uri}}
     run_job("train", spec, labels={STEP_LABEL: "train"})
-    logs = [Path(run.uri, f"logs/train/workerpool{node}-0.log").read_text() for node in range(2)]
+    logs = [Path(run.uri, f"logs/train/workerpool{node}-0.log").read_text(encoding="utf-8") for node in range(2)]
     assert all(f"--nnodes 2 --node-rank {node} --nproc-per-node 1" in log for node, log in enumerate(logs))
     assert "checkpoints on the disk of node 1" not in logs[1]
     summary = run.record("summary.json")

@@ -29,4 +29,4 @@ def test_a_training_without_trouble_prints_nothing_to_stderr_and_a_warning_there
     (warning,) = said.stderr.splitlines()
     assert warning.startswith("train: warning: train.ema_decay 0.999: after all 3 steps the average")
     assert "warning" not in said.stdout
-    assert json.loads(Path(job.run.run_uri, "steps/train.json").read_text())["state"] == "done"
+    assert json.loads(Path(job.run.run_uri, "steps/train.json").read_text(encoding="utf-8"))["state"] == "done"

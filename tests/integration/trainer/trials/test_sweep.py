@@ -152,7 +152,7 @@ def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path, [stopped])
     process = start(sweep)
     log, ends_s = Path(stopped.run.run_uri, "metrics.jsonl"), time.monotonic() + 120
-    while not (log.exists() and log.read_text().count("\n") > 5):
+    while not (log.exists() and log.read_text(encoding="utf-8").count("\n") > 5):
         assert process.poll() is None and time.monotonic() < ends_s
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)

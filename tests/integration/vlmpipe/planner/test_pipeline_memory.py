@@ -29,7 +29,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         if not cases:
             continue
         run_ranks(module, ["--output", str(output), "--cases", *cases], processes=ranks)
-        found |= json.loads(output.read_text())
+        found |= json.loads(output.read_text(encoding="utf-8"))
     return found
 
 

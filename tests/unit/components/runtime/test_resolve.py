@@ -183,7 +183,7 @@ def test_a_run_on_kubeflow_is_planned_and_needs_data_that_a_pod_can_read(tmp_pat
     overrides = {"cluster.reduction_server": None, "kubeflow.queue": "team"}
     answer = resolved(on_vertex(tmp_path), "kubeflow", overrides=json.dumps(overrides))
     assert Path(answer.run_uri, "plan.json").exists()
-    assert json.loads(Path(answer.run_uri, "run.json").read_text())["kubeflow"]["queue"] == "team"
+    assert json.loads(Path(answer.run_uri, "run.json").read_text(encoding="utf-8"))["kubeflow"]["queue"] == "team"
     said = refusal_on_kubeflow(on_vertex(tmp_path), data_uri="samples.json")
     assert "for Kubeflow" in said and "expected gs://bucket/folder, s3://" in said
     assert "plan is red" in refusal_on_kubeflow(on_vertex(tmp_path), overrides='{"train.strategy": "ddp"}')
@@ -216,7 +216,7 @@ def on_vertex(tmp_path: Path, *overrides: str) -> RunConfig:
 
 
 def test_the_plan_is_written_beside_the_run_file(tmp_path: Path) -> None:
-    plan = json.loads(Path(resolved(on_vertex(tmp_path), "vertex").run_uri, "plan.json").read_text())
+    plan = json.loads(Path(resolved(on_vertex(tmp_path), "vertex").run_uri, "plan.json").read_text(encoding="utf-8"))
     assert plan["name"] == "llava-7b-zero2-spot" and plan["memory"]["fits"]
 
 
@@ -237,7 +237,7 @@ def test_a_run_from_the_console_that_does_not_fit_ends_in_its_first_step(tmp_pat
 def test_a_red_plan_can_be_let_through(tmp_path: Path) -> None:
     overrides = {"train.strategy": "ddp", "plan.fail_on_error": False}
     answer = resolved(on_vertex(tmp_path), "vertex", overrides=json.dumps(overrides))
-    assert json.loads(Path(answer.run_uri, "plan.json").read_text())["state"] == "red"
+    assert json.loads(Path(answer.run_uri, "plan.json").read_text(encoding="utf-8"))["state"] == "red"
 
 
 @pytest.mark.parametrize(("epochs", "state"), [(1, "off"), (3, "on")])

@@ -15,7 +15,9 @@ MIB = 1 << 20
 
 
 def resident_bytes() -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith("VmRSS")
+    )
     return int(line.split()[1]) * 1024
 
 

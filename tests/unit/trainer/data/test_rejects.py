@@ -160,12 +160,12 @@ def test_every_code_has_exactly_one_fixture() -> None:
 @pytest.mark.parametrize("code", RejectCode)
 def test_each_fault_is_rejected_with_its_own_code(tmp_path: Path, code: RejectCode) -> None:
     uri = prepare_tar(tmp_path, [code]) if code in IN_TARS else prepare_lines(tmp_path, [code])
-    (line,) = Path(uri, "rejects.jsonl").read_text().splitlines()
+    (line,) = Path(uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     reject = json.loads(line)
     where = "data.tar " if code in IN_TARS else "data.jsonl line 21"
     assert reject["code"] == code
     assert reject["where"].startswith(where)
-    summary = json.loads(Path(uri, "rejects_summary.json").read_text())
+    summary = json.loads(Path(uri, "rejects_summary.json").read_text(encoding="utf-8"))
     assert (summary["read"], summary["accepted"], summary["rejected"]) == (21, 20, 1)
     assert summary["by_code"] == {code: 1}
     assert summary["examples"][code][0].startswith(where)
@@ -224,11 +224,11 @@ def test_accepted_and_rejected_add_up_to_read(
     tmp_path_factory: pytest.TempPathFactory, codes: list[RejectCode]
 ) -> None:
     uri = prepare_lines(tmp_path_factory.mktemp("law"), codes)
-    summary = json.loads(Path(uri, "rejects_summary.json").read_text())
+    summary = json.loads(Path(uri, "rejects_summary.json").read_text(encoding="utf-8"))
     index = Index.load(uri)
     assert summary["accepted"] + summary["rejected"] == summary["read"] == 20 + len(codes)
     assert sum(len(index.split(name)) for name in SPLITS) == summary["accepted"] == 20
-    assert sum(summary["by_code"].values()) == len(Path(uri, "rejects.jsonl").read_text().splitlines())
+    assert sum(summary["by_code"].values()) == len(Path(uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines())
 
 
 def test_the_ledger_notices_a_lost_sample() -> None:
@@ -264,12 +264,12 @@ def test_too_many_rejects_fail_with_the_top_codes_and_leave_nothing(tmp_path: Pa
 def test_dropped_duplicates_do_not_count_as_faults(tmp_path: Path) -> None:
     codes = [RejectCode.SAMPLE_DUPLICATE]
     uri = prepare_lines(tmp_path, codes, max_reject_fraction=0.0)
-    assert json.loads(Path(uri, "rejects_summary.json").read_text())["rejected"] == 1
+    assert json.loads(Path(uri, "rejects_summary.json").read_text(encoding="utf-8"))["rejected"] == 1
 
 
 def test_example_rejects_have_images(tmp_path: Path) -> None:
     uri = prepare_lines(tmp_path, [RejectCode.CONV_IMAGE_COUNT, RejectCode.IMAGE_EMPTY])
-    pictures = json.loads(Path(uri, "rejects_summary.json").read_text())["pictures"]
+    pictures = json.loads(Path(uri, "rejects_summary.json").read_text(encoding="utf-8"))["pictures"]
     assert pictures[RejectCode.IMAGE_EMPTY] == [""]
     (name,) = pictures[RejectCode.CONV_IMAGE_COUNT]
     assert Image.open(Path(uri, name)).size == (24, 24)

@@ -86,7 +86,7 @@ def collected(run: Path, tmp_path: Path, predictions: list[Prediction] | None) -
     scores, compared = Metrics(), Metrics()
     assert decide(str(run), "", scores, confusion, compared, report) in ("accepted", "rejected")
     assert scores.metadata["exact_match"] == evaluation["exact_match"]
-    assert "<html" in Path(report.path).read_text()
+    assert "<html" in Path(report.path).read_text(encoding="utf-8")
     return confusion
 
 

@@ -29,7 +29,7 @@ def endpoint(tmp_path: Path) -> Iterator[ProgressEndpoint]:
 
 
 def posted(endpoint: ProgressEndpoint, body: bytes, token: str | None = None) -> int:
-    token = Path(endpoint.variables[TOKEN]).read_text() if token is None else token
+    token = Path(endpoint.variables[TOKEN]).read_text(encoding="utf-8") if token is None else token
     request = urllib.request.Request(endpoint.variables[URL], body, {"Authorization": f"Bearer {token}"})
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:

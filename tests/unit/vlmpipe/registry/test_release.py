@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    write_json(path, {**json.loads(path.read_text()), **changes})
+    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **changes})
 
 
 def another(run: Path, run_id: str, **evaluation: Any) -> Path:
@@ -141,7 +141,7 @@ def test_the_model_card_is_what_the_hub_reads(run: Path) -> None:
 def test_a_hostile_slice_name_does_not_break_the_card_table(run: Path) -> None:
     edit(run / "evaluate.json", slices={"a|b\n# heading": {"questions": 1, "exact_match": 0.5, "chance": 0.1}})
     decide_run(str(run))
-    text = Path(register_run(str(run)).model_uri, "README.md").read_text()
+    text = Path(register_run(str(run)).model_uri, "README.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| a")]
     assert len(rows) == 1
     assert rows[0].startswith("| a\\|b # heading | 1 | 0.500 | 0.100 |")
@@ -152,7 +152,7 @@ def test_the_model_card_has_the_scores_of_benchmarks_with_their_intervals(run: P
     without = {"format": "lmms-eval", "questions": 24, "scores": {"pope_precision": 0.6}, "intervals": {}}
     edit(run / "evaluate.json", benchmarks={"pope-random": described, "pope": without})
     decide_run(str(run))
-    text = Path(register_run(str(run)).model_uri, "README.md").read_text()
+    text = Path(register_run(str(run)).model_uri, "README.md").read_text(encoding="utf-8")
     assert "| pope-random | pope | 3,000 | F1 | 0.500 (0.400 to 0.613) |" in text
     assert "| pope | lmms-eval | 24 | pope_precision | 0.600 |" in text
 

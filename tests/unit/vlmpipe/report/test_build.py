@@ -82,7 +82,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    write_json(path, {**json.loads(path.read_text()), **changes})
+    write_json(path, {**json.loads(path.read_text(encoding="utf-8")), **changes})
 
 
 def test_benchmarks_are_a_section_of_their_own(run: Path) -> None:

@@ -58,7 +58,7 @@ class ChunkMaker:
     ) -> None:
         """`plan`: folder of the plan. `settings`: digest of all that decides a chunk's files beside its records."""
         self._config, self._settings, self._threads = config, settings, threads
-        self._parts, self._part_starts = source.parts(), json.loads((plan / PARTS).read_text())
+        self._parts, self._part_starts = source.parts(), json.loads((plan / PARTS).read_text(encoding="utf-8"))
         self._validator = SampleValidator(config, chat)
         self._store = ChunkStore(config.run.chunks_root)
         self._records: Iterator[Sample | Reject] = iter(())
@@ -112,7 +112,7 @@ def build_chunk(
     writers = {split: ShardWriter(folder, split, config.shard_samples) for split in SPLITS}
     index, answers, sheet = IndexWriter(), AnswerCounts(), ContactSheet()
     met, dropped, read = set(repeats), 0, hashlib.sha256()
-    with (folder / REJECTS).open("w") as lines:
+    with (folder / REJECTS).open("w", encoding="utf-8") as lines:
         ledger = Ledger(config.max_reject_fraction, lines)
         results = in_parallel(
             Witness(validator),
@@ -192,4 +192,4 @@ def _video_columns(sample: Accepted) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

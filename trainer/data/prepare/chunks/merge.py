@@ -72,7 +72,7 @@ def merge(
     shards: list[Shard] = []
     first: Counter[Split] = Counter()  # number of each split's first shard in the next chunk
     (folder / SHARDS_FOLDER).mkdir()
-    with (folder / REJECTS).open("w") as rejects:
+    with (folder / REJECTS).open("w", encoding="utf-8") as rejects:
         ledger = Ledger(config.max_reject_fraction, rejects)
         for part in parts:
             summary = json.loads(part.files.read(SUMMARY))
@@ -113,7 +113,7 @@ def merge(
 def _add_rejects(part: Part, summary: dict[str, Any], ledger: Ledger) -> None:
     """Add the chunk's rejects, with their places in the source and the images of the first ones of each code."""
     met: Counter[str] = Counter()
-    with part.files.fetch(REJECTS).open() as lines:
+    with part.files.fetch(REJECTS).open(encoding="utf-8") as lines:
         for line in map(json.loads, lines):
             code = RejectCode(line["code"])
             names = summary["pictures"][code]

@@ -131,7 +131,10 @@ def write_plan(
         groups.add(read, group)
         table.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", (*line, group[0] if group else None))
         yield read
-    with (folder / CHUNKS).open("w") as chunks, pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places:
+    with (
+        (folder / CHUNKS).open("w", encoding="utf-8") as chunks,
+        pq.ParquetWriter(folder / WHERE, WHERE_SCHEMA) as places,
+    ):
         draft, begins = _Draft(0, 0), borders()
         groups.join()
         if notes is not None:
@@ -181,7 +184,7 @@ class _Draft:
 
 
 def read_plan(folder: Path) -> Iterator[Chunk]:
-    with (folder / CHUNKS).open() as lines:
+    with (folder / CHUNKS).open(encoding="utf-8") as lines:
         yield from map(Chunk.from_json, lines)
 
 

@@ -140,8 +140,8 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
     for read in reading:
         progress.update(read, unit="samples", message="reading records and their images")
     coverages.check()
-    (folder / PARTS).write_text(json.dumps(part_starts))
-    (folder / COVERAGE).write_text(json.dumps({"sources": coverages.as_json(), "notes": notes}))
+    (folder / PARTS).write_text(json.dumps(part_starts), encoding="utf-8")
+    (folder / COVERAGE).write_text(json.dumps({"sources": coverages.as_json(), "notes": notes}), encoding="utf-8")
     return read
 
 

@@ -38,7 +38,7 @@ def cores() -> int:
     """Processor cores that this process may use: the machine's, or fewer if its container has a limit."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no cgroup v2, or no limit ("max")
-        quota, period = CPU_LIMIT.read_text().split()
+        quota, period = CPU_LIMIT.read_text(encoding="utf-8").split()
         usable = min(usable, max(1, int(quota) // int(period)))
     return usable
 
@@ -57,6 +57,8 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         self._answers = answers
         self.send(job)
@@ -130,7 +132,7 @@ def _ended(code: int) -> UserError:
 def main() -> None:
     """A worker: reads a job from the first line of standard input, then a chunk from each further line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries may print
 
     def say(answer: dict[str, Any]) -> None:

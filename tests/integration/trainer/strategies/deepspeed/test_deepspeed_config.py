@@ -66,7 +66,9 @@ def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_p
 
 @only_whole
 def test_with_several_buckets_reductions_overlap_and_no_number_changes(runs: dict[str, JobConfig]) -> None:
-    used = json.loads(Path(runs["overlapped"].run.run_uri, "deepspeed.json").read_text())["zero_optimization"]
+    used = json.loads(Path(runs["overlapped"].run.run_uri, "deepspeed.json").read_text(encoding="utf-8"))[
+        "zero_optimization"
+    ]
     assert used["overlap_comm"] and used["reduce_bucket_size"] == 10_000
     require_equal_training(runs["overlapped"], runs["reference"])
 
@@ -98,7 +100,8 @@ def test_reductions_overlap_where_there_are_several_buckets(
 @only_whole
 def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
     with_it, without = (
-        json.loads(Path(runs[name].run.run_uri, "deepspeed.json").read_text()) for name in ("given", "plain")
+        json.loads(Path(runs[name].run.run_uri, "deepspeed.json").read_text(encoding="utf-8"))
+        for name in ("given", "plain")
     )
     assert with_it.pop("wall_clock_breakdown") and not without.pop("wall_clock_breakdown")
     zero_with, zero_without = with_it.pop("zero_optimization"), without.pop("zero_optimization")

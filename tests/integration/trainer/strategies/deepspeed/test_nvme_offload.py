@@ -117,5 +117,7 @@ def test_nothing_is_left_in_the_folder(runs: Runs) -> None:
 
 
 def places(job: JobConfig, rank: int) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = json.loads(Path(job.run.run_uri, f"places-{rank}.json").read_text())
+    found: dict[str, dict[str, int]] = json.loads(
+        Path(job.run.run_uri, f"places-{rank}.json").read_text(encoding="utf-8")
+    )
     return found

@@ -75,7 +75,7 @@ def _run(root: Path, name: str, copied: bool, *changes: dict[str, Any]) -> JobCo
 
 def _engine(job: JobConfig) -> dict[str, Any]:
     """Its `zero_optimization`, as DeepSpeed was given it."""
-    return dict(json.loads(Path(job.run.run_uri, "deepspeed.json").read_text())["zero_optimization"])
+    return dict(json.loads(Path(job.run.run_uri, "deepspeed.json").read_text(encoding="utf-8"))["zero_optimization"])
 
 
 def _require_equal(job: JobConfig, other: JobConfig) -> None:

@@ -142,7 +142,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
         run_ranks(
             "tests.support.trainer.measure_memory", arguments, processes=processes, timeout_s=500
         )  # weighing takes its time
-        found |= {(processes, name): held for name, held in json.loads(output.read_text()).items()}
+        found |= {(processes, name): held for name, held in json.loads(output.read_text(encoding="utf-8")).items()}
     return found
 
 

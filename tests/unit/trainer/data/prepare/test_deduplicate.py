@@ -27,7 +27,7 @@ splits = st.sampled_from(SPLITS)
 
 
 def stats_of(uri: str) -> dict[str, Any]:
-    return dict(json.loads(Path(uri, "stats.json").read_text()))
+    return dict(json.loads(Path(uri, "stats.json").read_text(encoding="utf-8")))
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"))))
@@ -115,7 +115,7 @@ def test_repeated_images_and_samples_are_counted_whatever_their_ids(tmp_path: Pa
     assert stats["duplicates"] == {"images": 1, "samples": 2, "samples_dropped": 2}
     assert stats["eval_samples_also_in_train"] == 0
     assert (prepared.counts["accepted"], prepared.counts["rejected"]) == (13, 2)
-    rejects = Path(prepared.uri, "rejects.jsonl").read_text().splitlines()
+    rejects = Path(prepared.uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["code"] for line in rejects] == [RejectCode.SAMPLE_DUPLICATE] * 2
 
 

@@ -143,7 +143,7 @@ def test_a_special_file_is_refused_or_counted(
     SPECIAL_FILES[kind](files[0])
     uri = prepare_or_refuse(tmp_path / "root", str(folder / relative))
     if victim == "picture":
-        (reject,) = map(json.loads, Path(uri, "rejects.jsonl").read_text().splitlines())
+        (reject,) = map(json.loads, Path(uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines())
         assert reject["code"] == REJECT_CODES.get(kind, "ref.missing"), reject
     else:
         assert bool(uri) == ((name, kind) in READABLE), "a container that cannot be read is no set of samples"
@@ -164,8 +164,8 @@ def prepare_or_refuse(root: Path, source: str) -> str:
 
 def check_law(uri: str) -> None:
     """accepted + rejected == read, in the summary, in the lines of rejects and in the index."""
-    summary = json.loads(Path(uri, "rejects_summary.json").read_text())
+    summary = json.loads(Path(uri, "rejects_summary.json").read_text(encoding="utf-8"))
     index = Index.load(uri)
     assert summary["accepted"] + summary["rejected"] == summary["read"]
-    assert summary["rejected"] == len(Path(uri, "rejects.jsonl").read_text().splitlines())
+    assert summary["rejected"] == len(Path(uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines())
     assert summary["accepted"] == sum(len(index.split(split)) for split in SPLITS)

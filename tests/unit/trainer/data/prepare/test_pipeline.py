@@ -45,7 +45,7 @@ from vlmpipe.trainer.storage import open_storage
 def test_a_llava_file_comes_back_as_it_was(tmp_path: Path) -> None:
     config, prepared = prepare_llava(tmp_path, shard_samples=7)
     index, reader = Index.load(prepared.uri), ShardReader.open(open_storage(prepared.uri))
-    records = {line["id"]: line for line in json.loads(Path(config.data.source).read_text())}
+    records = {line["id"]: line for line in json.loads(Path(config.data.source).read_text(encoding="utf-8"))}
     seen = set()
     for name in SPLITS:
         split = index.split(name)
@@ -81,7 +81,7 @@ def test_a_tokenizer_learns_from_a_bounded_number_of_samples(tmp_path: Path, mon
         source = write_json(tmp_path / name / "set.json", records)
         config = job_config(tmp_path / name / "root", source=str(source), image_folder=str(images))
         prepared = run_prepare(config)
-        tokenizer = json.loads(Path(prepared.uri, "tokenizer/tokenizer.json").read_text())
+        tokenizer = json.loads(Path(prepared.uri, "tokenizer/tokenizer.json").read_text(encoding="utf-8"))
         return tokenizer["model"]["vocab"], prepared.counts["accepted"]
 
     monkeypatch.setattr("vlmpipe.trainer.data.prepare.pipeline.TOKENIZER_SAMPLES", 10)
@@ -179,7 +179,7 @@ def test_stats_say_what_guessing_scores(tmp_path: Path) -> None:
         for n, answer in enumerate(["yes"] * 5 + ["no"] * 3 + ["yes", "no", "no", "no"])
     ]
     config = job_config(tmp_path / "root", source=str(write_json(tmp_path / "a.json", lines)))
-    stats = json.loads(Path(run_prepare(config).uri, "stats.json").read_text())
+    stats = json.loads(Path(run_prepare(config).uri, "stats.json").read_text(encoding="utf-8"))
     assert stats["slices"]["all"] == {
         "train_questions": 8,
         "eval_questions": 4,
@@ -194,7 +194,7 @@ def test_a_picture_in_both_splits_is_counted(tmp_path: Path) -> None:
     lines = [record(0, id="a", split="train"), record(0, id="b", split="eval"), record(1, id="c", split="eval")]
     source = write_json(tmp_path / "a.json", lines)
     config = job_config(tmp_path / "root", source=str(source), image_folder=str(images))
-    stats = json.loads(Path(run_prepare(config).uri, "stats.json").read_text())
+    stats = json.loads(Path(run_prepare(config).uri, "stats.json").read_text(encoding="utf-8"))
     assert stats["eval_images_also_in_train"] == 1
 
 

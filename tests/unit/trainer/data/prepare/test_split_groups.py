@@ -26,7 +26,7 @@ RECORDS = st.lists(st.lists(st.integers(0, 30), max_size=3), min_size=1, max_siz
 
 
 def stats_of(uri: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(uri, "stats.json").read_text())
+    found: dict[str, Any] = json.loads(Path(uri, "stats.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -79,7 +79,7 @@ def test_a_special_picture_is_one_reject(tmp_path: Path, kind: str) -> None:
     job = job_config(tmp_path / "root", source=str(source), image_folder=str(images), max_reject_fraction=0.5)
     prepared = run_prepare(job)
     assert prepared.counts["rejected"] == 1
-    (line,) = Path(prepared.uri, "rejects.jsonl").read_text().splitlines()
+    (line,) = Path(prepared.uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["code"] == "ref.missing" and kind in json.loads(line)["message"]
 
 

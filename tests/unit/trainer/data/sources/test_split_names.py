@@ -62,7 +62,7 @@ def write_arrow(path: Path) -> None:
 
 
 def write_lines(path: Path) -> None:
-    path.write_text(f"{json.dumps(ROW)}\n" * 3)
+    path.write_text(f"{json.dumps(ROW)}\n" * 3, encoding="utf-8")
 
 
 def write_tar(path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_file_that_differs_is_one_sentence_that_names_the_place(
 def test_a_file_of_another_format_is_refused_by_every_reader(tmp_path: Path) -> None:
     for form in FORMATS:
         config = write(tmp_path / form, form)
-        Path(config.uri).write_text('{"questions": "none"')
+        Path(config.uri).write_text('{"questions": "none"', encoding="utf-8")
         with pytest.raises(DataError, match=r"is not "):
             read_benchmark(config, MOST_BYTES)
 

@@ -102,7 +102,7 @@ def test_chunks_give_the_same_reports_as_the_whole(data: ChunkedSet, duplicates:
     columns = [name for name in found.column_names if name not in placed]
     assert found.select(columns).equals(expected.select(columns))
     for made in (chunked, whole):
-        lines = Path(made.uri, "rejects.jsonl").read_text().splitlines()
+        lines = Path(made.uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines()
         assert [json.loads(line)["where"] for line in lines][:2] == ["set.jsonl line 6", "set.jsonl line 21"]
     for name in ("rejects.jsonl", "rejects_summary.json", "stats.json", "contact_sheet.json"):
         assert Path(chunked.uri, name).read_bytes() == Path(whole.uri, name).read_bytes()
@@ -189,7 +189,7 @@ def test_changed_and_gone_samples_are_counted_and_rejects_keep_their_places(data
     assert after.changes.same == before.counts["accepted"] - 2
     fresh = run_prepare(data.config("fresh"))
     assert prepared_files(fresh.uri) == prepared_files(after.uri)
-    lines = Path(after.uri, "rejects.jsonl").read_text().splitlines()
+    lines = Path(after.uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[0])["where"] == "set.jsonl line 7"
 
 
