@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmpipe.runs.local.run import MARKER
 from vlmpipe.runs.local.summary import RunReport, find_run, report_of
+from vlmpipe.runs.short_names import full_name
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def find(name: str, *, root: str, project: str, location: str) -> RunReport | Address | KubeflowRun:
-    """The run called `name`. Raises ConfigError where there is none, or where it is a search."""
+    """The run called `name`, which may be a short name. Raises ConfigError for a search, UserError for no run."""
+    name = full_name(name, root)
     if any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
         return find_run(root, name)
     from vlmpipe.pipelines.tune.status import find_search
@@ -42,6 +44,7 @@ def reader_of(name: str, *, root: str, project: str, location: str) -> tuple[Cal
     """A function that reads the status of a run or a search, and whether a service in the cloud is asked."""
     from vlmpipe.pipelines.tune.status import LocalSearch, find_search
 
+    name = full_name(name, root)
     if search := find_search(name, root):
         return search.status, not isinstance(search, LocalSearch)
     found = find(name, root=root, project=project, location=location)

@@ -16,7 +16,7 @@ RunName = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="The run: its id, folder or gs:// address, or MODEL@ALIAS or MODEL@VERSION of the registry.",
+        help="The run: its id, @last, folder or gs:// address, or MODEL@ALIAS or MODEL@VERSION of the registry.",
         autocompletion=run_ids,
     ),
 ]

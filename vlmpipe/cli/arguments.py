@@ -43,11 +43,13 @@ def run_files(incomplete: str) -> list[str]:
 
 def run_ids(context: typer.Context, incomplete: str) -> list[str]:
     """Runs under --root and those submitted from this folder, the newest first."""
+    from vlmpipe.runs.short_names import LAST
     from vlmpipe.runs.submitted import SUBMITTED
 
     runs = Path(context.params.get("root") or "runs", "runs")
     found = [*runs.glob(f"{incomplete}*/"), *SUBMITTED.glob(f"{incomplete}*.json")]
-    return [path.stem for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+    short = [LAST] if LAST.startswith(incomplete) else []
+    return short + [path.stem for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 RunFile = Annotated[

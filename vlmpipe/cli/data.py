@@ -166,6 +166,7 @@ def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
 def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     """Prepared data of a run, or of a run file. Raises UserError where there is none."""
     from vlmpipe.runs.local.summary import find_run
+    from vlmpipe.runs.short_names import full_name
     from vlmpipe.trainer.config.job import DataPointers
     from vlmpipe.trainer.data.prepare.pipeline import find_prepared
     from vlmpipe.trainer.storage import open_storage
@@ -174,7 +175,7 @@ def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
 
     if run.endswith((".yaml", ".yml")):
         return find_prepared(_job(Path(run), overrides, stage))
-    folder = run if in_bucket(run) else str(find_run(root, run).folder)
+    folder = run if in_bucket(run) else str(find_run(root, full_name(run, root)).folder)
     store = open_storage(join_uri(folder, "stages", stage) if stage else folder)
     return DataPointers.model_validate(read_record(store, "prepared.json")).prepared_uri
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     AnyStatus = RunReport | SearchStatus | JobStatus | VertexStatus | KubeflowStatus
 
 RUN_HELP = (
-    "Run id or folder, pipeline job or custom job, its resource name or its link to the console or to Kubeflow's page; "
-    "or a search."
+    "Run id, its beginning, @last or @last:NAME; folder, pipeline job or custom job, its resource name or its link to "
+    "the console or to Kubeflow's page; or a search."
 )
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=run_ids)]
 Root = Annotated[str, typer.Option(help="The local runs' output.root_uri.")]
@@ -86,10 +86,11 @@ def status(
 def _check_files(run: str, root: str, as_json: bool) -> None:
     from vlmpipe.runs.file_check import check_files
     from vlmpipe.runs.local.summary import find_run
+    from vlmpipe.runs.short_names import full_name
     from vlmpipe.trainer.errors import DataError
 
     checks = []
-    for check in check_files(str(find_run(root, run).folder)):
+    for check in check_files(str(find_run(root, full_name(run, root)).folder)):
         checks.append(check)
         if not as_json:
             print_lines([check.line()])
@@ -111,8 +112,10 @@ def cancel(
     from vlmpipe.pipelines.tune.status import find_search
     from vlmpipe.runs.kubeflow.names import KubeflowRun
     from vlmpipe.runs.local import control as local_control
+    from vlmpipe.runs.short_names import full_name
     from vlmpipe.runs.vertex.names import Address
 
+    run = full_name(run, root)
     search = find_search(run, root)
     found = None if search else find(run, root=root, project=project, location=location)
     if search:

@@ -13,6 +13,7 @@ from vlmpipe.registry.paired_bootstrap import PREDICTIONS
 from vlmpipe.registry.release import open_registry
 from vlmpipe.report.load import mapping, number, sequence
 from vlmpipe.runs.local.summary import find_run
+from vlmpipe.runs.short_names import full_name
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -96,6 +97,7 @@ def _run_id(run_uri: str) -> str:
 def _run_uri(name: str, root: str) -> str:
     if in_bucket(name):
         return name.rstrip("/")
+    name = full_name(name, root)
     folders = (Path(name), Path(join_uri(root, "runs"), name))
     found = next((folder for folder in folders if (folder / "run.json").is_file()), None)
     return str(found or find_run(root, name).folder)

@@ -44,7 +44,7 @@ def test_the_shell_completes_commands_run_files_and_run_ids(
     assert complete("vlmpipe check ") == ["configs/a.yaml", "configs/b.yml", "own.yaml"]
     assert complete("vlmpipe plan configs/") == ["configs/a.yaml", "configs/b.yml"]
     assert complete("vlmpipe compile o") == ["own.yaml"]
-    assert set(complete("vlmpipe logs ")) == {"first-1", "sent-1"}
+    assert set(complete("vlmpipe logs ")) == {"@last", "first-1", "sent-1"}
     assert complete("vlmpipe status fi") == ["first-1"]
 
 

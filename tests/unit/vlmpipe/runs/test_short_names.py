@@ -1,0 +1,80 @@
+"""Short names of runs: the newest, the newest of a name, and the beginning of an id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vlmpipe.pipelines.find import find, reader_of
+from vlmpipe.runs.local.run import Marker
+from vlmpipe.runs.short_names import full_name
+from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.runs.vertex.names import Address
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+
+JOB = "projects/p/locations/europe-west4/pipelineJobs/qwen-20260103-000000"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Two runs of one run file and one of a run file whose name begins alike, and a later one on Vertex AI."""
+    monkeypatch.chdir(tmp_path)
+    for name, started_s in (("digits-20260101-000000", 1.0), ("digits-20260102-000000", 2.0), ("digits-dpo-1", 3.0)):
+        Marker(name, "d", ("digits.yaml",), started_s, started_s + 1, 0).write(tmp_path / "root/runs" / name)
+    RunRecord(JOB, "gs://bucket/runs/qwen-20260103-000000", submitted_s=4.0).write("qwen-20260103-000000")
+    return str(tmp_path / "root")
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("@last", "qwen-20260103-000000"),
+        ("@last:digits-dpo", "digits-dpo-1"),
+        ("@last:digits", "digits-20260102-000000"),
+        ("@last:digits-2026", "digits-20260102-000000"),
+        ("digits-20260102", "digits-20260102-000000"),
+        ("qw", "qwen-20260103-000000"),
+    ],
+)
+def test_a_short_name_is_one_run(root: str, short: str, long: str) -> None:
+    assert full_name(short, root) == long
+
+
+@pytest.mark.parametrize(
+    "name", ["digits-dpo-1", "llava-1", "gs://bucket/runs/digits", "digits@champion", "", JOB, "1234567"]
+)
+def test_other_names_come_back_as_they_are(root: str, name: str) -> None:
+    assert full_name(name, root) == name
+
+
+def test_an_id_that_begins_another_is_itself(root: str) -> None:
+    Marker("digits-dpo", "d", ("digits.yaml",), 9.0, 10.0, 0).write(Path(root, "runs/digits-dpo"))
+    assert full_name("digits-dpo", root) == "digits-dpo"
+
+
+def test_several_runs_of_one_beginning_are_named(root: str) -> None:
+    with pytest.raises(ConfigError, match="2 runs begin with digits-2026, the newest: digits-20") as caught:
+        full_name("digits-2026", root)
+    remedy = next(word for word in str(caught.value.fix).split() if word.startswith("@last"))
+    assert full_name(remedy, root) == "digits-20260102-000000"
+
+
+@pytest.mark.parametrize("name", ["@last:dog", "@last:llava"])
+def test_no_run_of_a_name_is_said(root: str, name: str) -> None:
+    with pytest.raises(UserError, match=f"no run for {name}") as caught:
+        full_name(name, root)
+    assert caught.value.code == ExitCode.NOT_FOUND and "qwen-20260103-000000" in str(caught.value.expected)
+
+
+def test_without_any_run_the_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        full_name("@last", "nowhere")
+    assert caught.value.expected == "a run, but there is none in nowhere"
+
+
+def test_a_submitted_run_is_found_on_its_service(root: str) -> None:
+    found = find("@last", root=root, project="", location="")
+    assert isinstance(found, Address) and found.resource_name == JOB
+    assert reader_of("@last:digits", root=root, project="", location="")[1] is False
