@@ -45,6 +45,7 @@ class Turn:
     system: str = ""  # before the question
     thinking: str = ""  # before the answer
     rejected: str = ""  # an answer that the other is preferred to
+    is_context: bool = False  # the answer is read and is no label
     # Left, top, right and bottom of what the answer is about, as shares of the sample's only image; empty: not known.
     region: tuple[float, ...] = ()
 
@@ -52,6 +53,10 @@ class Turn:
         """All texts; without those that most samples lack, where they are empty."""
         others = (self.system, self.thinking) if self.system or self.thinking else ()
         return (self.question, self.answer, *others, *((self.rejected,) if self.rejected else ()))
+
+    def identity(self) -> tuple[object, ...]:
+        """Equal for turns from which a model learns the same."""
+        return (*self.texts(), True) if self.is_context else self.texts()
 
 
 def shuffled_turns(questions: Iterable[tuple[str, str, str]], key: str) -> tuple[Turn, ...]:
@@ -128,7 +133,7 @@ class Sample:
 
     def content_digest(self) -> str:
         """Equal for two samples with the same turns and images. Hexadecimal."""
-        return stable_digest(*((*t.texts(), t.slice) for t in self.turns), *(i.name for i in self.images))
+        return stable_digest(*((*t.identity(), t.slice) for t in self.turns), *(i.name for i in self.images))
 
 
 def split_of(identity: str, validation_fraction: float) -> Split:

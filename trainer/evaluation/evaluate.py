@@ -196,21 +196,30 @@ def load_export(job: JobConfig, device: torch.device) -> tuple[Family, nn.Module
 def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
     """Every turn of the held-out samples, or of `max_samples` evenly spaced ones, as a question.
 
-    But for samples with images in answers: the model answers in text.
+    But for those that `asked_turns` leaves out.
     """
     count = len(subject.split)
     chosen = min(count, max_samples or count)
     questions = []
     for sample in (number * count // chosen for number in range(chosen)):
         turns = subject.shards.turns(subject.split.sample_location(sample))
-        if any(IMAGE_TOKEN in turn.answer for turn in turns):
-            continue
         identity, system = subject.split.ids[sample], turns[0].system
         questions += [
             Question(sample, identity, number, turn.slice, turn.question, turn.answer, system)
-            for number, turn in enumerate(turns)
+            for number, turn in asked_turns(turns)
         ]
     return questions
+
+
+def asked_turns(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:
+    """The turns of a sample that can be asked, with their numbers.
+
+    None of a sample with images in answers, as the model answers in text, and none whose answer was no label, which may
+    be wrong.
+    """
+    if any(IMAGE_TOKEN in turn.answer for turn in turns):
+        return []
+    return [(number, turn) for number, turn in enumerate(turns) if not turn.is_context]
 
 
 def answer(

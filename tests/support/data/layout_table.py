@@ -83,6 +83,29 @@ LAYOUTS: dict[str, Layout] = {
     "an answer without loss": Layout(
         lines(lambda n: {"image": f"{n}.png", "messages": said(n, loss=False)}), refused="conv.labels", has_folder=True
     ),
+    "OpenAI's weight of 0 in an earlier answer": Layout(
+        lines(lambda n: {"image": f"{n}.png", "messages": [*said(n, weight=0), *said(n, "", weight=1)]}), ROWS,
+        has_folder=True,
+    ),
+    "ms-swift's loss of earlier answers": Layout(
+        lines(lambda n: {"images": [f"{n}.png"], "messages": [*said(n, loss=False), *said(n, "", loss=None)]}), ROWS,
+        has_folder=True,
+    ),
+    "axolotl's messages to train": Layout(
+        lines(
+            lambda n: {
+                "image": f"{n}.png",
+                "conversations": [{**one, "train": place == 3} for place, one in enumerate([*asked(n), *asked(n, "")])],
+            }
+        ),
+        ROWS, has_folder=True,
+    ),
+    "a question to train": Layout(
+        lines(lambda n: {"conversations": [{**one, "train": True} for one in asked(n, "")]}), refused="conv.labels"
+    ),
+    "weight and loss that disagree": Layout(
+        lines(lambda n: {"messages": said(n, "", weight=0, loss=True)}), refused="record.conflict"
+    ),
     "a scale of the loss": Layout(
         lines(lambda n: {"image": f"{n}.png", "messages": said(n, loss_scale=0.5)}), refused="conv.labels",
         has_folder=True,
@@ -250,6 +273,9 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "ids of pandas": Layout(rows(lambda n: {"id": float(n), "image": struct(n), "caption": "A."}), ROWS),
     "messages in a column": Layout(rows(lambda n: {"images": [struct(n)], "messages": said(n)}), ROWS),
+    "a weight in a column of messages": Layout(
+        rows(lambda n: {"image": struct(n), "messages": [*said(n, weight=0), *said(n, "")]}), ROWS
+    ),
     "messages as text in a column": Layout(
         rows(lambda n: {"image": struct(n), "messages": json.dumps(said(n))}), ROWS
     ),

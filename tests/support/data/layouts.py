@@ -25,7 +25,8 @@ Row = dict[str, Any]
 class Layout:
     """A data set and its reading. `write`: into a folder, returns the source's name in it.
 
-    images, labels: of all accepted samples; None: refused. refused: words of the refusal, or code of all rejects.
+    images, labels (answers that are learned): of all accepted samples; None: refused. refused: words of the refusal, or
+    code of all rejects.
     """
 
     write: Callable[[Path], str]

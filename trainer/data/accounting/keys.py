@@ -52,10 +52,12 @@ HARMLESS_IN_MESSAGES = frozenset({"id", "name", "type", "detail", "cache_control
 # Where an image that was read comes from. Without one they name the image itself.
 PROVENANCE = re.compile(r"(\w+_)?(url|uri|link|page)s?|source|origin|license|licence|metadata|meta", re.IGNORECASE)
 
-# Keys that change what is a label or an input and that are not read, with the values at which they change nothing.
+# Keys that change what is a label or an input, with the values at which they change nothing. Those of LOSS_FLAGS are
+# read in messages, and refused elsewhere.
 LABEL_KEYS: dict[str, tuple[Any, ...]] = {
-    "weight": (1,), "loss": (True, 1), "loss_scale": (1,), "loss_weight": (1,), "train_on": (True,),
-    "train_on_turn": (True,), "tool_calls": (), "function_call": (), "tools": (), "functions": (),
+    "weight": (1,), "loss": (1,), "loss_scale": (1,), "loss_weight": (1,), "loss_mask": (), "train": (1,),
+    "training": (1,), "train_on": (1,), "train_on_turn": (1,), "train_detail": (), "train_on_details": (),
+    "tool_calls": (), "function_call": (), "tools": (), "functions": (),
 }  # fmt: skip
 
 

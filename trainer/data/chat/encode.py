@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.chat.layout import ChatTemplate, Layout, refused
-from vlmpipe.trainer.data.chat.messages import Message, as_chat, messages_of, shape_of, texts_of
+from vlmpipe.trainer.data.chat.layout import NO_ANSWER, ChatTemplate, Layout, refused
+from vlmpipe.trainer.data.chat.messages import Message, as_chat, context_answers, messages_of, shape_of, texts_of
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer
 from vlmpipe.trainer.errors import ConfigError
@@ -35,7 +35,7 @@ MOST_SHAPES = 4096  # of conversations whose layouts are kept
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoded:
-    """Tokens of one sample, and as many labels: -100 except on answers and their end tokens."""
+    """Tokens of one sample, and as many labels: -100 except on answers that are learned and their end tokens."""
 
     input_ids: list[int]
     labels: list[int]
@@ -181,7 +181,7 @@ class Chat:
         """As `encode`; `is_prompt` ends with the generation prompt."""
         layout = self.layout(shape_of(messages), is_prompt=is_prompt)
         marks = self._marks(counts, sizes)
-        text, answers = self._written(layout, list(texts_of(messages)), marks)
+        text, answers = self._written(layout, list(texts_of(messages)), marks, context_answers(messages))
         begins_with_bos = bool(self._bos) and text.startswith(self._bos)
         encoding = self._backend.encode(text, add_special_tokens=not begins_with_bos)
         ids, offsets = encoding.ids, encoding.offsets
@@ -202,7 +202,7 @@ class Chat:
         """The number of image tokens that the template writes, and what is labelled, as text."""
         layout, texts = self.layout(shape_of(messages)), list(texts_of(messages))
         images = layout.rendered(texts).count(self.placeholder)
-        text, answers = self._written(layout, texts, [self.placeholder] * images)
+        text, answers = self._written(layout, texts, [self.placeholder] * images, context_answers(messages))
         return images, [text[start:stop] for start, stop in answers]
 
     def verify(self, messages: Sequence[Message]) -> None:
@@ -221,32 +221,35 @@ class Chat:
         marks = self.form.marks(sizes) if self.as_text else self.form.replacements(sizes)
         return [mark.replace(IMAGE_TOKEN, self._image_token) for mark in marks]
 
-    def _written(self, layout: Layout, texts: Sequence[str], marks: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-        """The conversation with each image's mark, and the character ranges of labels."""
+    def _written(
+        self, layout: Layout, texts: Sequence[str], marks: Sequence[str], unlearned: frozenset[int]
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation with each image's mark, and the character ranges of labels: not of `unlearned` answers."""
         written: list[str] = []
         answers: list[tuple[int, int]] = []
         end, left = 0, iter(marks)
-        for piece, is_label in self._pieces(layout, texts, left):
+        for piece, answer in self._pieces(layout, texts, left):
             written.append(piece)
             start, end = end, end + len(piece)
-            if is_label and piece:
+            if answer != NO_ANSWER and answer not in unlearned and piece:
                 if answers and answers[-1][1] == start:
                     start = answers.pop()[0]
                 answers.append((start, end))
         assert next(left, None) is None, "fewer images in the text than marks"
         return "".join(written), answers
 
-    def _pieces(self, layout: Layout, texts: Sequence[str], marks: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    def _pieces(self, layout: Layout, texts: Sequence[str], marks: Iterator[str]) -> Iterator[tuple[str, int]]:
+        """Each text, and the number of the answer that it is a label of."""
         for one in layout.segments:
             text = one.strip(texts[one.slot]) if one.slot >= 0 else one.literal
             if self.placeholder not in text:
-                yield text, one.is_label
+                yield text, one.answer
                 continue
             first, *behind = text.split(self.placeholder)
-            yield first, one.is_label
+            yield first, one.answer
             for other in behind:
-                yield next(marks), False
-                yield other, one.is_label
+                yield next(marks), NO_ANSWER
+                yield other, one.answer
 
     def _with_images(self, ids: list[int], labels: list[int], runs: Sequence[int]) -> Encoded:
         """Repeat the k-th token of an image or a video to `runs[k]` in all."""

@@ -30,6 +30,8 @@ CLOCK = "{% macro strftime_now(format) %}" + DATE_MARK + "{% endmacro %}\n"  # r
 ALL_ROLES: frozenset[Role] = frozenset({"system", "user", "assistant"})
 CONTENT_FORMS: tuple[frozenset[Role], ...] = (frozenset(), frozenset({"system"}), ALL_ROLES)
 
+NO_ANSWER = -1
+
 Render = Callable[..., str]  # (messages, add_generation_prompt=...) -> text
 
 
@@ -40,7 +42,7 @@ class Segment:
     literal: str = ""
     slot: int = -1  # number of the text; -1: literal
     strip: Callable[[str], str] = str
-    is_label: bool = False
+    answer: int = NO_ANSWER  # number of the answer that this is a label of, from 0
     is_added: bool = False  # an end token that the template does not write
 
 
@@ -193,11 +195,13 @@ class _Reading:
         ends_of_pieces = [places[mark] for mark in self._marks]
         last = max((n for n, (role, *_) in enumerate(self._shape) if role == "assistant"), default=0)
         ends_of_prompts: dict[str, int | None] = {}  # in the piece before the answer; None: not in it
+        answer = NO_ANSWER
         for number, (role, has_thinking, parts) in enumerate(self._shape):
             first, slot = slot, slot + has_thinking + sum(parts)
+            answer += role == "assistant"
             if role != "assistant" or self._is_prompt or first == slot:
                 continue
-            labels.texts.update(range(first, slot))
+            labels.texts.update(dict.fromkeys(range(first, slot), answer))
             end_of_piece = ends_of_pieces[first]
             start_of_piece = end_of_piece - len(pieces[first])
             if number == last or pieces[first] not in ends_of_prompts:
@@ -208,14 +212,14 @@ class _Reading:
             if start is None:
                 at_prompt = False
             elif self._template.placeholder not in pieces[first][start:]:
-                labels.add(first, start, len(pieces[first]))
+                labels.add(first, start, len(pieces[first]), answer)
             for inner in range(first + 1, slot):
                 if self._template.placeholder not in pieces[inner]:
-                    labels.add(inner, 0, len(pieces[inner]))
+                    labels.add(inner, 0, len(pieces[inner]), answer)
             if end := self._end(pieces[slot], self._names[slot - 1]):
-                labels.add(slot, *end)
+                labels.add(slot, *end, answer)
             else:
-                labels.added.add(slot)
+                labels.added[slot] = answer
         return labels, at_prompt
 
     def _end(self, piece: str, name: str) -> tuple[int, int] | None:
@@ -234,29 +238,31 @@ class _Reading:
         for number, piece in enumerate(pieces):
             place = 0
             if number in labels.added:
-                yield Segment(self._template.added_end, is_label=True, is_added=True)
-            for start, stop in sorted(labels.ranges.get(number, ())):
+                yield Segment(self._template.added_end, answer=labels.added[number], is_added=True)
+            for start, stop, answer in sorted(labels.ranges.get(number, ())):
                 if place < start:
                     yield Segment(piece[place:start])
                 if start < stop:
-                    yield Segment(piece[start:stop], is_label=True)
+                    yield Segment(piece[start:stop], answer=answer)
                 place = stop
             if place < len(piece):
                 yield Segment(piece[place:])
             if number < len(strips):
-                yield Segment(slot=number, strip=strips[number], is_label=number in labels.texts)
+                yield Segment(slot=number, strip=strips[number], answer=labels.texts.get(number, NO_ANSWER))
 
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Which texts are labels, which ranges of pieces, and at the start of which pieces an end token is added."""
+    """Which texts are labels, which ranges of pieces, and at the start of which pieces an end token is added; of which
+    answer each is.
+    """
 
-    texts: set[int] = field(default_factory=set)
-    ranges: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    added: set[int] = field(default_factory=set)
+    texts: dict[int, int] = field(default_factory=dict)
+    ranges: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    added: dict[int, int] = field(default_factory=dict)
 
-    def add(self, piece: int, start: int, stop: int) -> None:
-        self.ranges.setdefault(piece, []).append((start, stop))
+    def add(self, piece: int, start: int, stop: int, answer: int) -> None:
+        self.ranges.setdefault(piece, []).append((start, stop, answer))
 
 
 def _both(left: Callable[[str], str], right: Callable[[str], str]) -> Callable[[str], str]:

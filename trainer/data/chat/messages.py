@@ -22,6 +22,7 @@ class Message:
     role: Role
     content: tuple[Part, ...]
     thinking: str = ""  # of an answer: the template's `reasoning_content`
+    is_context: bool = False  # an answer that is no label
 
 
 def messages_of(turns: Iterable[Turn], image_text: str | None = None) -> list[Message]:
@@ -35,7 +36,8 @@ def messages_of(turns: Iterable[Turn], image_text: str | None = None) -> list[Me
             messages.append(Message("system", (turn.system,)))
         messages.append(Message("user", _content(turn.question, image_text)))
         if turn.answer:
-            messages.append(Message("assistant", _content(turn.answer, image_text), turn.thinking))
+            content = _content(turn.answer, image_text)
+            messages.append(Message("assistant", content, turn.thinking, turn.is_context))
     return messages
 
 
@@ -65,6 +67,12 @@ def texts_of(messages: Iterable[Message]) -> Iterator[str]:
         if message.thinking:
             yield message.thinking
         yield from (part for part in message.content if part is not None)
+
+
+def context_answers(messages: Iterable[Message]) -> frozenset[int]:
+    """The numbers, from 0, of answers that are no labels."""
+    answers = (message for message in messages if message.role == "assistant")
+    return frozenset(number for number, answer in enumerate(answers) if answer.is_context)
 
 
 def images_in(messages: Iterable[Message]) -> int:

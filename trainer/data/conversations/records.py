@@ -10,6 +10,7 @@ from typing import Any
 from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.loss_flags import LOSS_FLAGS, is_learned
 from vlmpipe.trainer.data.conversations.message_parts import (
     AUDIO_MARK,
     MARKS,
@@ -27,7 +28,7 @@ QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
-MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING})
+MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS})
 GROUNDING = ("<bbox>", "<ref-object>")  # ms-swift's marks of what is listed under `objects`
 
 
@@ -176,25 +177,29 @@ def _slices(record: Record, key: str, turns: int) -> list[str]:
 
 def _alternating(record: Record, key: str, messages: Any) -> list[Turn]:
     """Alternating questions and answers, perhaps after a system message."""
-    roles, texts, thinking = [], [], []
+    roles, texts, thinking, learned = [], [], [], []
     for number, message in enumerate(objects(messages, key), 1):
         place = f"{key} {number}"
         if left := message.keys() - MESSAGE_KEYS:
             record.note(left, message, key, place)
         role = _one_of(message, "from", "role", place)
         roles.append(role)
+        learned.append(is_learned(message, place, is_answer=role in ANSWER_ROLES))
         texts.append(content_text(_one_of(message, "value", "content", place), place, record))
         thinking.append(text(next((message[key] for key in THINKING if message.get(key) is not None), ""), place))
     system = ""
     if roles and roles[0] == "system":
         system, *texts = texts
-        del roles[0], thinking[0]
+        del roles[0], thinking[0], learned[0]
     asked, answered = roles[::2], roles[1::2]
     known = all(role in QUESTION_ROLES for role in asked) and all(role in ANSWER_ROLES for role in answered)
     if len(asked) != len(answered) or not known:
         raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
-    thoughts = zip(texts[::2], texts[1::2], thinking[1::2], strict=True)
-    turns = [Turn(question, answer, thinking=thought) for question, answer, thought in thoughts]
+    said = zip(texts[::2], texts[1::2], thinking[1::2], learned[1::2], strict=True)
+    turns = [
+        Turn(question, answer, thinking=thought, is_context=not is_label)
+        for question, answer, thought, is_label in said
+    ]
     return [replace(turns[0], system=system), *turns[1:]] if turns else []
 
 
@@ -228,6 +233,7 @@ def _last_answer(rejected: Any) -> str:
     return content_text(messages[-1].get("content"), f"rejected {len(messages)}") if messages else ""
 
 
+CONTEXT = "is_context"  # of prepared data's turns
 TURN_TEXTS = ("system", "thinking", "rejected")  # of prepared data, beside question and answer
 
 
@@ -236,11 +242,12 @@ def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
     for number, turn in enumerate(objects(listed(record, key), key), 1):
         place = f"{key} {number}"
         more = {name: text(turn[name], f"{place}.{name}") for name in TURN_TEXTS if turn.get(name) is not None}
-        if left := turn.keys() - {question, answer, "slice", *TURN_TEXTS}:
+        if left := turn.keys() - {question, answer, "slice", *TURN_TEXTS, *LOSS_FLAGS, CONTEXT}:
             record.note(left, turn, key, place)
+        is_context = turn.get(CONTEXT) is True or not is_learned(turn, place, is_answer=True)
         asked, answered = (text(turn.get(name), f"{place}.{name}") for name in (question, answer))
         system, thinking, rejected = (more.get(name, "") for name in TURN_TEXTS)
-        turns.append(Turn(asked, answered, system=system, thinking=thinking, rejected=rejected))
+        turns.append(Turn(asked, answered, DEFAULT_SLICE, system, thinking, rejected, is_context))
     return turns
 
 

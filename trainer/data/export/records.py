@@ -7,7 +7,7 @@ out, as in our native chat templates: trainers that replace the mark in place th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class StoredSample:
 
 def as_stored(sample: StoredSample) -> list[Record]:
     """Messages of a role and a text, each text as in the shards."""
-    return as_chat(messages_of(sample.turns, IMAGE_TOKEN), ROLES)
+    return _flagged(messages_of(sample.turns, IMAGE_TOKEN))
 
 
 def messages_record(sample: StoredSample, paths: Sequence[str]) -> Record:
@@ -60,6 +60,7 @@ def llava_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 
 def trl_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """`messages` of typed parts; a pair as `prompt`, `chosen` and `rejected`."""
+    _require_all_learned(sample, "trl")
     messages = as_chat(messages_of(sample.turns))
     images = {"images": list(paths)}
     if not sample.rejected:
@@ -71,6 +72,7 @@ def trl_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 def llama_factory_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """ShareGPT with OpenAI's keys; a pair as `messages`, `chosen` and `rejected`."""
     _require_no_thinking(sample, "llama-factory")
+    _require_all_learned(sample, "llama-factory")
     messages, images = _marked(sample), {"images": list(paths)}
     if not sample.rejected:
         return {"id": sample.id, "messages": messages, **images}
@@ -81,6 +83,7 @@ def llama_factory_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 def nemo_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """As LLaMA-Factory's. NeMo drops what is no question or answer without a word."""
     _require_no_thinking(sample, "nemo")
+    _require_all_learned(sample, "nemo")
     for found, what in ((sample.rejected, "a rejected answer"), (sample.turns[0].system, "a system text")):
         if found:
             raise _lacking("nemo", sample, what)
@@ -116,11 +119,18 @@ Build = Callable[[StoredSample, Sequence[str]], Record]
 
 def _marked(sample: StoredSample) -> list[Record]:
     """Messages of a role and a text, with a mark in place of each image and no line end beside it."""
-    texts = (
-        Message(one.role, ("".join(IMAGE_TOKEN if part is None else part for part in one.content),), one.thinking)
-        for one in messages_of(sample.turns)
+    return _flagged(
+        [
+            replace(one, content=("".join(IMAGE_TOKEN if part is None else part for part in one.content),))
+            for one in messages_of(sample.turns)
+        ]
     )
-    return as_chat(list(texts), ROLES)
+
+
+def _flagged(messages: Sequence[Message]) -> list[Record]:
+    """Messages of a role and a text, with ms-swift's `loss: false` at answers that are no labels."""
+    chat = zip(as_chat(messages, ROLES), messages, strict=True)
+    return [{**one, **({"loss": False} if message.is_context else {})} for one, message in chat]
 
 
 def _rejected(sample: StoredSample) -> Record:
@@ -132,9 +142,14 @@ def _require_no_thinking(sample: StoredSample, data_format: str) -> None:
         raise _lacking(data_format, sample, "an answer with thinking")
 
 
-def _lacking(data_format: str, sample: StoredSample, what: str) -> ConfigError:
+def _require_all_learned(sample: StoredSample, data_format: str) -> None:
+    if any(turn.is_context for turn in sample.turns):
+        raise _lacking(data_format, sample, "an answer that is not learned", "messages or llava")
+
+
+def _lacking(data_format: str, sample: StoredSample, what: str, others: str = "messages or trl") -> ConfigError:
     return ConfigError(
         f"the format {data_format} has no place for {what}, which sample {sample.id!r} has",
         expected="a format that keeps all that was prepared",
-        fix="choose the format messages or trl",
+        fix=f"choose the format {others}",
     )

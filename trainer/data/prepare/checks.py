@@ -170,6 +170,8 @@ def check_turns(turns: tuple[Turn, ...], num_images: int, control_tokens: Sequen
     """Texts are not empty and have no control tokens, and as many `<image>` marks as there are images."""
     if not turns:
         raise RejectedError(RejectCode.TEXT_EMPTY, "the conversation has no turns")
+    if all(turn.is_context for turn in turns):
+        raise RejectedError(RejectCode.CONV_LABELS, "no answer is learned: each has a weight of 0, or loss false")
     for number, turn in enumerate(turns, 1):
         if not turn.question.strip() or not turn.answer.strip():
             part = "answer" if turn.question.strip() else "question"

@@ -88,6 +88,7 @@ class AnswerCounts:
             (turn.slice, turn.answer if len(turn.answer) <= LONGEST_COUNTED_ANSWER else "", *counts)
             for counts in [(split == "train", split == "eval")]
             for turn in turns
+            if not turn.is_context
         )
         self.add_counted(rows)
 

@@ -44,8 +44,8 @@ class Counts:
 
 
 def sample_digest(turns: tuple[Turn, ...], image_sha256: list[str]) -> str:
-    """Equal for samples with the same texts and image bytes, whatever their ids. Hexadecimal."""
-    return short_digest([turn.texts() for turn in turns], image_sha256).hex()
+    """Equal for samples with the same texts, labels and image bytes, whatever their ids. Hexadecimal."""
+    return short_digest([turn.identity() for turn in turns], image_sha256).hex()
 
 
 def describe(folder: Path, counts: Counts, config: DataConfig, tile_tokens: int = 0) -> dict[str, Any]:

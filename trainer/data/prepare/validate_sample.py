@@ -140,18 +140,21 @@ class SampleValidator:
         self._require_few(shown * tiles, f"{len(images)} images in {tiles} tiles")
         encoded = self._encoded(turns, counts, sizes)
         while len(encoded.input_ids) > self._data.sequence_length:
-            if not self._may_drop(turns):
+            fitting = self._fitting(encoded, turns) if self._may_drop(turns) else len(turns)
+            if fitting == len(turns):
                 message = (
                     f"{len(encoded.input_ids)} tokens, more than data.sequence_length {self._data.sequence_length}"
                 )
                 raise RejectedError(RejectCode.CONV_TOO_LONG, message)
-            fitting = self._fitting(encoded, len(turns))
             repairs += [Repair.TURNS_DROPPED] * (len(turns) - fitting)
             turns = turns[:fitting]
             kept = _marks_in(turns)
             images, sizes = images[:kept], sizes[:kept]
             counts = self._counts(sizes)
             encoded = self._encoded(turns, counts, sizes)
+        if not encoded.label_tokens:
+            message = f"no answer that is learned within data.sequence_length {self._data.sequence_length}"
+            raise RejectedError(RejectCode.CONV_TOO_LONG, message)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
@@ -159,12 +162,15 @@ class SampleValidator:
     def _may_drop(self, turns: Sequence[Turn]) -> bool:
         return self._data.overlong_policy == "truncate" and len(turns) > 1 and not self._in_pairs
 
-    def _fitting(self, encoded: Encoded, turns: int) -> int:
-        """How many of the turns fit, by the tokens up to the end of each; all but one where that is not known."""
+    def _fitting(self, encoded: Encoded, turns: Sequence[Turn]) -> int:
+        """How many of the turns fit up to an answer that is learned, by the tokens up to the end of each; all but one
+        where that is not known.
+        """
         ends = encoded.ends_of_labels()
-        if len(ends) != turns:  # images in answers divide labels
-            return turns - 1
-        return max(1, min(turns - 1, bisect_right(ends, self._data.sequence_length)))
+        learned = [number for number, turn in enumerate(turns, 1) if not turn.is_context]
+        if len(ends) != len(learned):  # images in answers divide labels
+            return len(turns) - 1
+        return learned[max(0, bisect_right(ends, self._data.sequence_length) - 1)]
 
     def _short_enough(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         """The first turns whose texts may fit by their number of characters, before they take time and memory.
@@ -197,6 +203,8 @@ class SampleValidator:
         """The turns with a rejected answer in the last one where the run trains on pairs, and else without any."""
         if not self._in_pairs:
             return tuple(replace(turn, rejected="") for turn in turns)
+        if turns and turns[-1].is_context:
+            raise RejectedError(RejectCode.PAIR_INCOMPLETE, "the last answer, which the pair is about, is not learned")
         if turns and turns[-1].rejected in ("", turns[-1].answer):
             found = "no rejected answer" if not turns[-1].rejected else "a rejected answer that equals the chosen one"
             raise RejectedError(RejectCode.PAIR_INCOMPLETE, f"{found} in the last turn")

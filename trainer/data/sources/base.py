@@ -187,7 +187,8 @@ def _named(record: Sample | Reject, name: str) -> Sample | Reject:
 def _in_slice(turn: Turn, name: str) -> Turn:
     # Each record is read three times or more, and dataclasses.replace takes four times as long.
     part = name if turn.slice == DEFAULT_SLICE else f"{name}/{turn.slice}"
-    return Turn(turn.question, turn.answer, part, turn.system, turn.thinking, turn.rejected, turn.region)
+    texts = (turn.question, turn.answer, part, turn.system, turn.thinking, turn.rejected)
+    return Turn(*texts, turn.is_context, turn.region)
 
 
 @dataclass(frozen=True)

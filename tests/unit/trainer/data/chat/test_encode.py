@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,28 @@ def test_a_saved_chat_is_the_same(tmp_path: Path) -> None:
     loaded = Chat.load(LocalStorage(tmp_path), chat.form)
     assert loaded.template == chat.template and loaded.end_token_ids == chat.end_token_ids
     assert loaded.encode(TURNS, [3, 1, 2]) == chat.encode(TURNS, [3, 1, 2])
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+@given(contexts=st.lists(st.booleans(), min_size=3, max_size=3))
+@settings(max_examples=8, deadline=None)
+def test_an_answer_that_is_context_has_the_same_tokens_and_no_label(template: str, contexts: list[bool]) -> None:
+    chat = chat_of(config_of("llava"), template)
+    turns = [Turn(f"{n}?", f"No. {n}", system="Be brief." if not n else "") for n in range(3)]
+    try:
+        alone = [
+            chat.encode([replace(turn, is_context=n != kept) for n, turn in enumerate(turns)], [], [])
+            for kept in range(3)
+        ]
+    except RejectedError:
+        return  # a template without a system text or without several turns
+    encoded = chat.encode(
+        [replace(turn, is_context=is_so) for turn, is_so in zip(turns, contexts, strict=True)], [], []
+    )
+    learned = [one for one, is_so in zip(alone, contexts, strict=True) if not is_so]
+    assert all(one.input_ids == encoded.input_ids for one in alone)
+    assert encoded.labels == [
+        max((one.labels[place] for one in learned), default=IGNORED) for place in range(len(encoded.input_ids))
+    ]
+    written = [chat.tokenizer.decode([label for label in one.labels if label != IGNORED]).strip() for one in alone]
+    assert all(text.startswith(f"No. {number}") for number, text in enumerate(written))

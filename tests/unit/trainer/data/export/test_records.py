@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vlmpipe.trainer.data.export import records
@@ -30,6 +32,25 @@ def test_thinking_stays_with_its_answer() -> None:
 def test_a_format_without_thinking_says_so(build: records.Build) -> None:
     with pytest.raises(ConfigError, match="no place for an answer with thinking, which sample 's' has"):
         build(SAMPLE, [])
+
+
+UNLEARNED = replace(SAMPLE, turns=(replace(TURNS[0], is_context=True, thinking=""), TURNS[1]))
+
+
+def test_an_answer_that_is_no_label_says_so_where_our_reader_reads_it() -> None:
+    written = [
+        records.messages_record(UNLEARNED, [])["messages"],
+        records.llava_record(UNLEARNED, [])["conversations"],
+        records.webdataset_record(UNLEARNED)["messages"],
+    ]
+    assert [[message.get("loss") for message in messages] for messages in written] == 3 * [[None, False, None, None]]
+
+
+@pytest.mark.parametrize("build", [records.llama_factory_record, records.nemo_record, records.trl_record])
+def test_a_format_without_loss_flags_says_so(build: records.Build) -> None:
+    with pytest.raises(ConfigError, match="no place for an answer that is not learned") as refused:
+        build(UNLEARNED, [])
+    assert refused.value.fix == "choose the format messages or llava"
 
 
 def test_marks_are_one_for_each_image_in_text_and_in_parts() -> None:

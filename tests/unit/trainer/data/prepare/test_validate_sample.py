@@ -113,6 +113,35 @@ def test_as_many_turns_are_kept_as_fit(truncating: SampleValidator, words: list[
     assert result.repairs.count(Repair.TURNS_DROPPED) == len(turns) - max(fitting)
 
 
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=12))
+def test_turns_are_kept_up_to_an_answer_that_is_learned(
+    truncating: SampleValidator, words: list[tuple[int, bool]]
+) -> None:
+    entry = talk([count for count, _ in words])
+    turns = [replace(turn, is_context=is_so) for turn, (_, is_so) in zip(entry.sample.turns, words, strict=True)]
+    result = truncating(replace(entry, sample=replace(entry.sample, turns=tuple(turns))))
+    fitting = [n for n in range(1, len(turns) + 1) if len(truncating._encoded(turns[:n], [], []).input_ids) <= 120]
+    learned = [n for n in fitting if not turns[n - 1].is_context]
+    if not learned:
+        nothing = all(turn.is_context for turn in turns)
+        assert isinstance(result, Reject)
+        assert result.code == (RejectCode.CONV_LABELS if nothing else RejectCode.CONV_TOO_LONG)
+        return
+    assert isinstance(result, Accepted) and result.encoded.label_tokens
+    assert len(result.turns) == (len(turns) if max(fitting) == len(turns) else max(learned))
+
+
+def test_the_answer_that_a_pair_is_about_must_be_learned(tmp_path: Path) -> None:
+    entry = talk([1, 2])
+    validator = reading(tmp_path, "reject", 400)
+    validator._in_pairs = True
+    first, last = (replace(turn, rejected="No.") for turn in entry.sample.turns)
+    for turns, accepted in (((first, last), True), ((first, replace(last, is_context=True)), False)):
+        result = validator(replace(entry, sample=replace(entry.sample, turns=turns)))
+        assert isinstance(result, Accepted) == accepted
+        assert isinstance(result, Accepted) or result.code == RejectCode.PAIR_INCOMPLETE
+
+
 def test_work_grows_with_the_turns_and_not_with_their_square(
     truncating: SampleValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
