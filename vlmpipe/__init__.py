@@ -6,7 +6,19 @@ if sys.version_info < (3, 11):  # noqa: UP036 (pip refuses such a Python, a copy
     sys.stderr.write("error: this is Python %d.%d\n  expected: Python 3.11 or newer\n" % sys.version_info[:2])  # noqa: UP031
     raise SystemExit(69)
 
-from vlmpipe.api import RunFailedError, check, compile, load, plan, run, status, submit
+from vlmpipe.api import RunFailedError, check, compare, compile, load, plan, predict, run, status, submit
 from vlmpipe.trainer import __version__
 
-__all__ = ["RunFailedError", "__version__", "check", "compile", "load", "plan", "run", "status", "submit"]
+__all__ = [
+    "RunFailedError",
+    "__version__",
+    "check",
+    "compare",
+    "compile",
+    "load",
+    "plan",
+    "predict",
+    "run",
+    "status",
+    "submit",
+]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from vlmpipe.trainer.errors import ExitCode, UserError, missing_packages, require_package
 
 if TYPE_CHECKING:
+    from vlmpipe.compare.compare import Comparison
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.doctor.rows import Row
     from vlmpipe.pipelines.check import Finding
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.live_view import View
     from vlmpipe.runs.local.summary import RunReport
     from vlmpipe.runs.vertex.status import VertexStatus
+    from vlmpipe.trainer.evaluation.predict import Answer
 
 Target = Literal["vertex", "kubeflow", "local"]
 
@@ -206,3 +208,47 @@ def status(
 
     read, _ = reader_of(name, root=root, project=project, location=location)
     return read()
+
+
+@missing_packages()
+def predict(run: str, images: str | Path, question: str = "", *, root: str = "runs", batch: int = 0) -> list[Answer]:
+    """What a run's model answers, asked as its evaluation asks.
+
+    Args:
+        run: Run id or a short name such as "@last", folder, gs:// address, MODEL@ALIAS or MODEL@VERSION.
+        images: An image, a folder of images, or a table (.jsonl, .csv, .parquet) with image or file_name, and question.
+        question: What to ask about each image that has no question of its own.
+        root: output.root_uri of the runs on this machine.
+        batch: Questions at once; 0 takes the run's evaluate.batch_questions.
+
+    Returns:
+        The answers in the order of the images. One that cannot be asked about has an error instead.
+
+    Raises:
+        UserError: There is no such run, its export is damaged, or none of the images can be asked about.
+    """
+    from vlmpipe.compare.sides import run_uri_named
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.evaluation.predict import Predictor, read_questions
+    from vlmpipe.trainer.storage.base import join_uri
+
+    questions = read_questions(Path(images), question)
+    predictor = Predictor.load(JobConfig.load(join_uri(run_uri_named(run, root), "run.json")))
+    return [answer for answers in predictor.answer(questions, batch=batch) for answer in answers]
+
+
+@missing_packages()
+def compare(*runs: str, root: str = "runs") -> Comparison:
+    """Compare evaluated runs with the first of them, on the questions that all were asked.
+
+    Args:
+        runs: Two or more, named as for `predict`.
+        root: output.root_uri of the runs on this machine.
+
+    Raises:
+        UserError: There is no such run, one has no evaluation, or they share no question.
+    """
+    from vlmpipe.compare.compare import compare as compared
+    from vlmpipe.compare.sides import read_sides
+
+    return compared(read_sides(runs, root))

@@ -1,4 +1,4 @@
-"""Batch prediction: the exported model's answers to questions about images of a folder or a table.
+"""Prediction: the exported model's answers to questions about an image, or about those of a folder or a table.
 
 The model is asked by the functions of the evaluation, so that answers and speed are the evaluation's.
 """
@@ -10,7 +10,7 @@ import io
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_ques
 from vlmpipe.trainer.evaluation.evaluate import load_export
 from vlmpipe.trainer.models.image_tokens import image_form_of
 
-COLUMNS = ("image", "question", "prediction", "error")
+IMAGE_NAMES = ("image", "file_name")  # names of the column of images, as data preparation has them
 TABLES = {".jsonl", ".csv", ".parquet"}
 
 
@@ -35,6 +35,19 @@ class ToAnswer:
 
     image: Path
     question: str
+
+
+@dataclass
+class Answer:
+    """A row of the output: a model's answer, or why it could not be asked."""
+
+    image: str
+    question: str
+    prediction: str = ""
+    error: str = ""
+
+
+COLUMNS = tuple(field.name for field in fields(Answer))
 
 
 @dataclass(frozen=True)
@@ -47,77 +60,123 @@ class Predicted:
     answer_s: float
 
 
+@dataclass(frozen=True)
+class Predictor:
+    """A run's exported model, ready to be asked."""
+
+    job: JobConfig
+    model: AnsweringModel
+    device: torch.device
+    load_s: float
+
+    @classmethod
+    def load(cls, job: JobConfig) -> Predictor:
+        """Raises DataError for a damaged export."""
+        started = time.monotonic()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model = _answering_model(job, device)
+        return cls(job, model, device, time.monotonic() - started)
+
+    def answer(self, questions: Sequence[ToAnswer], *, batch: int = 0) -> Iterator[list[Answer]]:
+        """Answers in the order of the questions, `batch` at once (0: evaluate.batch_questions).
+
+        One whose image cannot be read has its error. Raises DataError at the end where none could.
+        """
+        failed, size = 0, batch or self.job.evaluate.batch_questions
+        rows: list[Answer] = []
+        for start in range(0, len(questions), size):
+            rows = self._answer_at_once(questions[start : start + size])
+            failed += sum(bool(row.error) for row in rows)
+            if failed < len(questions):
+                yield rows
+        if rows and failed == len(questions):
+            raise DataError(
+                f"none of {failed} images can be asked about; the last one: {rows[-1].error}",
+                expected="JPEG or PNG files within the limits of the run's section data",
+            )
+
+    def _answer_at_once(self, questions: Sequence[ToAnswer]) -> list[Answer]:
+        rows, asked = [], []
+        for one in questions:
+            row = Answer(str(one.image), one.question)
+            try:
+                asked.append((row, _asked(self.job, self.model.chat, one)))
+            except DataError as error:
+                row.error = error.found
+            rows.append(row)
+        if asked:
+            most = self.job.evaluate.max_new_tokens
+            given = [each for _, each in asked]
+            answers = answer_questions(self.job, self.model, given, self.device, max_new_tokens=most)
+            for (row, _), answer in zip(asked, answers, strict=True):
+                row.prediction = answer.text
+        return rows
+
+
 class Output(Protocol):
     def write(self, rows: Sequence[dict[str, str]]) -> None: ...
     def close(self) -> None: ...
 
 
 def predict(job: JobConfig, questions: Sequence[ToAnswer], output: Path, *, batch: int = 0) -> Predicted:
-    """Answer all questions into `output` (.jsonl or .parquet), row by row in their order.
+    """Answer all questions into `output` (.jsonl, .csv or .parquet), row by row in their order.
 
-    An image that cannot be read gets a row with its error. The file appears when it is whole. Raises ConfigError for
-    another kind of output, DataError for a damaged export or where no image could be read.
+    The file appears when it is whole. Raises ConfigError for another kind of output, DataError for a damaged export or
+    where no image could be read.
     """
-    started = time.monotonic()
     partial = output.with_name(f"{output.name}.partial")
     writer = _open_output(partial, output.suffix)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = _answering_model(job, device)
-    loaded, failed = time.monotonic(), 0
-    size = batch or job.evaluate.batch_questions
-    for start in range(0, len(questions), size):
-        group = questions[start : start + size]
-        rows, asked = [], []
-        for one in group:
-            row = dict.fromkeys(COLUMNS, "") | {"image": str(one.image), "question": one.question}
-            try:
-                asked.append((row, _asked(job, model.chat, one)))
-            except DataError as error:
-                row["error"] = error.found
-            rows.append(row)
-        most = job.evaluate.max_new_tokens
-        answers = (
-            answer_questions(job, model, [each for _, each in asked], device, max_new_tokens=most) if asked else []
-        )
-        for (row, _), answer in zip(asked, answers, strict=True):
-            row["prediction"] = answer.text
-        failed += len(rows) - len(asked)
-        with os_errors(f"writing {partial}"):
-            writer.write(rows)
-    writer.close()
-    if failed == len(questions):
+    predictor = Predictor.load(job)
+    started, failed = time.monotonic(), 0
+    try:
+        for rows in predictor.answer(questions, batch=batch):
+            failed += sum(bool(row.error) for row in rows)
+            with os_errors(f"writing {partial}"):
+                writer.write([asdict(row) for row in rows])
+    except DataError:
+        writer.close()
         partial.unlink()
-        raise DataError(
-            f"none of {failed} images can be asked about; the last one: {rows[-1]['error']}",
-            expected="JPEG or PNG files within the limits of the run's section data",
-        )
+        raise
+    writer.close()
     partial.replace(output)
-    return Predicted(len(questions) - failed, failed, loaded - started, time.monotonic() - loaded)
+    return Predicted(len(questions) - failed, failed, predictor.load_s, time.monotonic() - started)
 
 
 def read_questions(source: Path, question: str) -> list[ToAnswer]:
-    """The images of a folder, each with `question`; or the rows of a table with the columns image and question.
+    """An image or the images of a folder, each with `question`; or the rows of a table of images and questions.
 
-    A table's images lie relative to it; `question` stands in for its column. Raises ConfigError or DataError.
+    A folder with a table named metadata, as data preparation reads it, is that table. A table's images lie relative to
+    it; `question` stands in for its column. Raises ConfigError or DataError.
     """
     if source.is_dir():
+        table = next((path for kind in sorted(TABLES) if (path := source / f"metadata{kind}").is_file()), None)
         images = sorted(path for path in source.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-        if not question:
-            raise ConfigError(f"{source} is a folder of images", expected="what to ask about them: --question TEXT")
-        found = [ToAnswer(path, question) for path in images]
     else:
-        found = [_row(source, number, row, question) for number, row in enumerate(_table(source), start=1)]
+        table = source if source.suffix.lower() in TABLES else None
+        images = [source] if source.suffix.lower() in IMAGE_SUFFIXES else []
+    if table:
+        found = [_row(table, number, row, question) for number, row in enumerate(_table(table), start=1)]
+    elif images and not question:
+        what = "a folder of images" if source.is_dir() else "an image"
+        raise ConfigError(f"{source} is {what}", expected="what to ask: --question TEXT")
+    elif not source.is_dir() and not images:
+        expected = f"an image, a folder, or {', '.join(sorted(TABLES))}"
+        raise ConfigError(f"{source} is no image and no table that can be read", expected=expected)
+    else:
+        found = [ToAnswer(path, question) for path in images]
     if not found:
         raise DataError(f"{source} holds nothing to ask about", expected="images, or a table with rows")
     return found
 
 
 def _row(source: Path, number: int, row: Any, question: str) -> ToAnswer:
-    image, text = (row.get("image"), row.get("question") or question) if isinstance(row, dict) else (None, "")
-    if not isinstance(image, str) or not image or not isinstance(text, str) or not text:
+    values = row if isinstance(row, dict) else {}
+    image, text = next((values[name] for name in IMAGE_NAMES if values.get(name)), None), values.get("question")
+    text = text or question
+    if not isinstance(image, str) or not isinstance(text, str) or not text:
         raise DataError(
             f"row {number} of {source} has no {'question' if image else 'image'}",
-            expected="the columns image, a file's path, and question; or --question TEXT for all",
+            expected=f"the columns {' or '.join(IMAGE_NAMES)}, a file's path, and question; or --question TEXT for all",
         )
     return ToAnswer(source.parent / image, text)
 
@@ -125,18 +184,17 @@ def _row(source: Path, number: int, row: Any, question: str) -> ToAnswer:
 def _table(source: Path) -> Iterator[Any]:
     with os_errors(f"reading {source}"):
         data = source.read_bytes()
+    kind = source.suffix.lower()
     try:
-        if source.suffix == ".jsonl":
+        if kind == ".jsonl":
             return iter([json.loads(line) for line in data.splitlines() if line.strip()])
-        if source.suffix == ".csv":
+        if kind == ".csv":
             return iter(list(csv.DictReader(io.StringIO(data.decode("utf-8-sig")))))
-        if source.suffix == ".parquet":
-            import pyarrow.parquet as pq
+        import pyarrow.parquet as pq
 
-            return iter(pq.read_table(io.BytesIO(data)).to_pylist())
+        return iter(pq.read_table(io.BytesIO(data)).to_pylist())
     except (ValueError, csv.Error) as error:  # pyarrow's errors are ValueErrors
-        raise DataError(f"{source} is not a {source.suffix[1:]} table: {error}") from error
-    raise ConfigError(f"{source} is no table that can be read", expected=f"a folder, or {', '.join(sorted(TABLES))}")
+        raise DataError(f"{source} is not a {kind[1:]} table: {error}") from error
 
 
 def _answering_model(job: JobConfig, device: torch.device) -> AnsweringModel:
@@ -155,21 +213,27 @@ def _asked(job: JobConfig, chat: Chat, one: ToAnswer) -> Asked:
 
 
 def _open_output(path: Path, suffix: str) -> Output:
-    if suffix not in (".jsonl", ".parquet"):
+    if suffix not in TABLES:
         raise ConfigError(
-            f"found --output with {suffix or 'no ending'}", expected="a file that ends in .jsonl or .parquet"
+            f"found --output with {suffix or 'no ending'}", expected=f"a file that ends in {', '.join(sorted(TABLES))}"
         )
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _JsonLines(path) if suffix == ".jsonl" else _Parquet(path)
+        return _Parquet(path) if suffix == ".parquet" else _Lines(path, is_csv=suffix == ".csv")
 
 
-class _JsonLines:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+class _Lines:
+    def __init__(self, path: Path, *, is_csv: bool) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._csv = csv.DictWriter(self._file, COLUMNS) if is_csv else None
+        if self._csv:
+            self._csv.writeheader()
 
     def write(self, rows: Sequence[dict[str, str]]) -> None:
-        self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        if self._csv:
+            self._csv.writerows(rows)
+        else:
+            self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self._file.flush()
 
     def close(self) -> None:

@@ -1,16 +1,22 @@
-"""Commands that let a run's model answer: over many images at once, or behind a server."""
+"""Commands that let a run's model answer: about one image, over many at once, or behind a server."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import Root
-from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.errors import ConfigError, DataError, UserError, os_errors
+
+if TYPE_CHECKING:
+    from vlmpipe.trainer.config.job import JobConfig
 
 RunName = Annotated[
     str,
@@ -25,9 +31,19 @@ RunName = Annotated[
 def predict(
     run: RunName,
     source: Annotated[
-        Path, typer.Argument(help="A folder of images, or a table (.jsonl, .csv, .parquet) of image and question.")
+        Path,
+        typer.Argument(
+            help="An image, a folder of images, or a table (.jsonl, .csv, .parquet): image or file_name, and question."
+        ),
     ],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Where answers go: .jsonl or .parquet.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where answers go: .jsonl, .csv or .parquet. Without it they are printed.",
+            show_default=False,
+        ),
+    ] = None,
     question: Annotated[
         str, typer.Option(help="What to ask about each image that has no question of its own.", show_default=False)
     ] = "",
@@ -35,23 +51,97 @@ def predict(
     root: Root = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Answer questions about many images. Of a folder or table, as the evaluation asks, and as fast."""
+    """Answer questions about images. One, a folder or a table; as the evaluation asks, and as fast."""
     with doing(f"asking {run}"):
-        from vlmpipe.compare.sides import run_uri_named
-        from vlmpipe.trainer.config.job import JobConfig
+        from vlmpipe.trainer.evaluation.predict import Predictor, read_questions
         from vlmpipe.trainer.evaluation.predict import predict as predict_all
-        from vlmpipe.trainer.evaluation.predict import read_questions
-        from vlmpipe.trainer.storage.base import join_uri
 
         questions = read_questions(source, question)
-        job = JobConfig.load(join_uri(run_uri_named(run, root), "run.json"))
-        found = predict_all(job, questions, output, batch=batch)
-    rate = found.answered / found.answer_s
-    if as_json:
-        print_json({"output": str(output), "questions_per_s": rate, **vars(found)})
+        job = _job_of(run, root)
+        if output:
+            found = predict_all(job, questions, output, batch=batch)
+        else:
+            predictor = Predictor.load(job)
+    if output:
+        rate = found.answered / found.answer_s
+        if as_json:
+            print_json({"output": str(output), "questions_per_s": rate, **vars(found)})
+            return
+        failed = f", {found.failed:,} images could not be asked about (column error)" if found.failed else ""
+        print_lines([f"{found.answered:,} answers in {output}, {rate:,.1f} a second{failed}"])
         return
-    failed = f", {found.failed:,} images could not be asked about (column error)" if found.failed else ""
-    print_lines([f"{found.answered:,} answers in {output}, {rate:,.1f} a second{failed}"])
+    batches = predictor.answer(questions, batch=batch)
+    if as_json:
+        print_json({"answers": [asdict(row) for rows in batches for row in rows]})
+        return
+    asks_one = len({one.question for one in questions}) == 1
+    for row in (row for rows in batches for row in rows):
+        asked = "" if asks_one else f"{_printable(row.question)}  "
+        said = row.prediction if not row.error else f"not asked: {row.error}"
+        print_lines([f"{_printable(row.image)}  {asked}{_printable(said)}"])
+
+
+def ask(
+    run: RunName,
+    image: Annotated[Path, typer.Argument(help="The image to ask about.")],
+    question: Annotated[
+        str,
+        typer.Argument(
+            metavar="[QUESTION]", help="What to ask; without it, questions are read line by line.", show_default=False
+        ),
+    ] = "",
+    root: Root = "runs",
+    as_json: AsJson = False,
+) -> None:
+    """Ask a run's model about one image. One question, or one after the other; each is asked by itself."""
+    with doing(f"loading the model of {run}"):
+        from vlmpipe.trainer.evaluation.predict import Predictor, ToAnswer
+
+        with os_errors(f"reading {image}"):
+            image.open("rb").close()
+        predictor = Predictor.load(_job_of(run, root))
+    answers = []
+    for text in [question] if question else _asked_lines():
+        try:
+            (rows,) = predictor.answer([ToAnswer(image, text)])
+        except DataError as error:
+            if question or not sys.stdin.isatty():
+                raise
+            print_error(error, as_json=False)
+            continue
+        answers += [asdict(row) for row in rows]
+        if not as_json:
+            print_lines([_printable(rows[0].prediction)])
+    if as_json:
+        print_json({"answers": answers})
+
+
+def _asked_lines() -> Iterator[str]:
+    """Questions from standard input, until it ends or a terminal's line is empty."""
+    asks = sys.stdin.isatty()
+    if asks:
+        to_stderr("Each question is asked by itself, as in the evaluation. An empty line or Ctrl-D ends.")
+    while True:
+        if asks:
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line or (asks and not line.strip()):
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _job_of(run: str, root: str) -> JobConfig:
+    from vlmpipe.compare.sides import run_uri_named
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.storage.base import join_uri
+
+    return JobConfig.load(join_uri(run_uri_named(run, root), "run.json"))
+
+
+def _printable(text: str) -> str:
+    """One line without control characters: what a model answers comes from its data."""
+    return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
 def serve(
@@ -106,4 +196,4 @@ def serve(
         raise typer.Exit(int(error.code)) from None
 
 
-ALL = (predict, serve)
+ALL = (ask, predict, serve)

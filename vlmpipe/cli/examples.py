@@ -42,7 +42,9 @@ EXAMPLES = {
         "digits@champion digits-20260302-120000 --html build/compare.html",
         "digits@3 digits@4 --predictions build/answers.parquet --json",
     ),
+    "ask": ("@last photo.jpg 'what digit is this?'", "digits@champion photo.jpg"),
     "predict": (
+        "@last photo.jpg --question 'what digit is this?'",
         "digits-20260301-120000 my-images --question 'what digit is this?' --output build/answers.jsonl",
         "digits@champion questions.csv --output build/answers.parquet --json",
     ),

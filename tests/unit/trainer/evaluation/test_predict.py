@@ -24,7 +24,7 @@ from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.evaluation import predict as module
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
-from vlmpipe.trainer.evaluation.predict import ToAnswer, predict, read_questions
+from vlmpipe.trainer.evaluation.predict import Predictor, ToAnswer, predict, read_questions
 
 SIZES = {"a.png": (8, 8), "deep/b.jpg": (16, 8), "c.png": (8, 24)}
 JOB = JobConfig.model_validate(TINY | {"run": {"run_id": "one", "root_uri": "/runs"}})
@@ -101,6 +101,23 @@ def test_a_tables_images_lie_beside_it_and_a_question_stands_in_for_a_missing_on
     }  # fmt: skip
 
 
+def test_a_folder_that_training_reads_is_its_table_and_answers_can_be_a_table_too(
+    images: Path, batches: list[int]
+) -> None:
+    (images / "metadata.csv").write_text("file_name,question\nc.png,how tall?\na.png,how wide?\n")
+    questions = read_questions(images, "")
+    assert questions == [ToAnswer(images / "c.png", "how tall?"), ToAnswer(images / "a.png", "how wide?")]
+    predict(JOB, questions, images / "answers.csv")
+    with (images / "answers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["prediction"] for row in rows] == ["(8, 24) \nhow tall?", "(8, 8) \nhow wide?"]
+
+
+def test_one_image_is_asked_about(images: Path, batches: list[int]) -> None:
+    ((answer,),) = Predictor.load(JOB).answer(read_questions(images / "a.png", "how red?"))
+    assert (answer.prediction, answer.error) == ("(8, 8) \nhow red?", "")
+
+
 def test_wrong_input_is_named(images: Path, batches: list[int], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="folder of images"):
         read_questions(images, "")
@@ -110,6 +127,8 @@ def test_wrong_input_is_named(images: Path, batches: list[int], tmp_path: Path) 
     (images / "asked.jsonl").write_text("{")
     with pytest.raises(DataError, match=r"is not a jsonl table"):
         read_questions(images / "asked.jsonl", "")
+    with pytest.raises(ConfigError, match=r"a\.png is an image"):
+        read_questions(images / "a.png", "")
     with pytest.raises(ConfigError, match=r"no table that can be read"):
         read_questions(images / "notes.txt", "")
     with pytest.raises(ConfigError, match=r"--output with \.txt"):

@@ -1,7 +1,9 @@
-"""`vlmpipe serve --check` over a server that runs already, a strict fake; and what both commands refuse."""
+"""`vlmpipe serve --check` over a server that runs already, a strict fake; what is printed; and what is refused."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from tests.fakes.chat_model import ChatModelServer
 from tests.support.command_line import Vlmpipe
 from tests.support.reports import make_run, write_json
+from vlmpipe.cli import answers
 from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.trainer.evaluation.predict import Answer, Predictor, ToAnswer
 
 ASKED = 5
 
@@ -26,9 +30,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_server_that_answers_as_evaluated_passes_and_one_that_does_not_ends_with_76(
     vlmpipe: Vlmpipe, run: Path
 ) -> None:
-    answers = [one.evaluated for one in held_out_questions(str(run), ASKED)]
+    expected = [one.evaluated for one in held_out_questions(str(run), ASKED)]
     for wrong, code in ((0, 0), (1, 76)):
-        given = iter([*answers[wrong:], *["something else"] * wrong])
+        given = iter([*expected[wrong:], *["something else"] * wrong])
         with ChatModelServer("digits", lambda _question, given=given: next(given)) as server:
             asking = ("serve", str(run), "--check", str(ASKED), "--url", server.url, "--model", "digits", "--json")
             answer = vlmpipe(*asking)
@@ -43,5 +47,46 @@ def test_what_cannot_be_asked_is_a_sentence(vlmpipe: Vlmpipe, run: Path, tmp_pat
     assert answer.code == 64 and "--url is given without --check" in answer.err
     answer = vlmpipe("serve", "gone", "--check", "1", "--root", str(tmp_path))
     assert answer.code == 66 and "no run 'gone'" in answer.err
+    (tmp_path / "a.png").write_bytes(b"")
     answer = vlmpipe("predict", str(run), str(tmp_path), "--output", str(tmp_path / "answers.jsonl"))
     assert answer.code == 64 and "--question TEXT" in answer.err
+
+
+class Echo:
+    """A model whose answer is the question, with what a terminal would obey."""
+
+    def answer(self, questions: Sequence[ToAnswer], *, batch: int = 0) -> Iterator[list[Answer]]:
+        for one in questions:
+            yield [Answer(str(one.image), one.question, f"\x1b[2J{one.question.upper()}\n\x07")]
+
+
+@pytest.fixture
+def picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(Predictor, "load", lambda job: Echo())
+    monkeypatch.setattr(answers, "_job_of", lambda run, root: None)
+    path = tmp_path / "a.png"
+    path.write_bytes(b"")
+    return path
+
+
+def test_a_question_or_the_lines_of_standard_input_are_answered_without_control_characters(
+    vlmpipe: Vlmpipe, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert vlmpipe("ask", "r", str(picture), "what?").out == "[2JWHAT?\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("one?\n\ntwo?\n"))
+    answer = vlmpipe("ask", "r", str(picture), "--json")
+    assert [each["question"] for each in answer.json["answers"]] == ["one?", "two?"]
+
+
+def test_predict_prints_what_no_file_is_given_for(vlmpipe: Vlmpipe, picture: Path) -> None:
+    answer = vlmpipe("predict", "r", str(picture), "--question", "what?")
+    assert answer.out == f"{picture}  [2JWHAT?\n"
+    table = picture.with_name("asked.csv")
+    table.write_text("image,question\na.png,one?\na.png,two?\n")
+    answer = vlmpipe("predict", "r", str(table))
+    assert answer.out == f"{picture}  one?  [2JONE?\n{picture}  two?  [2JTWO?\n"
+
+
+def test_a_missing_picture_is_said_before_a_model_is_loaded(vlmpipe: Vlmpipe, picture: Path) -> None:
+    answer = vlmpipe("ask", "r", str(picture.with_name("gone.png")), "what?")
+    assert answer.code == 64 and "gone.png" in answer.err
