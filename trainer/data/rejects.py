@@ -45,6 +45,7 @@ class RejectCode(StrEnum):
     PAIR_INCOMPLETE = "pair.incomplete"  # no rejected answer beside the last one, or the same (train.objective dpo)
     TEXT_EMPTY = "text.empty"  # no turns, or an empty question or answer
     TEXT_SPECIAL_TOKEN = "text.special_token"  # the text spells one of the tokenizer's control tokens
+    TEXT_NO_TOKENS = "text.no_tokens"  # a text of which the tokenizer knows no character
     REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
     REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
     MEDIA_UNREADABLE = "media.unreadable"  # a document or a video that is damaged, or a video without frames
@@ -77,6 +78,7 @@ class Repair(StrEnum):
     FORMAT_CONVERTED = "format_converted"  # stored as PNG instead of GIF, BMP or TIFF
     EXTENSION_MISMATCH = "extension_mismatch"  # the name promises another format than the bytes hold
     TURNS_DROPPED = "turns_dropped"  # last turns dropped to fit sequence_length (data.overlong_policy=truncate)
+    CHARACTERS_LOST = "characters_lost"  # characters of the text that the tokenizer does not know
     ID_SUFFIXED = "id_suffixed"  # the id was taken by other content; a suffix tells them apart
 
 

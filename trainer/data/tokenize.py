@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import tempfile
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.model_folders import local_folder
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
     from transformers import PreTrainedTokenizerFast
 
 FOLDER = "tokenizer"  # in prepared data
@@ -33,6 +36,9 @@ BYTES_ALPHABET = 256
 LARGEST_TOKENIZER_BYTES = 256 << 20  # of one file
 FEW = 4  # tokens named in an error
 CONTROL_TOKEN = re.compile("<[^<>]+>")
+# Any of these sets of files is a tokenizer. Without one transformers makes an empty tokenizer, and says nothing.
+VOCABULARIES = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("vocab.txt",))
+PROBE = "Sphinx of black quartz, judge my vow: 0123456789? THE QUICK BROWN FOX (jumps) over 'the' lazy dog!"
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
 # In a content list, an image is its mark and, where something follows, a line end, as in training. A system text begins
@@ -139,10 +145,16 @@ def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedToke
 
 
 def pretrained_tokenizer(name: str) -> Any:
-    """A published tokenizer, as it is. Raises ConfigError for a slow one, UserError (69) for one out of reach."""
+    """A published tokenizer, as it is.
+
+    Raises ConfigError for a slow one and for one that does not give English text back, UserError (69) for one out of
+    reach.
+    """
     from transformers import AutoTokenizer
 
     folder = local_folder(name, weights=False)
+    if folder:
+        _require_vocabulary(name, folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder or name, use_fast=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -159,7 +171,54 @@ def pretrained_tokenizer(name: str) -> Any:
             f"model.tokenizer {name!r} has no fast tokenizer",
             expected="a tokenizer.json: labels are found by the character positions that only fast tokenizers give",
         )
+    _require_round_trip(name, tokenizer)
     return tokenizer
+
+
+def _require_vocabulary(name: str, folder: Path) -> None:
+    """Raise ConfigError for a folder whose tokenizer transformers would make up."""
+    if any(all((folder / file).is_file() for file in files) for files in VOCABULARIES):
+        return
+    raise ConfigError(
+        f"model.tokenizer {name!r} has no {VOCABULARIES[0][0]}",
+        expected="a folder with " + ", or ".join(" and ".join(files) for files in VOCABULARIES),
+        fix="copy all files of the tokenizer into the folder, or name the folder that has them",
+    )
+
+
+def _require_round_trip(name: str, tokenizer: Any) -> None:
+    """Raise ConfigError unless the tokens of English text decode to the text, apart from white space."""
+    tokens = tokenizer.backend_tokenizer.encode(PROBE, add_special_tokens=False).ids
+    decoded = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    if decoded.split() and "".join(decoded.split()) == "".join(PROBE.split()):
+        return
+    raise ConfigError(
+        f"model.tokenizer {name!r} writes {PROBE!r} in {len(tokens)} tokens, which decode to {decoded!r}",
+        expected="tokens that decode to the text",
+        fix="copy all files of the tokenizer again, or choose a tokenizer that has these characters",
+    )
+
+
+def lost_characters(text: str, encoding: Encoding, tokenizer: Any, unknown_id: int | None) -> str:
+    """Characters of a text, without white space, that its tokens do not decode to, in ascending order.
+
+    Where the tokens cover every character and none is the unknown token, nothing is decoded. A character that Unicode
+    normalization joins with another is not lost.
+
+    Args:
+        unknown_id: the unknown token, if the tokenizer has one.
+    """
+    end, is_covered = 0, True
+    for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+        is_covered &= token != unknown_id and (start <= end or text[end:start].isspace())
+        end = max(end, stop)
+    if is_covered and not text[end:].strip():
+        return ""
+    decoded = tokenizer.decode(
+        [token for token in encoding.ids if token != unknown_id], clean_up_tokenization_spaces=False
+    )
+    missing = Counter(unicodedata.normalize("NFKD", text)) - Counter(unicodedata.normalize("NFKD", decoded))
+    return "".join(sorted(character for character in missing.elements() if not character.isspace()))
 
 
 def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:

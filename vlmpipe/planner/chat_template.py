@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
     """What the template allows; None for the format of models trained from scratch, and for files on other machines.
 
-    Raises ConfigError for a template that cannot be used.
+    Raises ConfigError for a template, and for a local tokenizer, that cannot be used.
     """
     name, weights = data.chat_format(model), (model.pretrained or model.language_model).weights
     tokenizer = "" if model.tokenizer.startswith(TRAINED_PREFIX) else model.tokenizer
     elsewhere = any(one and not Path(one).expanduser().is_dir() for one in (tokenizer, weights))
+    if tokenizer and name == OWN_FORMAT and Path(tokenizer).expanduser().is_dir():
+        from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
+
+        pretrained_tokenizer(tokenizer)
     if name == OWN_FORMAT or in_bucket(name) or elsewhere:
         return None
     from vlmpipe.trainer.data.chat.make import make_chat  # imports transformers

@@ -19,7 +19,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.layout import NO_ANSWER, ChatTemplate, Layout, refused
 from vlmpipe.trainer.data.chat.messages import Message, as_chat, context_answers, messages_of, shape_of, texts_of
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer
+from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer, lost_characters
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm
 from vlmpipe.trainer.storage.base import Storage
@@ -35,10 +35,14 @@ MOST_SHAPES = 4096  # of conversations whose layouts are kept
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Encoded:
-    """Tokens of one sample, and as many labels: -100 except on answers that are learned and their end tokens."""
+    """Tokens of one sample, and as many labels: -100 except on answers that are learned and their end tokens.
+
+    lost: characters of the text, without white space, that no token stands for.
+    """
 
     input_ids: list[int]
     labels: list[int]
+    lost: str = ""
 
     def ends_of_labels(self) -> list[int]:
         """The number of tokens up to the end of each run of labels."""
@@ -90,6 +94,7 @@ class Chat:
         self.end_token_ids = [int(token) for token in tokenizer.convert_tokens_to_ids(list(self.end_tokens))]
         # Attributes of transformers' tokenizers are slow.
         self._bos, self._backend = tokenizer.bos_token, tokenizer.backend_tokenizer
+        self._unknown_id = tokenizer.unk_token_id
         self.layout = lru_cache(MOST_SHAPES)(self.template.layout)
 
     @classmethod
@@ -184,6 +189,7 @@ class Chat:
         text, answers = self._written(layout, list(texts_of(messages)), marks, context_answers(messages))
         begins_with_bos = bool(self._bos) and text.startswith(self._bos)
         encoding = self._backend.encode(text, add_special_tokens=not begins_with_bos)
+        lost = lost_characters(text, encoding, self.tokenizer, self._unknown_id)
         ids, offsets = encoding.ids, encoding.offsets
         if len(offsets) > 1 and offsets[-1] == (0, 0):  # an end token that the tokenizer adds
             offsets[-1] = (len(text), len(text))
@@ -196,7 +202,14 @@ class Chat:
             labels[first:last] = ids[first:last]
         parts = [len(self._vision_token.findall(mark)) for mark in marks]
         runs = list(counts) if sizes is None else self.form.runs(sizes, counts, parts)
-        return self._with_images(ids, labels, runs)
+        return dataclasses.replace(self._with_images(ids, labels, runs), lost=lost)
+
+    def has_tokens(self, text: str) -> bool:
+        """Whether a text that is not blank has a character that the tokenizer knows; True for a blank one."""
+        known = [
+            token for token in self._backend.encode(text, add_special_tokens=False).ids if token != self._unknown_id
+        ]
+        return not text.strip() or bool(self.tokenizer.decode(known, clean_up_tokenization_spaces=False).strip())
 
     def answers(self, messages: Sequence[Message]) -> tuple[int, list[str]]:
         """The number of image tokens that the template writes, and what is labelled, as text."""
@@ -278,4 +291,4 @@ def _last_labelled(encoded: Encoded) -> Encoded:
     start = end
     while start and labels[start - 1] != IGNORED:
         start -= 1
-    return Encoded(encoded.input_ids, [IGNORED] * start + labels[start:])
+    return dataclasses.replace(encoded, labels=[IGNORED] * start + labels[start:])

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.prepare.decoding import BYTES_A_PIXEL, DECODING
-from vlmpipe.trainer.data.prepare.strip_exif import without_metadata
+from vlmpipe.trainer.data.prepare.strip_exif import damaged_chunk, without_metadata
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
 from vlmpipe.trainer.data.sample import EXTENSIONS, IMAGE_SUFFIXES, Clip, Turn, png_bytes
 from vlmpipe.trainer.sizing.image_grids import VideoSize
@@ -68,6 +68,10 @@ def check_image(data: bytes, config: DataConfig, *, name: str = "") -> CheckedIm
     """
     image = _open(data)
     _check_size(image, config)
+    if chunk := damaged_chunk(data):
+        raise RejectedError(
+            RejectCode.IMAGE_DECODE_ERROR, f"the bytes of its {chunk} have another checksum than it says"
+        )
     with DECODING.holding(image.width * image.height * BYTES_A_PIXEL):
         return _checked(image, data, config, name)
 
@@ -109,12 +113,19 @@ def _checked(image: Image.Image, data: bytes, config: DataConfig, name: str) -> 
 
 
 def _encoded(image: Image.Image, file_format: str) -> tuple[bytes, str]:
-    """A changed image as a file and its extension: what was a JPEG stays small, with colours in full resolution."""
+    """A changed image as a file and its extension: what was a JPEG stays small, with colours in full resolution.
+
+    Pillow writes comments and texts that it has read, so they are removed again.
+    """
     if file_format not in ("JPEG", "MPO"):
-        return png_bytes(image), "png"
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-    return buffer.getvalue(), "jpg"
+        data, extension = png_bytes(image), "png"
+    else:
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        data, extension = buffer.getvalue(), "jpg"
+    encoded = without_metadata(data)
+    assert encoded is not None
+    return encoded, extension
 
 
 def _open(data: bytes) -> Image.Image:

@@ -1,25 +1,34 @@
 """Removes metadata from JPEG, PNG and WebP files without touching the compressed pixels.
 
-EXIF and XMP contain the place (GPS), the camera and its owner, which must not be passed on with shards. Colour profiles
-and everything a decoder needs are kept. What follows the end of an image, such as the video of a motion photo, is not.
+EXIF and XMP contain the place (GPS), the camera and its owner, which must not be passed on with shards. So only parts
+from closed lists are kept: what a decoder needs, and colour profiles. What follows the end of an image, such as the
+video of a motion photo or the second picture of an MPO, is not.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+import zlib
+from collections.abc import Iterator
 
-# JPEG (ITU-T T.81, Annex B): APP1 is EXIF and XMP, APP13 Photoshop and IPTC, and COM a comment.
-JPEG_DROPPED = {0xE1, 0xED, 0xFE}
+# JPEG (ITU-T T.81, Annex B): frames, tables, restart intervals and scans. Of application data, JFIF's header without
+# its thumbnail (ITU-T T.871, 10.1), the colour transform (T.872, 6.5.3) and the profile (ICC.1, Annex B.4).
+JPEG_KEPT = {*range(0xC0, 0xC8), *range(0xC9, 0xD0), *range(0xDA, 0xE0)}
 JPEG_WITHOUT_LENGTH = {0x00, 0x01, *range(0xD0, 0xD9)}
-PICTURE_INDEX = b"MPF\0"  # in APP2: offsets of further images, wrong once a segment is removed
-JPEG_START, JPEG_END, JPEG_SCAN = 0xD8, 0xD9, 0xDA
+JPEG_START, JPEG_END, JPEG_SCAN, JPEG_APP0 = 0xD8, 0xD9, 0xDA, 0xE0
+JFIF, JFIF_BYTES = b"JFIF\0", 16  # without a thumbnail, and with the two bytes of its length
+KEPT_DATA = {0xE2: b"ICC_PROFILE\0", 0xEE: b"Adobe"}
 MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)  # behind a scan's bytes
-# PNG (W3C, third edition, 11.3): text, time and EXIF.
-PNG_DROPPED = {b"tEXt", b"zTXt", b"iTXt", b"eXIf", b"tIME"}
+# PNG (W3C, third edition, 11): pixels, and how their values are shown.
+PNG_KEPT = {
+    b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"sBIT", b"bKGD", b"hIST", b"pHYs",
+    b"sPLT", b"cICP", b"mDCV", b"cLLI",
+}  # fmt: skip
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# WebP (RFC 9649, 2.7): chunks, and the bits of VP8X that announce them.
-WEBP_DROPPED = {b"EXIF": 0x08, b"XMP ": 0x04}
+# WebP (RFC 9649, 2.7): chunks, and the bits of VP8X that announce what else there is.
+WEBP_KEPT = {b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ICCP"}
+WEBP_ICC, WEBP_ALPHA = 0x20, 0x10
 
 
 def without_metadata(data: bytes) -> bytes | None:
@@ -31,11 +40,23 @@ def without_metadata(data: bytes) -> bytes | None:
     return _jpeg(data) if data.startswith(bytes([0xFF, JPEG_START])) else None
 
 
+def damaged_chunk(data: bytes) -> str:
+    """The first chunk of a PNG whose bytes have another CRC32 than it names; "" for other files.
+
+    Decoders pass over the checksums of pixels.
+    """
+    if not data.startswith(PNG_SIGNATURE):
+        return ""
+    for kind, chunk in _png_chunks(data):
+        if kind in PNG_KEPT and zlib.crc32(chunk[4:-4]) != struct.unpack(">I", chunk[-4:])[0]:
+            return kind.decode()
+    return ""
+
+
 def _jpeg(data: bytes) -> bytes | None:
     """Filter the segments up to the end of the image. Any number of fill bytes may stand before a marker."""
     kept, at = [data[:2]], 2
     while True:
-        start = at
         while data[at + 1 : at + 2] == b"\xff":
             at += 1
         if data[at : at + 1] != b"\xff" or at + 2 > len(data):
@@ -49,24 +70,35 @@ def _jpeg(data: bytes) -> bytes | None:
         if marker == JPEG_SCAN:  # to the next marker that ends its bytes
             following = MARKER.search(data, stop)
             if following is None:
-                return b"".join([*kept, data[start:]])  # some writers leave the end out
+                return None
             stop = following.start()
-        if marker not in JPEG_DROPPED and data[at + 4 : at + 8] != PICTURE_INDEX:
-            kept.append(data[at:stop])
+        segment = data[at:stop]
+        if marker == JPEG_APP0 and segment[4:].startswith(JFIF) and len(segment) >= 2 + JFIF_BYTES:
+            kept.append(segment[:2] + struct.pack(">H", JFIF_BYTES) + segment[4:JFIF_BYTES] + bytes(2))
+        elif marker in JPEG_KEPT or (marker in KEPT_DATA and segment[4:].startswith(KEPT_DATA[marker])):
+            kept.append(segment)
         at = stop
 
 
 def _png(data: bytes) -> bytes | None:
-    kept, at = [PNG_SIGNATURE], len(PNG_SIGNATURE)
+    kept = [PNG_SIGNATURE]
+    for kind, chunk in _png_chunks(data):
+        if kind in PNG_KEPT:
+            kept.append(chunk)
+        if kind == b"IEND":
+            return b"".join(kept) if len(chunk) == 12 else None
+    return None
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The whole chunks in order: kind, and length, kind, content and checksum together."""
+    at = len(PNG_SIGNATURE)
     while at + 12 <= len(data):
         stop = at + 12 + struct.unpack(">I", data[at : at + 4])[0]
-        kind = data[at + 4 : at + 8]
-        if kind not in PNG_DROPPED:
-            kept.append(data[at:stop])
-        if kind == b"IEND":
-            return b"".join(kept)
+        if stop > len(data):
+            return
+        yield data[at + 4 : at + 8], data[at:stop]
         at = stop
-    return None
 
 
 def _webp(data: bytes) -> bytes | None:
@@ -79,8 +111,10 @@ def _webp(data: bytes) -> bytes | None:
             return None
         chunk = data[at:stop]
         if kind == b"VP8X":
-            chunk = chunk[:8] + bytes([chunk[8] & ~sum(WEBP_DROPPED.values())]) + chunk[9:]
-        if kind not in WEBP_DROPPED:
+            if size < 10:
+                return None
+            chunk = chunk[:8] + bytes([chunk[8] & (WEBP_ICC | WEBP_ALPHA)]) + chunk[9:]
+        if kind in WEBP_KEPT:
             kept.append(chunk)
         at = stop
     content = b"WEBP" + b"".join(kept)

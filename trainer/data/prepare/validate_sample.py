@@ -17,6 +17,7 @@ from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, Turn
 from vlmpipe.trainer.models.image_tokens import sample_image_tokens
 
 LONGEST_ID_CHARS = 256
+SHOWN_CHARACTERS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,9 @@ class SampleValidator:
         if not encoded.label_tokens:
             message = f"no answer that is learned within data.sequence_length {self._data.sequence_length}"
             raise RejectedError(RejectCode.CONV_TOO_LONG, message)
+        if encoded.lost:
+            self._require_tokens(turns, encoded.lost)
+            repairs.append(Repair.CHARACTERS_LOST)
         return Accepted(
             sample.id, sample.where, entry.split, turns, tuple(images), tuple(counts), encoded, tuple(repairs)
         )
@@ -219,7 +223,16 @@ class SampleValidator:
             return self._chat.encode(turns, counts, sizes)
         self._chat.verify(self._chat.messages([*turns[:-1], replace(turns[-1], answer=turns[-1].rejected)]))
         chosen, rejected = self._chat.encode_pair(turns, counts, sizes)
-        return Encoded(chosen.input_ids + rejected.input_ids, chosen.labels + rejected.labels)
+        return Encoded(
+            chosen.input_ids + rejected.input_ids, chosen.labels + rejected.labels, chosen.lost + rejected.lost
+        )
+
+    def _require_tokens(self, turns: Sequence[Turn], lost: str) -> None:
+        """Raise RejectedError where all of a text is lost."""
+        texts = (text.replace(IMAGE_TOKEN, "") for turn in turns for text in turn.texts())
+        if not all(map(self._chat.has_tokens, texts)):
+            characters = "".join(dict.fromkeys(lost))[:SHOWN_CHARACTERS]
+            raise RejectedError(RejectCode.TEXT_NO_TOKENS, f"a text of which no character has a token: {characters}")
 
     def _require_few(self, count: int, images: str) -> None:
         most = self._data.max_images_per_sequence

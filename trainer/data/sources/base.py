@@ -47,7 +47,7 @@ class Source(ABC):
         return [self]
 
     def notes(self) -> Sequence[str]:
-        """What was decided about the source as a whole, one sentence each, for people."""
+        """What was decided about the source, and noticed while it was read, one sentence each, for people."""
         return []
 
 
@@ -66,6 +66,7 @@ class FileSource(Source):
         self.splits = stated_splits(files.names) if config.file_splits == "stated" else {}
         folder = config.image_folder if self.names_images else ""
         self.image_files = open_image_files(config, folder, files.storage)
+        self._empty: dict[str, None] = {}  # files that were read to their end and hold no sample
 
     @abstractmethod
     def read(self, name: str) -> Iterator[Sample | Reject]:
@@ -92,11 +93,13 @@ class FileSource(Source):
 
     def _read(self, name: str) -> Iterator[Sample | Reject]:
         """The samples of one file, in the split that the file's name states, if their records state none."""
-        split = self.splits.get(name)
+        split, record = self.splits.get(name), None
         for record in self.read(name):
             if split and isinstance(record, Sample) and record.split is None:
                 record = replace(record, split=split)
             yield record
+        if record is None:
+            self._empty[name] = None
 
     def notes(self) -> list[str]:
         notes = list(super().notes())
@@ -107,6 +110,10 @@ class FileSource(Source):
         if self.left_out:
             more = f" and {len(self.left_out) - 1} more" if len(self.left_out) > 1 else ""
             notes.append(f"left out: {self.left_out[0]}{more}, which the saved data set does not name")
+        if self._empty:
+            first, *others = map(repr, self._empty)
+            more = f" and {len(others)} more" if others else ""
+            notes.append(f"no samples in {first}{more}")
         return notes
 
     def __iter__(self) -> Iterator[Sample | Reject]:

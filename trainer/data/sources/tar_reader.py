@@ -18,7 +18,11 @@ from vlmpipe.trainer.storage.base import CHUNK_BYTES
 from vlmpipe.trainer.storage.regular_files import open_regular
 
 BLOCK = tarfile.BLOCKSIZE
+MOST_SIZE_DIGITS = 20  # of a member in pax records
 LONGEST_HEADER_BYTES = 1 << 20  # of a long name or a set of pax records
+# The end mark, two blocks of zeros, and what fills the last record of 20 blocks (POSIX.1-2001, ustar interchange
+# format). More zeros are left by a download that did not finish, in a file that was given its whole size before.
+MOST_ZEROS = tarfile.RECORDSIZE + 2 * BLOCK
 REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 PAX = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 
@@ -46,7 +50,7 @@ def members(path: Path) -> Iterator[Member]:
             file.seek(offset)
             block = file.read(BLOCK)
             if len(block) == BLOCK and not block.strip(b"\0"):
-                return _only_zeros(file, offset)
+                return _only_zeros(file, offset, end)
             try:
                 header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
@@ -98,16 +102,28 @@ def _pax_records(payload: bytes, start: int) -> dict[str, str]:
         digits = payload[at : at + 20].split(b" ", 1)[0]
         length = int(digits) if digits.isdigit() else 0
         key, equals, value = payload[at + len(digits) + 1 : at + length - 1].partition(b"=")
-        if not equals or payload[at + length - 1 : at + length] != b"\n" or (key == b"size" and not value.isdigit()):
+        if not equals or payload[at + length - 1 : at + length] != b"\n" or (key == b"size" and not _is_size(value)):
             raise DamagedTarError(f"the extended header at byte {start} cannot be read")
         records[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
         at += length
     return records
 
 
-def _only_zeros(file: BinaryIO, offset: int) -> None:
-    """Check that only zeros follow the end mark: otherwise part of the file was blanked, or another archive follows."""
+def _is_size(value: bytes) -> bool:
+    return value.isdigit() and len(value) <= MOST_SIZE_DIGITS
+
+
+def _only_zeros(file: BinaryIO, offset: int, end: int) -> None:
+    """Check that zeros follow the end mark, and no more than writers pad with.
+
+    Otherwise part of the file was blanked or never arrived, or another archive follows.
+    """
     file.seek(offset)
     while chunk := file.read(CHUNK_BYTES):
         if chunk.strip(b"\0"):
             raise DamagedTarError(f"an end mark at byte {offset}, but more bytes after it")
+    if end - offset > MOST_ZEROS:
+        raise DamagedTarError(
+            f"{end - offset} zeros from byte {offset} on, where writers put at most {MOST_ZEROS}: a download that did "
+            "not finish, or a tar of records of more than 20 blocks"
+        )

@@ -23,6 +23,8 @@ def print_samples(samples: Sequence[InspectedSample]) -> None:
     for sample in samples:
         labels = sum(piece.tokens for piece in sample.pieces if piece.is_label)
         head = sample.rejected or f"{len(sample.encoded.input_ids)} tokens, {labels} of them labels"
+        if lost := "".join(dict.fromkeys(sample.encoded.lost)):
+            head += f"; the tokenizer has no token for {lost!r}"
         printer.print(Text.assemble((f"{sample.id}  ", "bold"), f"{sample.where}: ", head))
         printer.print(Text.assemble(*map(_shown, sample.pieces)), soft_wrap=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
@@ -160,8 +160,12 @@ def test_a_saved_tokenizer_loads_with_its_template(tmp_path: Path) -> None:
 
 def test_pretrained_tokenizer_gets_missing_tokens(tmp_path: Path) -> None:
     bare = Tokenizer(models.BPE())
-    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bare.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], show_progress=False))
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+    )
+    bare.train_from_iterator(TEXTS, trainer)
     PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>").save_pretrained(tmp_path)
     tokenizer = make_tokenizer(str(tmp_path), [])
     assert tokenizer.eos_token == "<end>" and tokenizer.pad_token == "<pad>"
@@ -192,3 +196,51 @@ def test_missing_tokenizer_is_reported(tmp_path: Path) -> None:
 def test_a_wrong_vocabulary_size_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="not a size"):
         make_tokenizer(name, TEXTS)
+
+
+@pytest.mark.parametrize("lacking", ["missing", "a folder", "no entries"])
+def test_a_tokenizer_that_would_be_empty_is_refused(tmp_path: Path, lacking: str) -> None:
+    """transformers makes an empty one where the file is missing: each text would become nothing."""
+    TOKENIZERS["byte_level"].save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.unlink()
+    if lacking == "a folder":
+        file.mkdir()
+    if lacking == "no entries":
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="<end>").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json|in 0 tokens") as refused:
+        make_tokenizer(str(tmp_path), [])
+    assert "copy all files of the tokenizer" in str(refused.value.fix)
+
+
+@pytest.mark.parametrize("size", range(5, 100, 5))
+def test_a_truncated_tokenizer_is_refused(tmp_path: Path, size: int) -> None:
+    TOKENIZERS["byte_level"].save_pretrained(tmp_path)
+    whole = (tmp_path / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(whole[: len(whole) * size // 100])
+    with pytest.raises(UserError, match=r"model\.tokenizer"):
+        make_tokenizer(str(tmp_path), [])
+
+
+def test_a_tokenizer_that_drops_letters_is_refused(tmp_path: Path) -> None:
+    bare = Tokenizer(models.BPE())
+    bare.pre_tokenizer, bare.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    bare.train_from_iterator(["what is this"], trainers.BpeTrainer(vocab_size=300, show_progress=False))
+    PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<end>").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="decode to"):
+        make_tokenizer(str(tmp_path), [])
+
+
+def test_characters_without_a_token_are_lost_and_joined_ones_are_not() -> None:
+    chat = Chat(TOKENIZERS["space_marking"])
+    assert chat.encode([Turn("what is the sum?", "15 \u4e2d\u6587 \U0001f600")], []).lost == "\u4e2d\u6587\U0001f600"
+    assert chat.encode(TURNS, [2]).lost == ""
+    assert chat.has_tokens("15 \u4e2d") and not chat.has_tokens("\u4e2d\u6587") and chat.has_tokens(" ")
+    joining = make_tokenizer("train:400", TEXTS)
+    joining.backend_tokenizer.normalizer = normalizers.NFC()
+    assert Chat(joining).encode([Turn("cafe\u0301 \u1100\u1161\u11a8", "\u4e2d")], []).lost == ""
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1))
+def test_a_tokenizer_of_bytes_loses_nothing(text: str) -> None:
+    assert Chat(TOKENIZERS["byte_level"]).encode([Turn("what?", text)], [1] * text.count(IMAGE_TOKEN)).lost == ""

@@ -126,7 +126,7 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
     Raises DataError where the records have media that nothing reads.
     """
     part_starts: list[int] = []
-    coverages, notes = Coverages(config.data), list(source.notes())
+    coverages, notes = Coverages(config.data), list[str]()
     records = islice(counted(source.parts(), part_starts), config.data.max_samples or None)
     reading = write_plan(
         coverages.counting(records),
@@ -140,6 +140,7 @@ def make_plan(config: JobConfig, source: Source, folder: Path, progress: Progres
     for read in reading:
         progress.update(read, unit="samples", message="reading records and their images")
     coverages.check()
+    notes = [*source.notes(), *notes]
     (folder / PARTS).write_text(json.dumps(part_starts), encoding="utf-8")
     (folder / COVERAGE).write_text(json.dumps({"sources": coverages.as_json(), "notes": notes}), encoding="utf-8")
     return read

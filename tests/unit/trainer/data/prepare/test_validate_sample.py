@@ -12,6 +12,8 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare, write_json
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
@@ -31,6 +33,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import SQUARES
 from vlmpipe.trainer.storage import open_storage
 
+ASCII = [chr(code) for code in range(32, 127)] + ["\n"]
 SYSTEM = {"from": "system", "value": "Be brief."}
 GOOD = [
     record(0, split="train"),
@@ -190,3 +193,19 @@ def test_tokens_that_the_run_file_allows_are_text_and_none_that_end_turns(tmp_pa
     for token in ("<|end|>", "<image>", "<box>"):
         with pytest.raises(ConfigError, match=f"data.allowed_tokens has '{re.escape(token)}'"):
             result(token)
+
+
+def test_texts_without_tokens_are_rejected_and_lost_characters_counted(tmp_path: Path) -> None:
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "<end>": 1, **{c: n for n, c in enumerate(ASCII, 2)}}, "<unk>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="<end>")
+    tokenizer.save_pretrained(tmp_path)
+    config = job_config(tmp_path, tokenizer=str(tmp_path), chat_template="vlmpipe", source="x")
+    validator = SampleValidator(config, make_chat(config.model, config.data, ()))
+    known, partly, none = (
+        validator(Entry(Sample("one", (Turn("What?", answer),), (), "line 1"), (), "train"))
+        for answer in ("A cat.", "A \u732b.", "\u732b")
+    )
+    assert isinstance(known, Accepted) and not known.repairs
+    assert isinstance(partly, Accepted) and partly.repairs == (Repair.CHARACTERS_LOST,)
+    assert isinstance(none, Reject) and none.code == RejectCode.TEXT_NO_TOKENS and "\u732b" in none.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,56 @@ def test_every_cut_of_a_tar_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(DataError, match="is damaged"):
             read(path)
+
+
+@pytest.mark.parametrize("percent", range(0, 100, 5))
+def test_a_tar_that_arrived_in_part_is_damaged(tmp_path: Path, percent: int) -> None:
+    """Its file has the whole size, and zeros where bytes are missing: up to a member or within one."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for number in range(120):
+            add_member(tar, f"{number}.png", random.Random(number).randbytes(3000))
+            add_member(tar, f"{number}.txt", b"A picture.")
+        offsets = [member.offset for member in tar.getmembers()]
+    whole = path.read_bytes()
+    arrived = len(whole) * percent // 100
+    for place in (arrived, max((offset for offset in offsets if offset <= arrived), default=0)):
+        path.write_bytes(whole[:place] + bytes(len(whole) - place))
+        with pytest.raises(DataError, match=r"is damaged: .*(zeros from byte|needs|cannot be read)"):
+            read(path)
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "-1", "1e3", "", "9" * 19])
+def test_a_size_in_pax_records_that_no_member_has_is_damage(tmp_path: Path, size: str) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        add_member(tar, "a.txt", b"A", pax_headers={"size": size})
+    with pytest.raises(DataError, match="is damaged"):
+        read(tmp_path / "a.tar")
+
+
+def test_padding_of_every_length_that_writers_use_is_the_end(tmp_path: Path) -> None:
+    for members_bytes in range(0, 24, 3):
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            add_member(tar, "a.txt", b"A" * 512 * members_bytes)
+        whole = (tmp_path / "a.tar").read_bytes()
+        content = 512 * (1 + members_bytes)
+        for size in (content + 512, content + 1024, len(whole)):  # a lone block, the two of the standard, a record
+            (tmp_path / "a.tar").write_bytes(whole[:size])
+            assert len(list(members(tmp_path / "a.tar"))) == 1
+
+
+@pytest.mark.parametrize("name", ["webdataset", "parquet"])
+def test_a_shard_without_samples_is_named(tmp_path: Path, name: str) -> None:
+    write_source(name, tmp_path / "set", captioned(4))
+    first = next(path for path in (tmp_path / "set").iterdir() if path.suffix in (".tar", ".parquet"))
+    empty = first.with_name(f"zz-empty{first.suffix}")
+    if first.suffix == ".tar":
+        empty.write_bytes(bytes(tarfile.RECORDSIZE))
+    else:
+        pq.write_table(pq.read_table(first).slice(0, 0), empty)
+    found = open_source(DataConfig(source=str(first.parent / f"*{first.suffix}"), sequence_length=100))
+    assert len(list(found)) == 4
+    assert [note for note in found.notes() if "no samples" in note] == [f"no samples in '{empty.name}'"]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
