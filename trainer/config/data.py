@@ -41,7 +41,9 @@ class Columns(Section):
     split: str = Field("", description="Key of the split.")
     weight: str = Field("", description="Key of a weight. A record whose weight is not 1 is rejected.")
     ignored: tuple[str, ...] = Field(
-        (), description="Keys that are known not to be needed. Media in them does not end the step."
+        (),
+        description="Keys that are known not to be needed, also of messages and parts. Media in them does not end the "
+        "step.",
     )
 
     @field_validator("image", "ignored", mode="before")

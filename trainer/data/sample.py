@@ -115,6 +115,15 @@ class Unread(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """A box or a point of an image, which a `<bbox>` in the texts stands for."""
+
+    corners: tuple[float, ...]  # left, top, right, bottom; or x and y of a point
+    image: int  # number of the sample's image, from 0
+    is_share: bool  # corners are shares of the image's sides, and else pixels of the image as it is shown
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One image-text record as a source gives it, before any image is opened."""
 
@@ -126,6 +135,7 @@ class Sample:
     group: str = ""  # the value of the field that data.split_by names
     unread: tuple[Unread, ...] = ()  # of its record
     id_is_hash: bool = False  # the record has no id, so an equal id means an equal record
+    boxes: tuple[Box, ...] = ()  # of the k-th `<bbox>` in the texts
 
     def image_bytes(self) -> int:
         """Total size of its stored images."""
@@ -133,7 +143,8 @@ class Sample:
 
     def content_digest(self) -> str:
         """Equal for two samples with the same turns and images. Hexadecimal."""
-        return stable_digest(*((*t.identity(), t.slice) for t in self.turns), *(i.name for i in self.images))
+        turns = [(*turn.identity(), turn.slice) for turn in self.turns]
+        return stable_digest(*turns, *(image.name for image in self.images), *self.boxes)
 
 
 def split_of(identity: str, validation_fraction: float) -> Split:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlmpipe.trainer.config.model import GRID_FAMILIES, IMAGE_TOKEN, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -29,6 +29,7 @@ KNOWN_TOWERS = (CLIP, DINOV2, "siglip_vision_model")  # others need transformers
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"  # around images in the Qwen-VL models' prompts
 VIDEO_TOKEN = "<|video_pad|>"
 TOKENS_PER_S = 4.0  # of a Qwen2.5-VL whose configuration has none: transformers' default
+THOUSANDTHS = 1000
 MIN_TOKENS = 4  # of an image without model.min_pixels: 56 x 56 pixels of Qwen2.5-VL
 MAX_CONFIG_BYTES = 16 << 20
 PROBE_SIZES = ((64, 64), (640, 480), (480, 640), (1024, 1024))  # pixels; distinguish image token rules
@@ -62,6 +63,8 @@ class ImageForm:
     most_kept: int | None = None  # tokens of an image that training packs, where the model selects some; None: all
     selects: bool = False  # the model selects tokens of images for each question
     videos: VideoForm | None = None  # None: the model takes frames of videos as images
+    # Coordinates of boxes in texts: pixels of the resized image, or thousandths of its sides; "": not known.
+    boxes: Literal["", "resized", "thousandths"] = ""
 
     def placeholder_in(self, tokenizer: Any) -> str:
         """What a chat template writes for an image."""
@@ -80,6 +83,18 @@ class ImageForm:
     def control_tokens(self) -> tuple[str, ...]:
         """Tokens of tiles' marks."""
         return self.tiles.control_tokens if self.tiles else ()
+
+    def box_area(self, size: tuple[int, int]) -> tuple[int, int] | None:
+        """Width and height of an image of `size` pixels in the coordinates of boxes; None where they are not known.
+
+        Sources: Qwen2.5-VL's and Qwen3-VL's cookbooks "2D grounding" at https://github.com/QwenLM/Qwen3-VL.
+        """
+        if self.boxes == "thousandths":
+            return THOUSANDTHS, THOUSANDTHS
+        if not self.boxes or not self.grids or isinstance(size, VideoSize):
+            return None
+        rows, columns = self.grids.of(*size)
+        return columns * self.grids.patch, rows * self.grids.patch
 
     def num_tiles(self, counts: Sequence[int], sizes: Sequence[tuple[int, int]]) -> int:
         """Tiles of images with these numbers of tokens; each patch in time of a video counts as an image."""
@@ -147,7 +162,15 @@ def image_form_of(config: ModelConfig) -> ImageForm:
     if not selects and int(vision.get("temporal_patch_size", FRAMES_PER_PATCH)) == FRAMES_PER_PATCH:
         tokens_per_s = float(vision.get("tokens_per_second", TOKENS_PER_S)) if config.family == "qwen2_5_vl" else 0.0
         videos = VideoForm(tokens_per_s=tokens_per_s)
-    return ImageForm(mark, grids, token=config.image_token, most_kept=most_kept, selects=selects, videos=videos)
+    return ImageForm(
+        mark,
+        grids,
+        token=config.image_token,
+        most_kept=most_kept,
+        selects=selects,
+        videos=videos,
+        boxes="resized" if config.family == "qwen2_5_vl" else "thousandths",
+    )
 
 
 def image_rule(config: ModelConfig) -> Any:
@@ -156,7 +179,7 @@ def image_rule(config: ModelConfig) -> Any:
     if form.published:
         return form.published.rule()
     if form.grids:
-        return {"mark": form.mark, **form.grids.as_dict()}
+        return {"mark": form.mark, "boxes": form.boxes, **form.grids.as_dict()}
     if form.tiles:
         return {"mark": form.tiles.mark(1, 1), **form.tiles.as_dict()}
     image_tokens = image_tokens_of(config)

@@ -72,7 +72,40 @@ LAYOUTS: dict[str, Layout] = {
                 "objects": {"ref": ["a cat"], "bbox": [[1, 2, 3, 4]]},
             }
         ),
+        ROWS, has_folder=True,
+    ),
+    "ms-swift's points in shares of the second image": Layout(
+        rows(
+            lambda n: {
+                "messages": said(n, "<image><image><bbox>"), "images": [struct(n), struct(n)],
+                "objects": {"ref": None, "bbox": [[0.5, 0.25]], "bbox_type": "norm1", "image_id": [1]},
+            }
+        ),
+        2 * ROWS,
+    ),
+    "more marks than boxes": Layout(
+        lines(
+            lambda n: {
+                "messages": said(n, "<image><bbox><bbox>"), "images": [f"{n}.png"], "objects": {"bbox": [[1, 2, 3, 4]]}
+            }
+        ),
+        refused="conv.objects", has_folder=True,
+    ),
+    "marks of boxes without any": Layout(
+        lines(lambda n: {"messages": said(n, "<image>Find <ref-object>."), "images": [f"{n}.png"]}),
+        refused="conv.objects", has_folder=True,
+    ),
+    "objects of a detection set": Layout(
+        rows(lambda n: {"image": struct(n), "caption": "A.", "objects": {"bbox": [[1, 2, 3, 4]], "category": ["cat"]}}),
+        ROWS,
+    ),
+    "an image's own size in pixels": Layout(
+        lines(lambda n: {"messages": parts(n, {"type": "image", "image": f"{n}.png", "max_pixels": 3136})}),
         refused="conv.labels", has_folder=True,
+    ),
+    "an image's own size in pixels, ignored": Layout(
+        lines(lambda n: {"messages": parts(n, {"type": "image", "image": f"{n}.png", "max_pixels": 3136})}),
+        ROWS, has_folder=True, data={"columns": {"ignored": ["max_pixels"]}},
     ),
     "OpenAI's weight of 0": Layout(
         lines(lambda n: {"image": f"{n}.png", "messages": said(n, weight=0)}), refused="conv.labels", has_folder=True

@@ -61,13 +61,24 @@ LABEL_KEYS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+# Of parts of messages: what Qwen's and Gemini's tools do with one image or video. All are prepared alike here.
+PART_SETTINGS = {
+    **dict.fromkeys(("max_pixels", "min_pixels", "total_pixels", "resized_height", "resized_width",
+                     "mediaResolution", "media_resolution"), "model.min_pixels and model.max_pixels"),
+    **dict.fromkeys(("fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "sample_fps",
+                     "videoMetadata", "video_metadata"), "data.video_fps and data.video_frames"),
+}  # fmt: skip
+
+
 class Record(dict[str, Any]):
     """A record that notes the keys whose values are taken. `in` and iteration take none."""
 
-    def __init__(self, content: Mapping[str, Any], used: set[str] | None = None, noted: set[Unread] | None = None):
+    def __init__(self, content: Mapping[str, Any], ignored: Iterable[str] = ()) -> None:
+        """`ignored`: keys of messages and parts, too, that are known not to be needed."""
         super().__init__(content)
-        self.used: set[str] = set() if used is None else used
-        self.noted: set[Unread] = set() if noted is None else noted  # what is unread below the record's own keys
+        self.used: set[str] = set()
+        self.noted: set[Unread] = set()  # what is unread below the record's own keys
+        self.ignored = frozenset(ignored)
 
     @classmethod
     def of(cls, content: Mapping[str, Any], columns: Columns) -> Record:
@@ -75,7 +86,7 @@ class Record(dict[str, Any]):
         if columns == NO_COLUMNS:
             return cls(content)
         renamed = {name: value for name, value in content.items() if name not in columns.ignored}
-        record = cls(renamed)
+        record = cls(renamed, columns.ignored)
         for name, key in columns.named().items():
             record._rename(key, name if name != "answer" or columns.question else "caption")
         if columns.question or columns.messages:  # the run file says which of several conversations counts
@@ -116,7 +127,9 @@ class Record(dict[str, Any]):
 
     def holding(self, **more: Any) -> Record:
         """The record with further values, and one account for both."""
-        return Record({**self, **more}, self.used, self.noted)
+        record = Record({**self, **more}, self.ignored)
+        record.used, record.noted = self.used, self.noted
+        return record
 
     def took(self, *names: str) -> Record:
         """The record, with these keys read."""
@@ -129,7 +142,12 @@ class Record(dict[str, Any]):
         Raises RejectedError, which names `place`, for one that changes what is a label.
         """
         for name in names:
+            if name in self.ignored:
+                continue
             require_neutral(name, holder[name], place)
+            if name in PART_SETTINGS and not _is_empty(holder[name]):
+                message = f"{place} has {name!r}, which is not read: {PART_SETTINGS[name]} are of all images and videos"
+                raise RejectedError(RejectCode.CONV_LABELS, f"{message}, or name it in data.columns.ignored")
             if name not in HARMLESS_IN_MESSAGES | HARMLESS | LABEL_KEYS.keys() and not _is_empty(holder[name]):
                 self.noted.add(Unread(f"{key}.{name}", media_of(name, holder[name])))
 

@@ -29,7 +29,6 @@ ANSWER_ROLES = ("gpt", "assistant")
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
 MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS})
-GROUNDING = ("<bbox>", "<ref-object>")  # ms-swift's marks of what is listed under `objects`
 
 
 def turns_of(record: Record, num_images: int, caption_question: str, keys: Sequence[str]) -> tuple[Turn, ...]:
@@ -67,7 +66,7 @@ def turns_of(record: Record, num_images: int, caption_question: str, keys: Seque
 def require_media(
     record: Record, turns: Sequence[Turn], images: int, videos: int, unread: Sequence[Unread] = ()
 ) -> None:
-    """Raise RejectedError for a caption of nothing, and for marks of videos, sounds or boxes without any."""
+    """Raise RejectedError for a caption of nothing, and for marks of videos or sounds without any."""
     is_caption = not any(record.has(key) for key in SHAPES if key not in CAPTIONS)
     if is_caption and not images and not videos:
         named = ", ".join(f"{one.name} ({one.media})" for one in unread if one.media)
@@ -82,9 +81,6 @@ def require_media(
                 raise RejectedError(RejectCode.CONV_NO_MEDIA, message)
             if AUDIO_MARK in words:
                 raise RejectedError(RejectCode.CONV_NO_MEDIA, f"{AUDIO_MARK}: sounds are not read")
-            if mark := next((mark for mark in GROUNDING if mark in words), ""):
-                message = f"{mark} stands for boxes under 'objects', which are not read: write them into the text"
-                raise RejectedError(RejectCode.CONV_LABELS, message)
 
 
 def with_media(

@@ -10,6 +10,7 @@ from itertools import accumulate
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat, Encoded
+from vlmpipe.trainer.data.conversations.grounding import with_boxes
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
@@ -139,6 +140,8 @@ class SampleValidator:
         counts = self._counts(sizes)
         tiles = self._chat.form.num_tiles(counts, sizes)
         self._require_few(shown * tiles, f"{len(images)} images in {tiles} tiles")
+        if sample.boxes:
+            turns = with_boxes(turns, sample.boxes, sizes, self._chat.form.box_area)
         encoded = self._encoded(turns, counts, sizes)
         while len(encoded.input_ids) > self._data.sequence_length:
             fitting = self._fitting(encoded, turns) if self._may_drop(turns) else len(turns)

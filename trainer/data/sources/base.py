@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.keys import Record
+from vlmpipe.trainer.data.conversations.grounding import require_no_marks, with_names
 from vlmpipe.trainer.data.conversations.records import SHAPES, group_named, require_media, split_named, turns_of
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, ImageRef, Sample, Split, Turn, stable_digest
@@ -124,10 +125,14 @@ class FileSource(Source):
     ) -> Sample:
         """The sample of a record whose images, number of videos and id are known. Raises RejectedError."""
         turns = turns_of(record, len(images), self.config.caption_question, self.shapes)
+        turns, boxes = with_names(record, turns, len(images), videos)
         split, group = split_named(record), group_named(record, self.config.split_by)
         unread = record.unread(has_media=bool(images) or bool(videos))
         require_media(record, turns, len(images), videos, unread)
-        return Sample(identity, turns, images, where, split, group, unread, self.makes_ids and not record.has("id"))
+        if not boxes:
+            require_no_marks(turns)
+        is_hash = self.makes_ids and not record.has("id")
+        return Sample(identity, turns, images, where, split, group, unread, is_hash, boxes)
 
     def named(self, record: Any) -> Any:
         """The record under the names of `data.columns`."""
@@ -188,7 +193,8 @@ def _named(record: Sample | Reject, name: str) -> Sample | Reject:
     if isinstance(record, Reject):
         return replace(record, where=where, id=identity)
     turns = tuple(_in_slice(turn, name) for turn in record.turns)
-    return Sample(identity, turns, record.images, where, record.split, record.group, record.unread, record.id_is_hash)
+    further = (record.split, record.group, record.unread, record.id_is_hash, record.boxes)
+    return Sample(identity, turns, record.images, where, *further)
 
 
 def _in_slice(turn: Turn, name: str) -> Turn:

@@ -23,7 +23,7 @@ def digest_of(entry: Entry | Reject, content: Content) -> bytes:
     suffixes = [image.name.rpartition(".")[2].lower() for image in sample.images]
     images = list(zip(suffixes, map(content, sample.images), strict=True))
     turns = [(*turn.identity(), turn.slice) for turn in sample.turns]
-    return bytes.fromhex(stable_digest(sample.id, entry.repairs, turns, images))
+    return bytes.fromhex(stable_digest(sample.id, entry.repairs, turns, images, *sample.boxes))
 
 
 def content_now(image: ImageRef) -> str:

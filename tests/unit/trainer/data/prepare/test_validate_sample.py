@@ -15,17 +15,29 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare, write_json
+from tests.support.data.prepared import (
+    conversation,
+    encode,
+    job_config,
+    llava_folder,
+    picture,
+    record,
+    run_prepare,
+    write_json,
+)
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
+from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
 from vlmpipe.trainer.data.chat.layout import ChatTemplate
 from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.loader import PackedLoader
+from vlmpipe.trainer.data.prepare.chunks.witness import digest_of
 from vlmpipe.trainer.data.prepare.pipeline import fingerprint
 from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, Repair
-from vlmpipe.trainer.data.sample import Sample, Turn
+from vlmpipe.trainer.data.sample import Box, ImageRef, Sample, Turn
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.tar import ShardReader
@@ -143,6 +155,26 @@ def test_the_answer_that_a_pair_is_about_must_be_learned(tmp_path: Path) -> None
         result = validator(replace(entry, sample=replace(entry.sample, turns=turns)))
         assert isinstance(result, Accepted) == accepted
         assert isinstance(result, Accepted) or result.code == RejectCode.PAIR_INCOMPLETE
+
+
+@pytest.mark.parametrize(("family", "answer"), [("qwen2_5_vl", [16, 8, 32, 32]), ("qwen3_vl", [500, 250, 1000, 1000])])
+def test_boxes_are_stored_as_the_family_writes_them(tmp_path: Path, family: str, answer: list[int]) -> None:
+    data = {"sequence_length": 300, "chat_template": "vlmpipe", "source": "x"}
+    job = job_config(tmp_path, **data)
+    job = job.model_copy(
+        update={"model": ModelConfig.model_validate(model_section(family, min_pixels=1024, max_pixels=1024))}
+    )
+    turns = (Turn("<image>\nWhere is it?", "At <bbox>."), Turn("And?", "Gone."))
+    image = ImageRef("i.png", lambda: encode(picture(1, 64)))
+    boxes = (Box((32.0, 16.0, 64.0, 64.0), 0, False),)
+    sample = Sample("one", turns, (image,), "line 1", boxes=boxes)
+    validator = SampleValidator(job, make_chat(job.model, job.data, ["At [0123456789], "]))
+    result = validator(Entry(sample, (), "train"))
+    assert isinstance(result, Accepted), result
+    assert [turn.answer for turn in result.turns] == [f"At {answer}.", "Gone."]
+    moved = replace(sample, boxes=(replace(boxes[0], corners=(0.0, 0.0, 64.0, 64.0)),))
+    assert len({digest_of(Entry(one, (), "train"), lambda image: image.name) for one in (sample, moved)}) == 2
+    assert sample.content_digest() != moved.content_digest()
 
 
 def test_work_grows_with_the_turns_and_not_with_their_square(

@@ -15,7 +15,7 @@ from tests.support.data.chunks import CHUNK, fixed_tokenizer
 from tests.support.data.prepared import conversation, job_config, llava_folder, record, run_prepare
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import ChunkCounts
-from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn, Unread
+from vlmpipe.trainer.data.sample import Box, ImageRef, Sample, Turn, Unread
 from vlmpipe.trainer.data.sources.base import SeveralSources, Source
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage import open_storage
@@ -91,8 +91,9 @@ class OneSample(Source):
 def test_nothing_else_of_a_sample_changes() -> None:
     turn = Turn("q", "a", "sums", "system", "thinking", "rejected", True, (0.0, 0.1, 0.2, 0.3))
     sample = Sample(
-        "one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group", (Unread("url", ""),), True
-    )
+        "one", (turn, Turn("q", "a")), (ImageRef("i", bytes),), "line 1", "eval", "group", (Unread("url", ""),), True,
+        (Box((1.0, 2.0), 0, False),),
+    )  # fmt: skip
     for made in (turn, sample):
         unset = [field.name for field in dataclasses.fields(made) if getattr(made, field.name) == field.default]
         assert unset == [], "a new field needs a value here"
