@@ -61,16 +61,17 @@ class ProcessContext:
         return self.world_size // self.local_world_size
 
 
-def start_worker(timeout: timedelta = COLLECTIVE_TIMEOUT) -> ProcessContext:
+def start_worker(timeout: timedelta = COLLECTIVE_TIMEOUT, *, shares_gpus: bool = False) -> ProcessContext:
     """Join the process group of torchrun's variables; without them, start one of a single rank.
 
     timeout: of its collectives; those by which ranks agree have PATIENCE (`patient_group`).
+    shares_gpus: the ranks of a node share all its GPUs, and `device` is the first of the rank's own (`own_devices`).
     """
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", local_rank * gpus_each() if shares_gpus else local_rank)
         torch.cuda.set_device(device)
     else:
         keep_freed_memory()
@@ -87,6 +88,19 @@ def start_worker(timeout: timedelta = COLLECTIVE_TIMEOUT) -> ProcessContext:
     if worker.num_nodes > 1 and worker.is_node_leader:
         start_heart(worker.node, worker.num_nodes)
     return worker
+
+
+def gpus_each() -> int:
+    """GPUs of each rank where the ranks of a node share all."""
+    return max(1, torch.cuda.device_count() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def own_devices(device: torch.device) -> list[torch.device]:
+    """The GPUs of the rank whose first one is `device` (`start_worker` with shares_gpus), or the CPU."""
+    if device.type != "cuda":
+        return [device]
+    first = device.index or 0
+    return [torch.device("cuda", number) for number in range(first, first + gpus_each())]
 
 
 def patient_group() -> ProcessGroup:

@@ -11,16 +11,13 @@ import argparse
 import hashlib
 import json
 import math
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
@@ -47,17 +44,14 @@ from vlmpipe.trainer.evaluation.relevance import (
     selection_controls,
     summarised,
 )
-from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import ImageForm, image_form_of
-from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
 from vlmpipe.trainer.models.layers.preference import answer_tokens
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
-from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.progress import Progress
+from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.export_manifest import require_whole_export
 from vlmpipe.trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 1  # the memory of the machine is not known, nor how long a packed sequence is
@@ -176,21 +170,6 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
         split=split,
         shards=readers.samples,
     )
-
-
-def load_export(job: JobConfig, device: torch.device) -> tuple[Family, nn.Module]:
-    """The exported model, in the precision that training computed in. Raises DataError for a damaged export."""
-    family = family_of(job.model)
-    run = open_storage(job.run.run_uri)
-    require_whole_export(run)
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-evaluate-") as scratch:
-        for info in run.list("export"):
-            Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
-        model = family.load(Path(scratch))
-        use_tf32(job.train.precision, device)
-        if job.train.precision == "bf16":  # as training computes
-            cast_to_bf16(model.parameters())
-    return family, model.to(device).eval()
 
 
 def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
@@ -326,7 +305,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="vlmpipe.trainer.evaluation.evaluate", description=__doc__)
     parser.add_argument("--config", required=True, help="URI of the run's run.json")
     options = parser.parse_args(arguments)
-    evaluate(JobConfig.load(options.config), start_worker(PATIENCE))
+    evaluate(JobConfig.load(options.config), start_worker(PATIENCE, shares_gpus=True))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sources.image_files import IMAGE_SUFFIXES
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
-from vlmpipe.trainer.evaluation.evaluate import load_export
 from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.serving.exported_model import load_export
 
 IMAGE_NAMES = ("image", "file_name")  # names of the column of images, as data preparation has them
 TABLES = {".jsonl", ".csv", ".parquet"}

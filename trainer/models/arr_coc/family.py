@@ -74,10 +74,12 @@ class ArrCocFamily(QwenVlFamily):
         base = super().initial_weights(config, tokenizer)
         return WithRelevance(base, relevance_of(config, tokenizer).state_dict())
 
-    def load(self, folder: Path) -> nn.Module:
+    def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
         """An exported model with its relevance module."""
-        model = super().load(folder)
+        model = super().load(folder, dtype)
         model.relevance = load_relevance(folder / FILE)
+        for parameter in model.relevance.parameters():
+            parameter.data = parameter.data.to(dtype)
         return model
 
     @torch.no_grad()

@@ -112,14 +112,17 @@ class TransformersFamily:
         model = skeleton_of(kind, whole, vocabulary, language_layers, one_inner_tower_layer)
         return self.freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
-    def load(self, folder: Path) -> nn.Module:
-        """An exported model, in fp32; an adapter on its base."""
+    def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """An exported model on the CPU; an adapter on its base, which are merged in fp32. Buffers stay fp32."""
         kind = self.kind(AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type)
         if (folder / SETTINGS).is_file():
             model = merged_model(kind, folder, load_complete)
             model.generation_config = GenerationConfig.from_pretrained(folder)
-            return model
-        return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        else:
+            model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+        for parameter in model.parameters():  # also those that transformers keeps in fp32
+            parameter.data = parameter.data.to(dtype)
+        return model
 
 
 class NativeFamily(TransformersFamily):
