@@ -16,6 +16,7 @@ from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.pipelines.deepspeed_values import deepspeed_verdict
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
@@ -96,6 +97,7 @@ def _check_training(config: RunConfig) -> list[Finding]:
         ("data", _data),
         ("benchmarks", _benchmarks),
         ("batch", _batch),
+        ("deepspeed", _deepspeed),
         ("output", _output),
         ("registry", _registry),
         ("deploy", _deploy),
@@ -278,6 +280,11 @@ def _batch(config: RunConfig) -> Iterator[Finding]:
         f"{cluster.processes}{each} x "
         f"train.micro_batch_size {train.micro_batch_size} x passes {train.global_batch_size // step_sequences}",
     )
+
+
+def _deepspeed(config: RunConfig) -> Iterator[Finding]:
+    if config.train.deepspeed:
+        yield Finding("deepspeed", *deepspeed_verdict(config.train))
 
 
 def _output(config: RunConfig) -> Iterator[Finding]:

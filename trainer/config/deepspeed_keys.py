@@ -1,6 +1,10 @@
-"""Keys of DeepSpeed's configuration that a run file may not set, and the fields that decide them."""
+"""Keys of DeepSpeed's configuration: those that a run file passes on, and what takes the place of the others."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 DECIDED_HERE = {
     "train_batch_size": "train.global_batch_size",
@@ -11,11 +15,17 @@ DECIDED_HERE = {
     "scheduler": "train.lr_schedule",
     "fp16": "train.precision",
     "bf16": "train.precision",
+    "bfloat16": "train.precision",
     "amp": "train.precision",
     "torch_autocast": "train.precision",
     "data_types": "train.gradient_accumulation_dtype",
     "communication_data_type": "train.reduce_dtype",
     "activation_checkpointing": "train.activation_checkpointing",
+    "compile": "train.compile",
+    "pipeline": "train.strategy pp and train.pipeline_parallel",
+    "tensor_parallel": "train.strategy tp and train.tensor_parallel",
+    "checkpoint": "section checkpoint, for checkpoints here are not DeepSpeed's own",
+    "wandb": "train.wandb",
     "zero_allow_untested_optimizer": "train.optimizer",
     "zero_force_ds_cpu_optimizer": "train.optimizer",
     "zero_optimization.stage": "train.strategy",
@@ -24,4 +34,81 @@ DECIDED_HERE = {
     "zero_optimization.zero_hpz_partition_size": "train.zero_hpz",
     "zero_optimization.offload_optimizer": "train.offload",
     "zero_optimization.offload_param": "train.offload",
+    "zero_optimization.cpu_offload": "train.offload",
+    "zero_optimization.cpu_offload_param": "train.offload",
+    "zero_optimization.cpu_offload_use_pin_memory": "train.offload",
 }
+
+# What DeepSpeed's engine obeys as this trainer uses it: how it communicates, and what it prints.
+PASSED_ON = frozenset({
+    "zero_optimization", "prescale_gradients", "gradient_predivide_factor", "aio", "comms_logger", "flops_profiler",
+    "timers", "wall_clock_breakdown", "memory_breakdown", "steps_per_print", "dump_state", "log_level",
+    *(
+        f"zero_optimization.{name}"
+        for name in (
+            "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
+            "allgather_partitions", "allgather_bucket_size", "overlap_comm", "sub_group_size", "round_robin_gradients",
+            "ignore_unused_parameters", "parameter_alignment", "log_trace_cache_warnings", "enable_sanity_checks",
+            "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+            "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
+            "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+        )
+    ),
+})  # fmt: skip
+
+# What DeepSpeed knows and this trainer does not use, or cannot: why.
+NOT_HERE = {
+    "gradient_allreduce_op": "losses here are averaged over labels, which needs DeepSpeed's mean",
+    "managed_gradient_accumulation": "steps are cut by the trainer",
+    "sparse_gradients": "embeddings have dense gradients",
+    "data_efficiency": "the order of samples is the run file's",
+    "dataloader_drop_last": "batches come from prepared data, not from DeepSpeed's loader",
+    "seq_parallel_communication_data_type": "DeepSpeed's sequence parallelism is not used",
+    "use_data_before_expert_parallelism": "there are no expert groups",
+    "expert_parallel": "there are no expert groups",
+    "hybrid_engine": "it is for training by generated answers",
+    "weight_quantization": "a quantized base is model.quantization",
+    "vocabulary_size": "it only warns",
+    "disable_allgather": "DeepSpeed does not read it any more",
+    "disable_python_gc": "the trainer collects garbage between steps",
+    "datastates_ckpt": "checkpoints here are not DeepSpeed's own",
+    "tensorboard": "metrics.jsonl has the curves",
+    "csv_monitor": "metrics.jsonl has the curves",
+    "comet": "metrics.jsonl has the curves",
+    "autotuning": "vlmpipe plan --suggest looks for settings",
+    "zero_optimization.compute_grad_norm": "clipping and metrics need the norm",
+    "zero_optimization.load_from_fp32_weights": "checkpoints here are not DeepSpeed's own",
+    "zero_optimization.elastic_checkpoint": "checkpoints here are not DeepSpeed's own",
+    "zero_optimization.pipeline_loading_checkpoint": "checkpoints here are not DeepSpeed's own",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "sync-checkpoint gathers the weights",
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": "sync-checkpoint gathers the weights",
+    "zero_optimization.zenflow": "it updates weights outside of the trainer's steps",
+    "zero_optimization.legacy_stage1": "DeepSpeed does not have it any more",
+    "zero_optimization.zero_quantized_nontrainable_weights": "a quantized base is model.quantization",
+    "zero_optimization.memory_efficient_linear": "it would replace torch's function in the whole process",
+    "zero_optimization.override_module_apply": "weights are made by the trainer",
+    "zero_optimization.save_muon_momentum_buffer_in_memory": "Muon is not an optimizer here",
+    "zero_optimization.leaf_module": "the trainer says which modules are gathered whole",
+}
+
+
+def problems(deepspeed: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the keys of `train.deepspeed`, all at once. Values are DeepSpeed's own business."""
+    zero = deepspeed.get("zero_optimization", {})
+    if not isinstance(zero, dict):
+        return [f"deepspeed.zero_optimization: found {zero!r}, expected a mapping"]
+    given = {**deepspeed, **{f"zero_optimization.{name}": value for name, value in zero.items()}}
+    return [text for name, value in given.items() for text in _of_key(name, value)]
+
+
+def _of_key(name: str, value: object) -> Iterator[str]:
+    if name in DECIDED_HERE:
+        yield f"deepspeed.{name} is decided by {DECIDED_HERE[name]}: set that, and take this out"
+    elif name in NOT_HERE:
+        yield f"deepspeed.{name} would have no effect, or a wrong one: {NOT_HERE[name]}; take it out"
+    elif name not in PASSED_ON:
+        near = difflib.get_close_matches(name, [*PASSED_ON, *DECIDED_HERE], n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else "; take it out"
+        yield f"deepspeed.{name} is not known to DeepSpeed, which would ignore it{hint}"
+    elif value == "auto":
+        yield f"deepspeed.{name}: found auto, which transformers' Trainer fills in; write the value, or take it out"

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from vlmpipe.trainer.config import deepspeed_keys
 from vlmpipe.trainer.config.base import Fraction, Positive, Section
-from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
 from vlmpipe.trainer.config.precision import Compression, ComputeType, Precision, StateType, require_number_types
@@ -213,7 +213,8 @@ class TrainConfig(Section):
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="Laid over the DeepSpeed configuration that is derived from this file, key by key, for the zero "
-        "strategies; what this file decides cannot be given. The result is in deepspeed.json beside the run.",
+        "strategies. Keys that this file decides or that would have no effect are refused, all at once; `check` "
+        "asks DeepSpeed's own classes about values. The result is in deepspeed.json beside the run.",
     )
     wandb: WandbConfig = Field(default_factory=WandbConfig, description="Metrics on Weights & Biases.")
     mlflow: MlflowConfig = Field(default_factory=MlflowConfig, description="Metrics in MLflow.")
@@ -353,13 +354,8 @@ class TrainConfig(Section):
             raise ValueError(
                 f"deepspeed has no meaning for strategy {self.strategy}: take it out, or use zero1 to zero3"
             )
-        zero = self.deepspeed.get("zero_optimization", {})
-        if not isinstance(zero, dict):
-            raise ValueError(f"deepspeed.zero_optimization: found {zero!r}, expected a mapping")
-        given = [*self.deepspeed, *(f"zero_optimization.{name}" for name in zero)]
-        for name in given:
-            if name in DECIDED_HERE:
-                raise ValueError(f"deepspeed.{name} is decided by {DECIDED_HERE[name]}: set that, and take this out")
+        if found := deepspeed_keys.problems(self.deepspeed):
+            raise ValueError("\n".join(found))
         return self
 
     @model_validator(mode="after")

@@ -25,6 +25,7 @@ from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
 from vlmpipe.trainer.strategies.deepspeed.nvme_offload import NvmeOffload
 from vlmpipe.trainer.strategies.deepspeed.requirements import require_fp16_gradients
+from vlmpipe.trainer.strategies.deepspeed.values import require_values
 from vlmpipe.trainer.strategies.deepspeed.zero_init import partition_by_part
 from vlmpipe.trainer.strategies.ema import Ema
 from vlmpipe.trainer.strategies.mixed_precision import LossScale
@@ -66,6 +67,7 @@ class Zero:
         of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
         settings["zero_optimization"] |= of_node
         self.settings = laid_over(settings, config.deepspeed)
+        require_values(self.settings)
         if stage == 3:
             given = partition_by_part(module, blocks, self.settings, worker, bf16=config.precision == "bf16")
         else:

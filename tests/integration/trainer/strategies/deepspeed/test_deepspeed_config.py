@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS, DeepSpeedConfig
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 from torch import nn
@@ -16,14 +17,17 @@ from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import make_run, metrics, train_runs
+from vlmpipe.pipelines.deepspeed_values import deepspeed_verdict
+from vlmpipe.trainer.config import deepspeed_keys
 from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.setup import build_training
-from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings
+from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over
 from vlmpipe.trainer.strategies.deepspeed.requirements import require_fp16_gradients
+from vlmpipe.trainer.strategies.deepspeed.values import require_values
 
 GIVEN = {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True}
 SEVERAL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 10_000}}  # of some 30,000 trained parameters
@@ -123,6 +127,89 @@ def test_what_the_run_file_decides_is_refused_with_the_field_that_does(key: str)
     with pytest.raises(ValidationError) as caught:
         settings("zero2", {outer: {inner: 1} if inner else 1})
     assert f"deepspeed.{key} is decided by {DECIDED_HERE[key]}" in str(caught.value)
+
+
+class Recorded(dict[str, Any]):
+    """A configuration that remembers which keys were asked for."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        super().__init__(content)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+def test_each_key_that_this_deepspeed_knows_has_a_verdict_here() -> None:
+    """A new release's keys would pass unseen, or be called unknown."""
+    given = Recorded({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}})
+    DeepSpeedConfig(given)
+    assert {"zero_optimization", "fp16", "pipeline", "checkpoint", "steps_per_print"} <= given.asked
+    fields = (field.alias or name for name, field in DeepSpeedZeroConfig.model_fields.items())
+    known = given.asked | {f"zero_optimization.{name}" for name in fields}
+    verdicts = {*deepspeed_keys.DECIDED_HERE, *deepspeed_keys.PASSED_ON, *deepspeed_keys.NOT_HERE}
+    removed = set(_REMOVED_TOP_LEVEL_CONFIG_KEYS)  # which DeepSpeed itself refuses, and we as unknown
+    assert known - verdicts - removed == set()
+
+
+GUIDES = {
+    "train_batch_size": 128, "gradient_clipping": 1.0, "fp16": {"enabled": True}, "steps_per_print": 100,
+    "checkpoint": {"use_node_local_storage": True}, "pipeline": {"stages": 4}, "wall_clock_brakedown": True,
+    "zero_optimization": {
+        "stage": 2, "overlap_comm": True, "reduce_bucket_size": "auto", "overlap_com": True,
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+}  # fmt: skip
+
+
+def test_all_that_is_wrong_with_a_guides_configuration_is_said_at_once() -> None:
+    with pytest.raises(ValidationError) as caught:
+        settings("zero2", GUIDES)
+    said = str(caught.value)
+    for text in (
+        "deepspeed.train_batch_size is decided by train.global_batch_size",
+        "deepspeed.fp16 is decided by train.precision",
+        "deepspeed.checkpoint is decided by section checkpoint",
+        "deepspeed.pipeline is decided by train.strategy pp",
+        "deepspeed.wall_clock_brakedown is not known to DeepSpeed, which would ignore it; did you mean wall_clock_brea",
+        "deepspeed.zero_optimization.overlap_com is not known",
+        "deepspeed.zero_optimization.reduce_bucket_size: found auto",
+        "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save would have no effect",
+    ):
+        assert text in said
+    assert "steps_per_print" not in said and "overlap_comm is" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"zero_optimization": {"reduce_bucket_size": "many", "overlap_comm": "perhaps"}},
+            "reduce_bucket_size: .*; ov",
+        ),
+        ({"timers": {"throughput": {"enabled": "perhaps"}}}, "perhaps"),
+    ],
+)
+def test_a_value_that_deepspeed_refuses_is_a_sentence_before_an_engine_is_built(
+    given: dict[str, Any], said: str
+) -> None:
+    train = settings("zero2", given)
+    derived = engine_settings(train, stage=2, micro_steps=1, sizes=Sizes(1000, 100, 10))
+    derived["train_batch_size"] = train.micro_batch_size
+    require_values(derived)
+    with pytest.raises(ConfigError, match=said):
+        require_values(laid_over(derived, given))
+
+
+def test_check_asks_deepspeed_in_another_process() -> None:
+    state, text, code = deepspeed_verdict(settings("zero2", {"zero_optimization": {"reduce_bucket_size": -5}}))
+    assert (state, code) == ("failed", 64) and "reduce_bucket_size" in text
+    assert deepspeed_verdict(settings("zero3", GIVEN))[0] == "ok"
 
 
 def test_it_is_for_deepspeed_alone() -> None:

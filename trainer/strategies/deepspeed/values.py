@@ -1,0 +1,59 @@
+"""Values of train.deepspeed, read by DeepSpeed's own classes before an engine is built.
+
+python -m vlmpipe.trainer.strategies.deepspeed.values < TRAIN.json prints what they refuse as the last line, for
+`vlmpipe check`, whose process imports no DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over
+
+ANY = Sizes(trainable=10**9, layer=10**7, vector=10**4)  # values are judged without regard to a model's sizes
+
+
+def require_values(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError where DeepSpeed refuses a configuration, with all that it says."""
+    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+
+    try:
+        DeepSpeedConfig(copy.deepcopy(dict(settings)))
+    except ValidationError as error:
+        said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r}" for one in error.errors()]
+        raise _refused("; ".join(said)) from error
+    except (DeepSpeedConfigError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+        raise _refused(str(error)) from error
+
+
+def _refused(said: str) -> ConfigError:
+    return ConfigError(
+        f"DeepSpeed refuses train.deepspeed: {said}",
+        expected="values of https://www.deepspeed.ai/docs/config-json/",
+        fix="correct them, or take them out: the run file's other fields decide what is needed",
+    )
+
+
+def main() -> int:
+    config = TrainConfig.model_validate(json.load(sys.stdin))
+    settings = engine_settings(config, stage=int(config.strategy[-1]), micro_steps=1, sizes=ANY)
+    settings["train_batch_size"] = config.micro_batch_size  # of one process
+    try:
+        require_values(laid_over(settings, config.deepspeed))
+    except ConfigError as error:
+        print("\n" + json.dumps(error.found))
+    else:
+        print("\n" + json.dumps(""))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
