@@ -79,6 +79,15 @@ PACKAGE = {
     "python_module": "trainer.task",
 }
 
+P0, P1, P2 = (f"worker_pool_specs.{index}" for index in range(3))
+MACHINE, CONTAINER, DISK = f"{P0}.machine_spec", f"{P0}.container_spec", f"{P0}.disk_spec"
+EIGHT = ("--nproc_per_node", "8")
+
+
+def started(*words: str) -> dict[str, Any]:
+    """The words that start pool 0's program."""
+    return {f"{CONTAINER}.command": list(words), f"{CONTAINER}.args": []}
+
 
 def changed(spec: Spec, changes: Mapping[str, Any]) -> Spec:
     """A copy with fields set or, with ABSENT, taken away. Paths are dotted, numbers are positions in lists."""
@@ -120,8 +129,6 @@ class Case:
     region: str = ""
 
 
-P0, P1, P2 = (f"worker_pool_specs.{index}" for index in range(3))
-MACHINE, CONTAINER, DISK = f"{P0}.machine_spec", f"{P0}.container_spec", f"{P0}.disk_spec"
 V100 = {"machine_type": "n1-standard-8", "accelerator_type": "NVIDIA_TESLA_V100", "accelerator_count": 1}
 COUNT, GPU = f"{MACHINE}.accelerator_count", f"{MACHINE}.accelerator_type"
 RESTART = "scheduling.restart_job_on_worker_restart"
@@ -210,7 +217,7 @@ CASES = [
     Case("VP204", {P1: {}, f"{P2}": a100()}, {f"{P2}": a100()}, base=CLUSTER),
     Case("VP204", {f"{P1}.replica_count": 0}, {f"{P1}.replica_count": 1}, base=CLUSTER),
     Case("VP205", {f"{P0}.python_package_spec": PACKAGE}, {}),
-    Case("VP205", {CONTAINER: ABSENT}, {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE}),
+    Case("VP205", {CONTAINER: ABSENT}, {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE}, base=CPU),
     Case("VP206", {MACHINE: ABSENT}, {MACHINE: {"machine_type": "n1-standard-8"}}),
     Case("VP207", {P1: reducers()}, {P1: a100(), P2: reducers()}),
     Case("VP207", {P0: reducers() | {"replica_count": 1}, P1: a100(4)}, {P1: a100(4), P2: reducers()}),
@@ -233,6 +240,38 @@ CASES = [
     Case("VP214", {MACHINE: {"machine_type": "ct6e-standard-8t"}}, {MACHINE: {"machine_type": "n1-standard-8"}}),
     Case("VP215", {f"{P2}.replica_count": 2}, {f"{P2}.replica_count": 13}, base=REDUCED),
     Case("VP215", {f"{P2}.replica_count": 12}, {f"{P2}.replica_count": 12, f"{P1}.replica_count": 2}, base=REDUCED),
+    Case("VP216", started("python", "train.py"), started("python", "-m", "torch.distributed.run", *EIGHT, "train.py")),
+    Case("VP216", started("/opt/bin/python3", "-u", "-m", "t.task"), started("deepspeed", "train.py")),
+    Case(
+        "VP216",
+        started("bash", "-c", "cd /app && torchrun t.py"),
+        started("bash", "-c", "torchrun --nproc_per_node=8 t.py"),
+    ),
+    Case("VP216", started("torchrun", "--nproc_per_node=4", "train.py"), started("accelerate", "launch", "train.py")),
+    Case("VP216", started(), started("/app/start.sh")),
+    Case(
+        "VP216",
+        {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE},
+        {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE, MACHINE: {"machine_type": "n1-standard-8"}},
+    ),
+    Case(
+        "VP217",
+        started("torchrun", *EIGHT, "--nnodes=2", "train.py"),
+        started("torchrun", *EIGHT, "--nnodes=4", "train.py"),
+        base=CLUSTER,
+    ),
+    Case(
+        "VP217",
+        started("torchrun", *EIGHT, "--node_rank", "0", "train.py"),
+        started("bash", "-c", "torchrun --nproc_per_node=8 --node_rank $RANK train.py"),
+        base=CLUSTER,
+    ),
+    Case(
+        "VP217",
+        started("torchrun", *EIGHT, "--master_addr=10.0.0.2", "train.py"),
+        started("torchrun", *EIGHT, "--rdzv-backend=c10d", "train.py"),
+        base=CLUSTER,
+    ),
     Case("VP301", {f"{MACHINE}.machine_type": "a2-highgpu-3g"}, {f"{MACHINE}.machine_type": "a2-highgpu-8g"}),
     Case("VP301", {f"{MACHINE}.machine_type": "n1standard8"}, {}, base=CPU),
     Case("VP302", {f"{MACHINE}.machine_type": "c9d-standard-8"}, {}, base=CPU),
@@ -393,6 +432,7 @@ CASES = [
         "VP605",
         {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE | {"package_uris": []}},
         {CONTAINER: ABSENT, f"{P0}.python_package_spec": PACKAGE},
+        base=CPU,
     ),
     Case(
         "VP606",
@@ -427,13 +467,22 @@ CASES = [
     ),
     Case(
         "VP703",
-        {f"{CONTAINER}.command": ["sh", "-c", f"export HF_TOKEN={HUB_TOKEN} && python train.py"]},
-        {f"{CONTAINER}.command": ["sh", "-c", "export HF_TOKEN=$(cat /run/token) && python train.py"]},
+        {f"{CONTAINER}.command": ["sh", "-c", f"export HF_TOKEN={HUB_TOKEN} && torchrun --nproc-per-node=8 train.py"]},
+        {
+            f"{CONTAINER}.command": [
+                "sh",
+                "-c",
+                "export HF_TOKEN=$(cat /run/token) && torchrun --nproc-per-node=8 train.py",
+            ]
+        },
     ),
     Case(
         "VP704",
         {f"{CONTAINER}.args": ["--master_addr=$MASTER_ADDR"]},
-        {f"{CONTAINER}.command": ["bash", "-c"], f"{CONTAINER}.args": ["torchrun --master_addr=$MASTER_ADDR t.py"]},
+        {
+            f"{CONTAINER}.command": ["bash", "-c"],
+            f"{CONTAINER}.args": ["torchrun --nproc_per_node gpu --master_addr=$MASTER_ADDR t.py"],
+        },
     ),
     Case(
         "VP705",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.job_spec.rules import environment, fields, images, machines, network, scheduling, worker_pools
+from vlmpipe.job_spec.rules import environment, fields, images, machines, network, processes, scheduling, worker_pools
 from vlmpipe.job_spec.rules.base import Job
 from vlmpipe.job_spec.schema import Spelling
 from vlmpipe.job_spec.violation import RULES, FieldPath, Rule, Violation, path_text
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Rule", "Violation", "check_spec"]
 
-SUBJECTS = (fields, worker_pools, machines, scheduling, network, images, environment)
+SUBJECTS = (fields, worker_pools, processes, machines, scheduling, network, images, environment)
 CHECKS: tuple[Callable[[Job], Iterator[Violation]], ...] = tuple(subject.check for subject in SUBJECTS)
 
 

@@ -35,7 +35,11 @@ def _image(path: FieldPath, image: str) -> Iterator[Violation]:
     if place and place["path"].startswith(_GOOGLE):
         return
     if old:
-        fix = "push it to Artifact Registry; a gcr.io repository that was moved there has a pkg.dev name too"
+        project = old["path"].partition("/")[0]
+        fix = (
+            "Container Registry was shut down; Artifact Registry serves gcr.io addresses of projects that were moved: "
+            f"gcloud artifacts settings describe --project={project} shows legacyRedirectionState"
+        )
         yield Violation("VP602", path, image, EXAMPLE, fix)
     elif not new:
         expected = f"{EXAMPLE}: a public registry may limit how often many nodes pull"

@@ -26,7 +26,7 @@ from vlmpipe.trainer.errors import ConfigError
 
 FOLDER = ROOT / "tests/fixtures/job-specs"
 CATALOG = load_catalog()
-EIGHT = ["VP101", "VP101", "VP108", "VP203", "VP207", "VP303", "VP602", "VP701"]
+NINE = ["VP101", "VP101", "VP108", "VP203", "VP207", "VP216", "VP303", "VP602", "VP701"]
 
 
 def in_camel_case(value: Any) -> Any:
@@ -39,20 +39,20 @@ def check(content: Any, region: str = "") -> list[Violation]:
     return spec_of(content).check(CATALOG, region)
 
 
-@pytest.mark.parametrize("name", ["eight-mistakes.yaml", "eight-mistakes-sdk.yaml"])
-def test_a_spec_with_eight_mistakes_gives_exactly_eight_violations(name: str) -> None:
+@pytest.mark.parametrize("name", ["nine-mistakes.yaml", "nine-mistakes-sdk.yaml"])
+def test_a_spec_with_nine_mistakes_gives_exactly_nine_violations(name: str) -> None:
     found = read_spec_file(FOLDER / name).check(CATALOG, "us-central1")
-    assert sorted(violation.code for violation in found) == EIGHT
-    assert {violation.severity for violation in found} == {"error"}
+    assert sorted(violation.code for violation in found) == NINE
+    assert {violation.code for violation in found if violation.severity == "warning"} == {"VP216", "VP602"}
 
 
 def test_a_field_is_named_as_in_the_file() -> None:
     paths = {name: [found.path for found in read_spec_file(FOLDER / name).check(CATALOG)] for name in (
-        "eight-mistakes.yaml", "eight-mistakes-sdk.yaml",
+        "nine-mistakes.yaml", "nine-mistakes-sdk.yaml",
     )}  # fmt: skip
-    assert "jobSpec.workerPoolSpecs[0].machineSpec.acceleratorType" in paths["eight-mistakes.yaml"]
-    assert "jobSpec.workerPoolSpecs[0].diskSpec.persistentDiskSizeGb" in paths["eight-mistakes.yaml"]
-    assert "worker_pool_specs[0].machine_spec.accelerator_type" in paths["eight-mistakes-sdk.yaml"]
+    assert "jobSpec.workerPoolSpecs[0].machineSpec.acceleratorType" in paths["nine-mistakes.yaml"]
+    assert "jobSpec.workerPoolSpecs[0].diskSpec.persistentDiskSizeGb" in paths["nine-mistakes.yaml"]
+    assert "worker_pool_specs[0].machine_spec.accelerator_type" in paths["nine-mistakes-sdk.yaml"]
 
 
 def test_the_fix_uses_the_spelling_of_the_file() -> None:
@@ -218,20 +218,18 @@ def vlmpipe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
     return call
 
 
-def test_the_command_names_eight_of_eight_and_ends_with_64(vlmpipe: Any) -> None:
-    code, out, _ = vlmpipe(
-        "check", "--job-spec", "tests/fixtures/job-specs/eight-mistakes.yaml", "--region", "us-east1"
-    )
+def test_the_command_names_nine_of_nine_and_ends_with_64(vlmpipe: Any) -> None:
+    code, out, _ = vlmpipe("check", "--job-spec", "tests/fixtures/job-specs/nine-mistakes.yaml", "--region", "us-east1")
     assert code == 64
-    assert out.count("✗ VP") == 8
-    assert out.rstrip().endswith("8 errors")
+    assert (out.count("✗ VP"), out.count("! VP")) == (7, 2)
+    assert out.rstrip().endswith("7 errors, 2 warnings")
     assert "0123456789abcdef" not in out
 
 
 def test_the_command_with_json_prints_every_field_of_every_violation(vlmpipe: Any) -> None:
-    code, out, _ = vlmpipe("check", "--job-spec", "tests/fixtures/job-specs/eight-mistakes-sdk.yaml", "--json")
+    code, out, _ = vlmpipe("check", "--job-spec", "tests/fixtures/job-specs/nine-mistakes-sdk.yaml", "--json")
     answer = json.loads(out)
-    assert (code, answer["ok"], answer["spelling"], len(answer["violations"])) == (64, False, "snake_case", 8)
+    assert (code, answer["ok"], answer["spelling"], len(answer["violations"])) == (64, False, "snake_case", 9)
     assert set(answer["violations"][0]) == {"code", "severity", "path", "found", "expected", "fix", "source"}
 
 
@@ -271,7 +269,7 @@ def test_checking_a_job_spec_loads_nothing_slow() -> None:
         "from vlmpipe.catalog.machines import load_catalog; import vlmpipe.cli.views.tables; "
         "read_spec_file(sys.argv[1]).check(load_catalog()); print(json.dumps(sorted(sys.modules)))"
     )
-    command = [sys.executable, "-c", program, str(FOLDER / "eight-mistakes.yaml")]
+    command = [sys.executable, "-c", program, str(FOLDER / "nine-mistakes.yaml")]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     slow = {"torch", "kfp", "google.cloud.aiplatform_v1", "google.protobuf", "transformers", "numpy"}
     assert slow & set(json.loads(answer.stdout)) == set()

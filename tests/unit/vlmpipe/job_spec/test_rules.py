@@ -75,6 +75,20 @@ def test_content_that_is_no_job_spec_gives_a_single_violation(code: str, broken:
     assert (codes(broken), codes(neighbour)) == ([code], [])
 
 
+@pytest.mark.parametrize(
+    ("words", "servers"),
+    [
+        (["python", "-m", "parameter_server"], True),
+        (["python", "t.py", "--role=ps"], True),
+        (["python", "t.py"], False),
+    ],
+)
+def test_servers_in_the_chiefs_pool_are_sent_to_the_servers_pool(words: list[str], servers: bool) -> None:
+    spec = changed(CPU, {"worker_pool_specs.0.replica_count": 3, "worker_pool_specs.0.container_spec.command": words})
+    (found,) = [one for one in check(spec) if one.code == "VP203"]
+    assert ("worker_pool_specs[2]" in found.fix) == servers
+
+
 def test_every_rule_has_two_fixtures() -> None:
     assert {case.code for case in CASES} | {code for code, *_ in WHOLE} == set(RULES)
 
