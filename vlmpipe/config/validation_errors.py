@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from vlmpipe.config.other_names import EARLIER_PATHS, OTHER_NAMES, other_value, word_of_guides
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.redaction import redact_all
 
@@ -26,43 +27,6 @@ MAY_HOLD_SECRETS = (
     "cluster.env",
 )
 
-# Names that other tools give to a field of ours.
-OTHER_NAMES = {
-    "lr": "learning_rate",
-    "batch_size": "global_batch_size",
-    "per_device_train_batch_size": "micro_batch_size",
-    "num_train_epochs": "epochs",
-    "max_grad_norm": "clip_grad_norm",
-    "gradient_checkpointing": "activation_checkpointing",
-    "warmup_ratio": "warmup_fraction",
-    "max_seq_length": "sequence_length",
-    "num_nodes": "replica_count",
-    "gpus": "accelerator_count",
-    "vision_tower": "tower",
-    "llm": "language_model",
-    "lr_scheduler_type": "lr_schedule",
-    "gradient_accumulation_steps": "global_batch_size",
-    # Earlier names of fields.
-    "row_tokens": "sequence_length",
-    "row_images": "max_images_per_sequence",
-    "over_long": "overlong_policy",
-    "held_out_fraction": "validation_fraction",
-    "global_batch_rows": "global_batch_size",
-    "micro_batch_rows": "micro_batch_size",
-    "reference_batch_rows": "reference_batch_size",
-    "validate_rows": "validation_sequences",
-    "tower_stream": "overlap_vision_encoder",
-    "zero_node_weights": "zero_hpz",
-    "whole": "pretrained",
-    "ladder": "capacity_fallback",
-    "refuse_red": "fail_on_error",
-    "asynchronous": "async_save",
-    "tuning": "tune",
-}
-# Earlier names that are still names of something else.
-EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
-# Earlier values of fields.
-EARLIER_VALUES = {("train.strategy", "tp+fsdp"): "tp"}
 LONGEST_SHOWN = 60  # characters of a quoted value
 
 # Expected values by pydantic's type of error, or by its first word; others get pydantic's message.
@@ -202,9 +166,8 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
     found = "a value of another kind" if path.startswith(MAY_HOLD_SECRETS) else show(details["input"])
     expected = " or ".join(dict.fromkeys(expected_value(one) for one in group))
     hint = ""
-    if details["type"] == "literal_error" and isinstance(details["input"], str):
-        earlier = EARLIER_VALUES.get((path, details["input"]))
-        hint = f"; it is {earlier} now" if earlier else did_you_mean(details["input"], _options(details))
+    if details["type"] == "literal_error" and isinstance(details["input"], str | bool):
+        hint = other_value(path, details["input"]) or did_you_mean(str(details["input"]), _options(details))
     return f"found {found}, expected {expected}{hint}"
 
 
@@ -225,6 +188,8 @@ def _options(details: ErrorDetails) -> list[str]:
 
 
 def _unknown_key(path: str, fields: Mapping[str, FieldInfo]) -> str:
+    if answer := word_of_guides(path):
+        return f"unknown key: {answer}"
     closest = closest_field(path, fields)
     if closest:
         return f"unknown key, did you mean {closest}?"

@@ -1,0 +1,75 @@
+"""Words of guides in a run file are answered with the field that does it, or with the reason that there is none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.paths import ROOT
+from vlmpipe.config.other_names import VALUES, WORDS
+from vlmpipe.config.run_config import RunConfig, RunFileError, load_run_file
+from vlmpipe.config.validation_errors import fields_of
+
+# As in the guides: the section they would be looked for in, and what must be in the answer.
+TYPED = {
+    "cluster.spot": "cluster.scheduling_strategy: spot",
+    "cluster.use_spot": "cluster.scheduling_strategy: spot",
+    "cluster.preemptible": "cluster.scheduling_strategy: spot",
+    "cluster.persistent_disk_size_gb": "output.root_uri",
+    "cluster.parameter_servers": "train.trainer.roles",
+    "cluster.max_restarts": "cluster.restart_job_on_worker_restart",
+    "train.sharding_strategy": "train.strategy: fsdp",
+    "train.data_parallel": "nothing",
+    "train.scheduler": "train.lr_schedule",
+    "train.fp16": "train.precision: fp16",
+    "train.bf16": "train.precision: bf16",
+    "train.num_workers": "nothing",
+    "data.num-workers": "nothing",
+    "train.find_unused_parameters": "nothing",
+    "train.bucket_cap_mb": "nothing",
+    "train.min_num_params": "nothing",
+    "train.warmup_steps": "train.warmup_fraction",
+}
+
+
+def problem(override: str) -> str:
+    with pytest.raises(RunFileError) as caught:
+        load_run_file(ROOT / "configs/digits.yaml", [override])
+    (found,) = caught.value.problems
+    return found.text
+
+
+@pytest.mark.parametrize("key", TYPED)
+def test_a_word_of_guides_is_answered(key: str) -> None:
+    assert TYPED[key] in problem(f"{key}=1").removeprefix("unknown key: ")
+
+
+def test_each_word_is_tried() -> None:
+    assert {key.rpartition(".")[2].replace("-", "_") for key in TYPED} == set(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.strategy=HYBRID_SHARD", "; it is hsdp here"),
+        ("train.strategy=FULL_SHARD", "; it is fsdp, or zero3 here"),
+        ("train.strategy=SHARD_GRAD_OP", "; it is zero2 here"),
+        ("train.strategy=horovod", "recipes/horovod"),
+        ("train.strategy=deepspeed", "zero1, zero2 or zero3"),
+        ("train.strategy=parameter_server", "recipes/parameter-server"),
+        ("features.cache=true", "; it is on here"),
+        ("features.cache=false", "; it is off here"),
+    ],
+)
+def test_a_guides_value_is_answered_with_ours(override: str, said: str) -> None:
+    assert said in problem(override)
+
+
+def test_answers_name_fields_that_exist() -> None:
+    known = {path for path, _, _ in fields_of(RunConfig)}
+    for text in [*WORDS.values(), *VALUES.values()]:
+        for path in re.findall(r"\b(?:train|cluster|data|model|output)\.[a-z_.]+[a-z_]", text):
+            parts = path.split(".")
+            assert any(".".join(parts[:length]) in known for length in range(2, len(parts) + 1)), path
+    assert {path for path, _ in VALUES} <= known

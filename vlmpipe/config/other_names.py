@@ -1,0 +1,92 @@
+"""Names that a run file does not have: other tools' names of its fields, its own earlier ones, and guides' words."""
+
+from __future__ import annotations
+
+# Names of single keys, wherever they stand.
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "batch_size": "global_batch_size",
+    "per_device_train_batch_size": "micro_batch_size",
+    "num_train_epochs": "epochs",
+    "max_grad_norm": "clip_grad_norm",
+    "gradient_checkpointing": "activation_checkpointing",
+    "warmup_ratio": "warmup_fraction",
+    "max_seq_length": "sequence_length",
+    "num_nodes": "replica_count",
+    "gpus": "accelerator_count",
+    "vision_tower": "tower",
+    "llm": "language_model",
+    "lr_scheduler_type": "lr_schedule",
+    "gradient_accumulation_steps": "global_batch_size",
+    # Earlier names of fields.
+    "row_tokens": "sequence_length",
+    "row_images": "max_images_per_sequence",
+    "over_long": "overlong_policy",
+    "held_out_fraction": "validation_fraction",
+    "global_batch_rows": "global_batch_size",
+    "micro_batch_rows": "micro_batch_size",
+    "reference_batch_rows": "reference_batch_size",
+    "validate_rows": "validation_sequences",
+    "tower_stream": "overlap_vision_encoder",
+    "zero_node_weights": "zero_hpz",
+    "whole": "pretrained",
+    "ladder": "capacity_fallback",
+    "refuse_red": "fail_on_error",
+    "asynchronous": "async_save",
+    "tuning": "tune",
+}
+# Earlier names that are still names of something else.
+EARLIER_PATHS = {"train.schedule": "train.lr_schedule", "cluster.strategy": "cluster.scheduling_strategy"}
+# Earlier values of fields.
+EARLIER_VALUES = {("train.strategy", "tp+fsdp"): "tp"}
+# Words of guides to training on several GPUs for what is set elsewhere, otherwise, or not at all: the last part of a
+# key, and what answers it.
+WORDS = {
+    "spot": "cluster.scheduling_strategy: spot",
+    "use_spot": "cluster.scheduling_strategy: spot",
+    "preemptible": "cluster.scheduling_strategy: spot, which took the place of preemptible machines",
+    "persistent_disk_size_gb": "a job has a boot disk alone, which ends with it (cluster.boot_disk_size_gb); "
+    "checkpoints go to output.root_uri while training runs",
+    "parameter_servers": "train.trainer.roles.ps, for a training program of one's own; the trainer here has none",
+    "max_restarts": "cluster.restart_job_on_worker_restart restarts the whole job on Vertex AI; here it is "
+    "vlmpipe run --retries N",
+    "sharding_strategy": "train.strategy: fsdp, or hsdp within nodes",
+    "data_parallel": "nothing: it is the number of ranks divided by tensor_parallel, pipeline_parallel and "
+    "context_parallel",
+    "scheduler": "train.lr_schedule and train.warmup_fraction",
+    "fp16": "train.precision: fp16; bf16 on A100 and newer GPUs",
+    "bf16": "train.precision: bf16",
+    "num_workers": "nothing: pictures are prepared by as many threads as a rank has cores; data.workers is of data "
+    "preparation",
+    "find_unused_parameters": "nothing: which parameters are trained is known (model.freeze, model.lora)",
+    "bucket_cap_mb": "nothing: DDP's buckets are torch's default; of ZeRO it is "
+    "train.deepspeed.zero_optimization.reduce_bucket_size, in elements",
+    "min_num_params": "nothing: layers are FSDP's units, which suit every size",
+    "warmup_steps": "train.warmup_fraction, a share of all steps",
+}
+# Words of guides for values.
+VALUES = {
+    ("train.strategy", "hybrid_shard"): "hsdp",
+    ("train.strategy", "full_shard"): "fsdp, or zero3",
+    ("train.strategy", "shard_grad_op"): "zero2",
+    ("train.strategy", "no_shard"): "ddp",
+    ("train.strategy", "deepspeed"): "zero1, zero2 or zero3",
+    ("train.strategy", "horovod"): "ddp; a program under Horovod is a train.trainer (recipes/horovod)",
+    ("train.strategy", "parameter_server"): "ddp; a program with parameter servers is a train.trainer "
+    "(recipes/parameter-server)",
+    ("features.cache", "true"): "on",
+    ("features.cache", "false"): "off",
+}
+
+
+def word_of_guides(path: str) -> str:
+    """What answers a key that guides use; empty for others."""
+    return WORDS.get(path.rpartition(".")[2].lower().replace("-", "_"), "")
+
+
+def other_value(path: str, value: object) -> str:
+    """ "; it is X here" for an earlier value of a field or a guide's word for it, or nothing."""
+    if earlier := EARLIER_VALUES.get((path, str(value))):
+        return f"; it is {earlier} now"
+    known = VALUES.get((path, str(value).lower()))
+    return f"; it is {known} here" if known else ""
