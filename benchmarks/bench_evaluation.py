@@ -1,4 +1,4 @@
-"""What answering costs: batch prediction beside the evaluation, and scoring. `make bench-evaluation`"""
+"""What answering and scoring cost, and how often the gate accepts. `make bench-evaluation`"""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from benchmarks.support.suite import Part, Suite
 
 SUITE = Suite(
     "Evaluation",
-    [Part("answers", "evaluation.answers", 120, "batch prediction beside the evaluation; the share of scoring")],
+    [
+        Part("gate", "evaluation.gate", 180, "how often the gate accepts equal, better and worse models, simulated"),
+        Part("answers", "evaluation.answers", 120, "batch prediction beside the evaluation; the share of scoring"),
+    ],
 )
 
 if __name__ == "__main__":

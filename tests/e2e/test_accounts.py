@@ -46,7 +46,7 @@ def run(tmp_path: Path, roles: Roles) -> tuple[subprocess.CompletedProcess[str],
             "checkpoint.mirror_uri=gs://my-mirror/vlmpipe", "train.max_steps=4", "train.checkpoint_every_steps=2",
             "evaluate.benchmarks=[{name: pope, format: pope, uri: 'gs://my-data/pope.json', images: 'gs://my-data'}]",
             f"cluster.env={{STORAGE_EMULATOR_HOST: '{server.endpoint_of('trainer')}'}}",
-            "gate.min_exact_match=0", "gate.min_margin_over_chance=null", "gate.min_margin_over_shuffled_image=null",
+            "gate=none",
             "cluster.image_uri=registry.example.com/vlmpipe/trainer:1",
             "gcp.pipeline_image=registry.example.com/vlmpipe/pipeline:1",
         ]  # fmt: skip

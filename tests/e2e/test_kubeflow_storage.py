@@ -26,9 +26,7 @@ SMALL = (
     "cluster.image_uri=registry.example.com/vlmpipe/trainer:1",
     "gcp.pipeline_image=registry.example.com/vlmpipe/pipeline:1",
     "train.max_steps=40",
-    "gate.min_exact_match=0",
-    "gate.min_margin_over_chance=null",
-    "gate.min_margin_over_shuffled_image=null",
+    "gate=none",
 )
 
 

@@ -23,11 +23,12 @@ from sklearn.linear_model import LogisticRegression
 from tests.support.data.prepared import seal
 from tests.support.planner.plans import red
 from vlmpipe.config.sections.output import GateConfig
-from vlmpipe.registry.gate import decide
+from vlmpipe.registry.gate import AgainstChampion, decide
 from vlmpipe.trainer.data.prepare.statistics import sample_digest
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.index import IndexWriter
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
+from vlmpipe.trainer.evaluation.paired import PairedCounts
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import write_description
 from vlmpipe.trainer.storage.file_sums import FileSum
@@ -196,8 +197,9 @@ def _evaluation(
 
 def _decision(evaluation: dict[str, Any]) -> dict[str, Any]:
     gate = GateConfig(min_exact_match=0.5, min_margin_over_chance=0.2, min_margin_over_shuffled_image=0.2)
-    champion = {"version": 3, "run_id": "digits-20261119-090000", "exact_match": 0.71, "held_out_sha256": "d"}
-    decision = decide({**evaluation, "run_id": RUN_ID}, gate, champion)
+    champion = {"version": 3, "run_id": "digits-20261119-090000", "exact_match": 0.71}
+    answers = PairedCounts(questions=480, only_model=104, only_other=18, images=NUM_EVAL, design_effect=1.4)
+    decision = decide({**evaluation, "run_id": RUN_ID}, gate, AgainstChampion(champion, answers))
     content: dict[str, Any] = decision.model_dump(mode="json")
     return content
 

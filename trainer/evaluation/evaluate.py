@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,7 +35,16 @@ from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
 from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from vlmpipe.trainer.evaluation.confusion_matrix import confusions
-from vlmpipe.trainer.evaluation.metrics import Prediction, Question, chance, exact_match, is_right, scores
+from vlmpipe.trainer.evaluation.metrics import (
+    Prediction,
+    Question,
+    baseline_answers,
+    chance,
+    exact_match,
+    is_right,
+    scores,
+)
+from vlmpipe.trainer.evaluation.paired import paired_counts
 from vlmpipe.trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
 from vlmpipe.trainer.evaluation.relevance import (
     RELEVANCE_MAPS,
@@ -113,7 +122,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     if not progress:
         return
     stats = json.loads(subject.prepared.read("stats.json"))
-    by_chance = chance(questions, {name: each["majority_answer"] or "" for name, each in stats["slices"].items()})
+    by_chance = chance(questions, stats["slices"])
     pictures = {(q.id, q.turn): (*subject.split.image_sha256(q.sample), q.question) for q in questions}
     scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
@@ -125,6 +134,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "samples": len({question.sample for question in questions}),
         **scored_by_slice,
         "chance": by_chance["exact_match"],
+        "paired": paired_answers(subject, questions, predictions, stats["slices"]),
         "loss": loss,
         "perplexity": math.exp(min(loss, 100.0)),
         **preferences,
@@ -146,6 +156,28 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         )
     write_record(store, "evaluate.json", result)
     progress.finish(message=f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions")
+
+
+def paired_answers(
+    subject: Subject,
+    questions: Sequence[Question],
+    predictions: Mapping[str, Sequence[Prediction]],
+    slices: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The model's answers beside the majority baseline's and those of each control, to the same questions."""
+    images = {question.id: tuple(subject.split.image_sha256(question.sample)) or question.id for question in questions}
+    right = {(one.id, one.turn): one.correct for one in predictions[""]}
+    others = {control: {(one.id, one.turn): one.correct for one in predictions[control]} for control in predictions}
+    ordered = sorted(questions, key=lambda q: (q.id, q.turn))
+    baseline = baseline_answers(ordered, slices)
+    others["chance"] = {(q.id, q.turn): correct for q, correct in zip(ordered, baseline, strict=True)}
+    return {
+        name: paired_counts(
+            [images[identity] for identity, _ in answers], [right[key] for key in answers], list(answers.values())
+        ).model_dump()
+        for name, answers in others.items()
+        if name
+    }
 
 
 def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vlmpipe.trainer.data.prepare.deduplicate import counted_question
 from vlmpipe.trainer.evaluation.cider import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 
@@ -96,9 +97,25 @@ def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
     return f"{shared:,} of {images:,} held-out images are also in the training split"
 
 
-def chance(questions: Sequence[Question], most_frequent: Mapping[str, str]) -> dict[str, Any]:
-    """Exact match of answering every question with its slice's most frequent training answer, {slice: answer}."""
-    return _by_slice((asked.slice, is_right(asked.answer, most_frequent.get(asked.slice, ""))) for asked in questions)
+def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> list[bool]:
+    """Whether the majority baseline is right: the most frequent training answer to this very question where training
+    repeats it, else to its slice's questions.
+
+    slices: of `stats.json`.
+    """
+
+    def answer(asked: Question) -> str:
+        of_slice = slices.get(asked.slice) or {}
+        own = (of_slice.get("question_answers") or {}).get(counted_question(asked.question))
+        return own or of_slice.get("majority_answer") or ""
+
+    return [is_right(asked.answer, answer(asked)) for asked in questions]
+
+
+def chance(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Exact match of the majority baseline (`baseline_answers`)."""
+    right = baseline_answers(questions, slices)
+    return _by_slice((asked.slice, correct) for asked, correct in zip(questions, right, strict=True))
 
 
 def _by_slice(scored: Iterable[tuple[str, bool]]) -> dict[str, Any]:

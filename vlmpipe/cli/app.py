@@ -17,6 +17,7 @@ from vlmpipe.cli import answers, init
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import data as data_commands
 from vlmpipe.cli import doctor as doctor_command
+from vlmpipe.cli import gate as gate_command
 from vlmpipe.cli import prove as prove_command
 from vlmpipe.cli import runs as run_commands
 from vlmpipe.cli import schedule as schedule_commands
@@ -56,6 +57,7 @@ for command in (
     tune_command.tune,
     prove_command.prove,
     doctor_command.doctor,
+    gate_command.gate,
 ):
     app.command()(command)
 

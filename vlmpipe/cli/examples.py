@@ -14,6 +14,7 @@ EXAMPLES = {
         "configs/llava-13b-fsdp.yaml train.micro_batch_size=2 --json",
         "configs/llava-7b.yaml --suggest under:400",
     ),
+    "gate": ("configs/digits.yaml", "configs/llava-7b.yaml gate.max_regression=0.01 --questions 5000 --json"),
     "run": (
         "configs/digits.yaml",
         "configs/llava-local.yaml data.source=my.json data.image_folder=images --run-id mine",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.registry.folder import Entry, FolderRegistry, Registry
-from vlmpipe.registry.paired_bootstrap import PREDICTIONS
+from vlmpipe.registry.recorded_answers import PREDICTIONS
 from vlmpipe.registry.release import open_registry
 from vlmpipe.report.load import mapping, number, sequence
 from vlmpipe.runs.local.summary import find_run

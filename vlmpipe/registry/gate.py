@@ -1,20 +1,22 @@
 """The gate: decides by recorded numbers whether a new model may replace the champion.
 
 Every requirement becomes one `Check` with its value, its threshold and a sentence that explains it. A required number
-that the evaluation lacks is a failed check.
+that the evaluation lacks is a failed check. Comparisons with the champion, the majority baseline and the shuffled image
+are tests of answers to the same questions (`vlmpipe.trainer.evaluation.paired`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from vlmpipe.config.sections.output import GateConfig
-from vlmpipe.registry.paired_bootstrap import PairedAnswers
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.metrics import overlap_sentence
+from vlmpipe.trainer.evaluation.paired import PairedCounts, interval, is_above
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9
@@ -35,7 +37,8 @@ class Check(Section):
     value: float | None = None
     threshold: float | None = None
     is_upper: bool = False  # the threshold: the value may not exceed it
-    interval: tuple[float, float] | None = None  # of the difference from the champion, 95 %
+    interval: tuple[float, float] | None = None  # of the compared difference; each end is wrong in 5 % of cases
+    questions: int | None = None  # that both sides of a comparison were asked
     passed: bool
     why: str
 
@@ -63,23 +66,40 @@ class Decision(Section):
     run_sha256: str = ""  # of the run.json that the run had, without its submission
 
 
-def decide(
-    evaluation: Mapping[str, Any],
-    gate: GateConfig,
-    champion: Mapping[str, Any] | None = None,
-    shared: PairedAnswers | None = None,
-) -> Decision:
-    """Check `evaluation` against `gate` and, where it is fair, against the champion.
+@dataclass(frozen=True)
+class AgainstChampion:
+    """The model in use, asked the questions of this evaluation.
+
+    champion: `version`, `run_id` and `exact_match` of its registration.
+    paired: this model's answers and the champion's to the same questions; None where they could not be compared.
+    obstacle: why not.
+    where: what the answers are, for the reason.
+    """
+
+    champion: Mapping[str, Any]
+    paired: PairedCounts | None = None
+    obstacle: str = ""
+    where: str = ""
+
+
+def decide(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstChampion | None = None) -> Decision:
+    """Check `evaluation` against `gate` and the champion.
 
     Args:
         evaluation: `evaluate.json` of the run, with `run_id` added.
         gate: the thresholds.
-        champion: `version`, `run_id`, `exact_match` and `held_out_sha256` of the model in use; None if there is none.
-        shared: results of both on their common questions, which decide where the held-out questions differ, and the
-            interval of the difference.
+        against: the model in use, or None if there is none.
     """
+    champion = Champion.from_record(against.champion) if against is not None else None
+    if gate.bounds == "none":
+        return Decision(accepted=True, reason="Accepted: the gate is none.", checks=(), champion=champion)
+    if not gate.checks_something:
+        why = "the gate has no bound, with which it accepts nothing; set one, or gate: none"
+        return Decision(accepted=False, reason=f"Rejected: {why}.", checks=(), champion=champion)
     exact_match = evaluation.get("exact_match")
-    checks = [_limit("exact match", "exact_match", exact_match, gate.min_exact_match)]
+    checks = [_limit("questions", "questions", evaluation.get("questions"), gate.min_questions)]
+    if gate.min_exact_match:
+        checks.append(_limit("exact match", "exact_match", exact_match, gate.min_exact_match))
     if gate.max_loss is not None:
         checks.append(_limit("loss", "loss", evaluation.get("loss"), gate.max_loss, upper=True))
     for metric, floor in sorted(gate.min_scores.items()):
@@ -97,25 +117,20 @@ def decide(
         for name, floors in sorted(gate.benchmarks.items())
         for metric, floor in sorted(floors.items())
     ]
-    if gate.min_margin_over_chance is not None:
-        checks.append(_margin("chance", exact_match, evaluation.get("chance"), gate.min_margin_over_chance))
-    if gate.min_margin_over_shuffled_image is not None:
-        shuffled = (evaluation.get("controls") or {}).get("shuffled_image") or {}
-        margin = gate.min_margin_over_shuffled_image
-        checks.append(_margin("shuffled image", exact_match, shuffled.get("exact_match"), margin))
+    checks += [_margin(over, evaluation, gate, threshold) for over, threshold in _margins(gate)]
     if gate.max_mean_image_tokens is not None:
         tokens = (evaluation.get("relevance") or {}).get("mean_image_tokens")
         most = gate.max_mean_image_tokens
         checks.append(_limit("tokens an image", "relevance.mean_image_tokens", tokens, most, upper=True))
     if gate.max_images_also_in_train is not None:
         checks.append(_overlap(evaluation, gate.max_images_also_in_train))
-    if champion is not None:
-        checks.append(_against_champion(evaluation, gate, champion, shared))
+    if against is not None:
+        checks.append(_against_champion(evaluation, gate, against))
     return Decision(
         accepted=all(check.passed for check in checks),
         reason=_reason(checks, overlap_sentence(evaluation)),
         checks=tuple(checks),
-        champion=Champion.from_record(champion) if champion is not None else None,
+        champion=champion,
     )
 
 
@@ -170,14 +185,61 @@ def _slice_check(name: str, floor: float, slices: Mapping[str, Any]) -> Check:
     )
 
 
-def _margin(over: str, exact_match: Any, baseline: Any, threshold: float) -> Check:
-    """Exact match minus `baseline`: what the model knows beyond the trivial answer."""
-    name, metric = f"margin over {over}", f"exact_match - {over.replace(' ', '_')}"
+def _margins(gate: GateConfig) -> list[tuple[Literal["chance", "shuffled image"], float]]:
+    found: list[tuple[Literal["chance", "shuffled image"], float]] = []
+    if gate.min_margin_over_chance is not None:
+        found.append(("chance", gate.min_margin_over_chance))
+    if gate.min_margin_over_shuffled_image is not None:
+        found.append(("shuffled image", gate.min_margin_over_shuffled_image))
+    return found
+
+
+def _margin(
+    over: Literal["chance", "shuffled image"], evaluation: Mapping[str, Any], gate: GateConfig, threshold: float
+) -> Check:
+    """Exact match above a baseline: what the model knows beyond the trivial answer."""
+    name, metric, key = f"margin over {over}", f"exact_match - {over.replace(' ', '_')}", over.replace(" ", "_")
+    counts = (evaluation.get("paired") or {}).get(key)
+    if counts is not None:
+        tested = _Tested(name, metric, PairedCounts.model_validate(counts), threshold, gate.min_questions)
+        return tested.check(f"{name} {{}} {{}} the required {threshold:.4g}", ("exceeds", "does not surely exceed"))
+    control = (evaluation.get("controls") or {}).get(key) or {}
+    exact_match, baseline = evaluation.get("exact_match"), evaluation.get(key, control.get("exact_match"))
     own, other = _finite(exact_match), _finite(baseline)
     if own is None or other is None:
         why = _missing(exact_match, "exact_match") if own is None else _missing(baseline, f"exact match of {over}")
         return Check(name=name, metric=metric, threshold=threshold, passed=False, why=why)
-    return _limit(name, metric, own - other, threshold)
+    check = _limit(name, metric, own - other, threshold)  # of a program of others, which leaves shares alone
+    return check.model_copy(update={"why": f"{check.why}, by shares alone: the evaluation has no answers to compare"})
+
+
+class _Tested(NamedTuple):
+    """A difference of answers to the same questions, and the value that it must exceed."""
+
+    name: str
+    metric: str
+    counts: PairedCounts
+    threshold: float
+    min_questions: int
+
+    def check(self, sentence: str, verdicts: tuple[str, str]) -> Check:
+        """The check. sentence: with places for the difference and the verdict, of which the first passes."""
+        counts = self.counts
+        low, high = interval(counts)
+        passed = is_above(counts, self.threshold)
+        of_images = f" about {counts.images:,} images" if counts.images < counts.questions else ""
+        basis = f"{counts.questions:,} questions{of_images}"
+        why = (
+            f"{sentence.format(f'{counts.difference:+.4f}', verdicts[0] if passed else verdicts[1])} "
+            f"({low:+.4f} to {high:+.4f}, each end at 5 %; {basis})"
+        )
+        if counts.questions < self.min_questions:
+            passed = False
+            why = f"{self.name} stands on {basis}, fewer than gate.min_questions, {self.min_questions}"
+        return Check(
+            name=self.name, metric=self.metric, value=counts.difference, threshold=self.threshold,
+            interval=(low, high), questions=counts.questions, passed=passed, why=why,
+        )  # fmt: skip
 
 
 def _overlap(evaluation: Mapping[str, Any], threshold: float) -> Check:
@@ -186,53 +248,27 @@ def _overlap(evaluation: Mapping[str, Any], threshold: float) -> Check:
     return _limit("share of held-out images also in training", "images_also_in_train", share, threshold, upper=True)
 
 
-def _against_champion(
-    evaluation: Mapping[str, Any], gate: GateConfig, champion: Mapping[str, Any], shared: PairedAnswers | None
-) -> Check:
+def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, against: AgainstChampion) -> Check:
+    champion, counts = against.champion, against.paired
     which = f"champion version {champion['version']} (run {champion['run_id']})"
-    own, best = _finite(evaluation.get("exact_match")), _finite(champion.get("exact_match"))
 
-    interval = shared.interval if shared else None
-
-    def check(passed: bool, why: str, threshold: float | None = None) -> Check:
-        return Check(
-            name="no regression", metric="exact_match", value=own, threshold=threshold, interval=interval,
-            passed=passed, why=why,
-        )  # fmt: skip
+    def check(passed: bool, why: str) -> Check:
+        return Check(name="no regression", metric="exact_match - champion", passed=passed, why=why)
 
     if evaluation.get("run_id") == champion["run_id"]:
         return check(False, f"{which} is this very run, and a model is not compared with itself")
     if gate.max_regression is None:
         return check(True, f"not compared with {which}: gate.max_regression is null")
-    obstacle, where = _not_comparable(evaluation, champion), ""
-    if obstacle and shared:
-        own, best, obstacle = shared.exact_match, shared.champion, ""
-        where = f", on the {shared.questions} held-out questions that both were asked"
-    if obstacle or best is None:
+    if counts is None:
         skip = gate.when_not_comparable == "skip"
         treated = "so the other checks alone decide" if skip else "and gate.when_not_comparable is reject"
-        return check(skip, f"not comparable with {which}: {obstacle}, {treated}")
-    if own is None:
-        return check(False, _missing(evaluation.get("exact_match"), "exact_match"), best)
-    least = best - gate.max_regression
-    passed = own >= least - ROUNDING
-    sure = f"; difference {interval[0]:+.4f} to {interval[1]:+.4f} (95 %, paired bootstrap)" if interval else ""
-    if gate.regression_by == "interval":
-        if not interval:
-            return check(False, f"{which} has left no predictions, which gate.regression_by: interval needs", least)
-        passed = interval[0] >= -gate.max_regression - ROUNDING
-    (shown, other), verdict = _apart(own, best), "holds against" if passed else "falls short of"
-    allowed = f" with an allowed drop of {gate.max_regression:.4g}" if gate.max_regression else ""
-    return check(passed, f"exact match {shown} {verdict} {other} of {which}{allowed}{where}{sure}", least)
-
-
-def _not_comparable(evaluation: Mapping[str, Any], champion: Mapping[str, Any]) -> str:
-    if _finite(champion.get("exact_match")) is None:
-        return "its exact match is not recorded"
-    own, other = evaluation.get("held_out_sha256"), champion.get("held_out_sha256")
-    if not own or not other:
-        return "it is not recorded which held-out questions both were asked"
-    return "" if own == other else "it was evaluated on other held-out questions"
+        return check(skip, f"not comparable with {which}: {against.obstacle}, {treated}")
+    margin = gate.margin(counts.questions)
+    assert margin is not None
+    tested = _Tested("no regression", "exact_match - champion", counts, -margin, gate.min_questions)
+    auto = ", the smallest that so many questions can see" if gate.max_regression == "auto" else ""
+    sentence = f"exact match {{}} against {which}{against.where} {{}} a drop of {margin:.4g}{auto}"
+    return tested.check(sentence, ("rules out", "does not rule out"))
 
 
 def _reason(checks: list[Check], overlap: str) -> str:
@@ -240,6 +276,6 @@ def _reason(checks: list[Check], overlap: str) -> str:
     if failed:
         more = f" ({len(failed) - 1} more of {len(checks)} checks failed)" if len(failed) > 1 else ""
         return f"Rejected: {failed[0].why}{more}."
-    notes = [check.why for check in checks if check.threshold is None]  # passed without a comparison: say so
+    notes = [check.why for check in checks if check.threshold is None or check.name == "no regression"]
     first = f"all {len(checks)} checks passed" if len(checks) > 1 else checks[0].why
     return f"Accepted: {'; '.join([first, *notes, *filter(None, [overlap])])}."

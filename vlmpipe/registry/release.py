@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
-from vlmpipe.registry.gate import Decision, decide
+from vlmpipe.registry.gate import AgainstChampion, Decision, decide
 from vlmpipe.registry.model_card import model_card
-from vlmpipe.registry.paired_bootstrap import shared_questions
+from vlmpipe.registry.recorded_answers import recorded_answers
 from vlmpipe.trainer.config.job import DataPointers, JobConfig, run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.storage import open_storage
@@ -34,14 +35,25 @@ def decide_run(run_uri: str) -> Decision:
     evaluation["run_id"] = settings["run"]["run_id"]
     registry, model, _ = open_registry(settings)
     entry = registry.champion(model)
-    shared = None
-    if entry and entry.run_id != evaluation["run_id"]:
-        shared = shared_questions(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
     gate = GateConfig.model_validate(settings["gate"])
-    decision = decide(evaluation, gate, entry.as_champion() if entry else None, shared)
+    decision = decide(evaluation, gate, _against(entry, settings, evaluation, store) if entry else None)
     decision = decision.model_copy(update={"run_sha256": run_sha256(store)})
     write_record(store, "decision.json", decision.model_dump(mode="json"), indent=1)
     return decision
+
+
+def _against(
+    entry: Entry, settings: Mapping[str, Any], evaluation: Mapping[str, Any], store: Storage
+) -> AgainstChampion:
+    """The model in use beside this run's: its recorded answers."""
+    champion = entry.as_champion()
+    if entry.run_id == evaluation["run_id"]:
+        return AgainstChampion(champion)
+    paired = recorded_answers(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
+    if paired is None:
+        obstacle = "its run has left no answers to at least half of the questions that it was asked"
+        return AgainstChampion(champion, obstacle=obstacle)
+    return AgainstChampion(champion, paired, where=", by the answers that its run has recorded,")
 
 
 def was_accepted(run_uri: str) -> bool:

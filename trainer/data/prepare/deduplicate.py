@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sample import Split, Turn
 from vlmpipe.trainer.data.sqlite_table import disk_table, short_digest
 
 LONGEST_COUNTED_ANSWER = 64  # characters; a longer answer is never the most frequent one
+LONGEST_COUNTED_QUESTION = 200  # characters; longer questions are taken for different ones
+MIN_REPEATS = 10  # training questions with the same text, from which the text has a most frequent answer of its own
+MAX_QUESTIONS = 500  # texts of a slice that have one, the most frequent ones: stats.json stays small
 
 
 Met = str  # of an id: NEW, or met with only OTHER content, or with the SAME (then how many times so far)
@@ -70,22 +74,33 @@ class ContentIndex:
         return int(self._table.execute(f"SELECT count(*) FROM seen WHERE {condition}").fetchone()[0])
 
 
-AnswerRow = tuple[str, str, int, int]  # slice, answer, how often in train and in eval
+AnswerRow = tuple[str, str, str, int, int]  # slice, question, answer, how often in train and in eval
+
+
+def counted_question(question: str) -> str:
+    """The text by which questions are taken for the same one: without images and white space, empty if it is long."""
+    text = " ".join(question.replace(IMAGE_TOKEN, " ").split())
+    return text if len(text) <= LONGEST_COUNTED_QUESTION else ""
 
 
 class AnswerCounts:
-    """How often each answer is given, by split and slice."""
+    """How often each answer is given to each question, by split and slice."""
 
     def __init__(self) -> None:
         self._table = disk_table(
-            "CREATE TABLE answers (slice TEXT, answer TEXT, train INTEGER, eval INTEGER, PRIMARY KEY (slice, answer)) "
-            "WITHOUT ROWID"
+            "CREATE TABLE answers (slice TEXT, question TEXT, answer TEXT, train INTEGER, eval INTEGER, "
+            "PRIMARY KEY (slice, question, answer)) WITHOUT ROWID"
         )
 
     def add(self, split: Split, turns: Iterable[Turn]) -> None:
         # Long answers are counted under the empty answer, which no sample has.
         rows = (
-            (turn.slice, turn.answer if len(turn.answer) <= LONGEST_COUNTED_ANSWER else "", *counts)
+            (
+                turn.slice,
+                counted_question(turn.question),
+                turn.answer if len(turn.answer) <= LONGEST_COUNTED_ANSWER else "",
+                *counts,
+            )
             for counts in [(split == "train", split == "eval")]
             for turn in turns
             if not turn.is_context
@@ -94,32 +109,55 @@ class AnswerCounts:
 
     def rows(self) -> list[AnswerRow]:
         """All counts, sorted."""
-        return self._table.execute("SELECT slice, answer, train, eval FROM answers ORDER BY slice, answer").fetchall()
+        columns = "slice, question, answer"
+        return self._table.execute(f"SELECT {columns}, train, eval FROM answers ORDER BY {columns}").fetchall()
 
     def add_counted(self, rows: Iterable[AnswerRow]) -> None:
         """Add another table's `rows`."""
         self._table.executemany(
-            "INSERT INTO answers VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "INSERT INTO answers VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "train = train + excluded.train, eval = eval + excluded.eval",
             rows,
         )
 
     def slices(self) -> dict[str, Any]:
-        """Of each slice: number of questions, the most frequent training answer, and its accuracy on the eval split."""
+        """Number of questions of each slice, its most frequent training answer and those of its repeated questions,
+        and what these answers score on the eval split."""
         found = {}
         questions = "SELECT slice, sum(train), sum(eval) FROM answers GROUP BY slice ORDER BY slice"
         for name, trained, held_out in self._table.execute(questions).fetchall():
-            # Ties by alphabet, so that the order of samples does not matter.
-            majority = self._table.execute(
-                "SELECT answer, eval FROM answers WHERE slice = ? AND train > 0 AND answer != '' "
-                "ORDER BY train DESC, answer LIMIT 1",
-                (name,),
-            ).fetchone()
-            answer, right = majority or (None, 0)
+            majority = self._majority("slice = ?", name)
+            repeated = self._table.execute(
+                "SELECT question FROM answers WHERE slice = ? AND question != '' GROUP BY question "
+                "HAVING sum(train) >= ? ORDER BY sum(train) DESC, question LIMIT ?",
+                (name, MIN_REPEATS, MAX_QUESTIONS),
+            ).fetchall()
+            of_question = {text: self._majority("slice = ? AND question = ?", name, text) for (text,) in repeated}
+            constants = {text: answer for text, (answer, _) in of_question.items() if answer is not None}
+            # Of the slice's answer, where a question has none of its own.
+            elsewhere = majority[1] - sum(self._right(name, text, majority[0]) for text in constants)
+            right = elsewhere + sum(of_question[text][1] for text in constants)
             found[name] = {
                 "train_questions": trained,
                 "eval_questions": held_out,
-                "majority_answer": answer,
+                "majority_answer": majority[0],
+                "question_answers": constants,
                 "chance": right / held_out if held_out else None,
             }
         return found
+
+    def _majority(self, where: str, *values: str) -> tuple[str | None, int]:
+        """The most frequent training answer, and how often it is right on the eval split."""
+        # Ties by alphabet, so that the order of samples does not matter.
+        found = self._table.execute(
+            f"SELECT answer, sum(eval) FROM answers WHERE {where} AND answer != '' GROUP BY answer "
+            "HAVING sum(train) > 0 ORDER BY sum(train) DESC, answer LIMIT 1",
+            values,
+        ).fetchone()
+        return found or (None, 0)
+
+    def _right(self, name: str, question: str, answer: str | None) -> int:
+        found = self._table.execute(
+            "SELECT eval FROM answers WHERE slice = ? AND question = ? AND answer = ?", (name, question, answer)
+        ).fetchone()
+        return found[0] if found else 0

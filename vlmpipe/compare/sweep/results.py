@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlmpipe.registry.paired_bootstrap import PREDICTIONS
+from vlmpipe.registry.recorded_answers import PREDICTIONS
 from vlmpipe.report.load import mapping, number
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.metrics import anls, vqa_accuracy

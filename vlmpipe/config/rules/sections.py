@@ -64,6 +64,15 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
     yield from _capacity_problems(config)
     for name in sorted(config.secrets.keys() & config.cluster.env.keys()):
         yield Problem(f"secrets.{name}", "found in cluster.env too, which is set first; expected one of both")
+    if config.gate.bounds == "required" and not config.gate.checks_something:
+        text = (
+            "found no bound, with which no model is accepted; expected min_margin_over_chance or another, or gate: none"
+        )
+        yield Problem("gate", text)
+    shuffled = config.gate.min_margin_over_shuffled_image is not None
+    if shuffled and "shuffled_image" not in config.evaluate.controls and train.trainer is None:
+        text = "found without shuffled_image in evaluate.controls, where it is measured; expected both or null"
+        yield Problem("gate.min_margin_over_shuffled_image", text)
     if "cider_d" in config.gate.min_scores and config.evaluate.cider_d == "off":
         text = "found with evaluate.cider_d off, which gives none; expected auto or on"
         yield Problem("gate.min_scores.cider_d", text)

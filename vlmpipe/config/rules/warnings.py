@@ -46,8 +46,8 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cluster.restart_job_on_worker_restart", text)
     if config.register_.serving and not config.register_.registry.startswith("vertex://"):
         yield Problem("register.serving", "has no effect: only register.registry vertex://MODEL_ID serves")
-    if not config.gate.checks_something:
-        yield Problem("gate", "sets no bound: every model is accepted and registered")
+    if config.gate.bounds == "none":
+        yield Problem("gate", "is none: every model is accepted and registered")
     for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
         if image and "@sha256:" not in image:
             yield Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmpipe.config.sections.cluster import Environment
 from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
+from vlmpipe.trainer.evaluation.paired import default_margin
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}
 MOST_DEPLOYMENT_S = 2 * 3600  # aiplatform_v1 ModelContainerSpec.deployment_timeout
 _REPO_ID = re.compile(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?/\w([\w.-]*\w)?", re.ASCII)
+# 0 would ask for a model that is better beyond chance, which no number of questions shows of one that is as good.
+Regression = Annotated[float, Field(gt=0.0, le=1.0)]
 _MODEL_ID = re.compile(r"vertex://[a-z0-9_][a-z0-9_-]{0,62}")
 
 
@@ -29,8 +32,11 @@ class OutputConfig(Section):
 
 
 class GateConfig(Section):
-    """The conditions for registering a model."""
+    """The conditions for registering a model. `gate: none` accepts every model."""
 
+    bounds: Literal["required", "none"] = Field(
+        "required", description="none accepts every model, also beside a champion; the same as gate: none."
+    )
     min_exact_match: Fraction = Field(0.0, description="Least held-out exact match, as a share of the questions.")
     max_loss: float | None = Field(
         None,
@@ -52,28 +58,29 @@ class GateConfig(Section):
         description="Least scores of single benchmarks of evaluate.benchmarks, by name, for example "
         "{pope: {accuracy: 0.8}}, and of tasks of evaluate.lmms_eval, by lmms-eval's names of scores.",
     )
-    max_regression: Fraction | None = Field(
-        0.0,
-        description="Largest drop of exact match against the champion on the questions that both were asked; null does "
-        "not check.",
-    )
-    regression_by: Literal["estimate", "interval"] = Field(
-        "estimate",
-        description="What max_regression bounds: the measured drop, or the upper end of its 95 % interval, which "
-        "rejects a model unless there are enough questions.",
+    max_regression: Regression | Literal["auto"] | None = Field(
+        "auto",
+        description="Drop of exact match against the champion that the answers of both to the same questions must rule "
+        "out, at a one-sided level of 5 %; auto is the smallest that so many questions can see, null does not check.",
     )
     when_not_comparable: Literal["skip", "reject"] = Field(
-        "skip",
-        description="If most of the champion's questions were others: skip relies on the other checks, reject "
-        "refuses the model.",
+        "reject",
+        description="If the champion could not be asked the same questions: reject refuses the model, skip relies on "
+        "the other checks.",
+    )
+    min_questions: Positive = Field(
+        50, description="Least validation questions, of the evaluation and of each comparison of answers."
     )
     min_margin_over_chance: Fraction | None = Field(
-        None, description="Least exact match above always giving the commonest training answer; null does not check."
+        0.0,
+        description="Exact match above the majority baseline, the most frequent training answer to each question, "
+        "which the answers must show at a one-sided level of 5 %; null does not check.",
     )
     min_margin_over_shuffled_image: Fraction | None = Field(
-        None, description="Least exact match above the same model shown another sample's image; null does not check."
+        None,
+        description="Exact match above the same model shown another sample's image, which the answers must show at a "
+        "one-sided level of 5 %; null does not check.",
     )
-
     max_mean_image_tokens: float | None = Field(
         None,
         gt=0,
@@ -84,6 +91,11 @@ class GateConfig(Section):
         None, description="Largest share of held-out images that are also in the training split; null does not check."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, value: Any) -> Any:
+        return {"bounds": "none"} if value == "none" else value
+
     @field_validator("min_scores")
     @classmethod
     def _can_be_reached(cls, floors: dict[str, float]) -> dict[str, float]:
@@ -92,15 +104,30 @@ class GateConfig(Section):
                 raise ValueError(f"{metric} {floor:g} is more than its largest value, {MOST_SCORES[metric]:g}")
         return floors
 
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Self:
+        fields = type(self).model_fields
+        others = [
+            name
+            for name, value in self
+            if name != "bounds" and value != fields[name].get_default(call_default_factory=True)
+        ]
+        if self.bounds == "none" and others:
+            raise ValueError(f"found {', '.join(others)} with bounds none, which accepts every model; expected either")
+        return self
+
     @property
     def checks_something(self) -> bool:
         """Whether any threshold could reject a first model, which has no champion."""
         bounds = (
             self.max_loss, self.min_margin_over_chance, self.min_margin_over_shuffled_image, self.max_mean_image_tokens,
         )  # fmt: skip
-        return bool(self.min_exact_match or self.per_slice or self.min_scores or self.benchmarks) or any(
-            bound is not None for bound in bounds
-        )
+        named = self.min_exact_match or self.per_slice or self.min_scores or self.benchmarks
+        return self.bounds == "required" and (bool(named) or any(bound is not None for bound in bounds))
+
+    def margin(self, questions: int) -> float | None:
+        """The drop that must be ruled out, where so many questions are compared; None where none is."""
+        return default_margin(questions) if self.max_regression == "auto" else self.max_regression
 
 
 def _registry(place: str) -> str:

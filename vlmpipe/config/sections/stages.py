@@ -32,7 +32,7 @@ OF_ONE_STAGE = (
     "longest_edge",
     "relevance",
 )
-OF_THE_LAST = ("max_regression", "regression_by", "when_not_comparable")  # conditions beside a registered champion
+OF_THE_LAST = ("max_regression", "when_not_comparable")  # conditions beside a registered champion
 
 
 class StageConfig(Section):
@@ -113,9 +113,14 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
     for stage in stages:
         own = _merged(content, stage.changes())
         if stage is not stages[-1]:  # its model is registered by nobody, so it has no champion and no common bounds
-            own |= {"name": f"{content['name']}-{stage.name}", "gate": stage.gate, "register": {}}
+            own |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
         found[stage.name] = {**own, "schedule": None}
     return found
+
+
+def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
+    """The gate of a stage whose model is not registered: its own bounds, and no default ones."""
+    return {"min_margin_over_chance": None, "min_questions": 1, **stage.gate} if stage.gate else "none"
 
 
 def stage_problems(

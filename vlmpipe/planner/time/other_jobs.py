@@ -43,7 +43,7 @@ def _evaluate_hours(case: Scenario) -> float | None:
     once for a batch of questions, which memory bandwidth bounds.
     """
     config, shape, load, gpu = case.config, case.shape, case.load, evaluation_gpu(case.config, case.gpu)
-    samples = _held_out_samples(config, load)
+    samples = validation_samples(config, load)
     if gpu is None or samples is None:
         return None
     evaluate = config.evaluate
@@ -66,7 +66,7 @@ def _evaluate_hours(case: Scenario) -> float | None:
     return (forward_s / ranks + batches * evaluate.max_new_tokens * token_s) / 3600
 
 
-def _held_out_samples(config: RunConfig, load: Workload) -> int | None:
+def validation_samples(config: RunConfig, load: Workload) -> int | None:
     """Samples of the validation split, estimated from the training split."""
     share = config.data.validation_fraction
     if load.samples is not None and share < 1:

@@ -322,7 +322,7 @@ def test_a_rejected_run_shows_the_failed_checks(run: Path) -> None:
     edit(run / "decision.json", accepted=False, reason="Rejected: too low.", checks=decision["checks"])
     page = Page(build_report(str(run)))
     assert "Rejected Too low." in page.text
-    assert "3 of 4 checks passed" in page.text
+    assert "4 of 5 checks passed" in page.text
     assert "✕ failed" in page.text
 
 

@@ -38,7 +38,7 @@ from vlmpipe.trainer.storage.transfer import in_parallel
 SUMMARY = "chunk.json"
 ANSWERS = "answers.parquet"
 ANSWERS_SCHEMA = pa.schema(
-    [("slice", pa.string()), ("answer", pa.string()), ("train", pa.int64()), ("eval", pa.int64())]
+    [(name, pa.string()) for name in ("slice", "question", "answer")] + [("train", pa.int64()), ("eval", pa.int64())]
 )
 
 Report = Callable[[int, int], None]  # records read and rejected so far

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from tests.support.data.formats import captioned, write_source
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.prepare import deduplicate
 from vlmpipe.trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentIndex, SeenIds
 from vlmpipe.trainer.data.rejects import RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
@@ -53,22 +55,38 @@ def test_content_is_counted_as_a_dictionary_would(things: list[tuple[bytes, Spli
     assert all(digest in seen for digest, _ in things) and b"not there" not in seen
 
 
-@given(st.lists(st.tuples(splits, st.sampled_from("pq"), st.sampled_from(["yes", "no", "y" * 65]))))
-def test_answers_are_counted_as_a_counter_would(given_answers: list[tuple[Split, str, str]]) -> None:
-    counts = AnswerCounts()
-    for split, name, answer in given_answers:
-        counts.add(split, [Turn("?", answer, name)])
-    found = counts.slices()
-    assert set(found) == {name for _, name, _ in given_answers}
+answers_given = st.tuples(
+    splits, st.sampled_from("pq"), st.sampled_from(["a", "b", "?" * 201]), st.sampled_from(["yes", "no", "y" * 65])
+)
+
+
+@given(st.lists(answers_given, max_size=60), st.integers(1, 4))
+def test_answers_are_counted_as_a_counter_would(given_answers: list[tuple[Split, str, str, str]], least: int) -> None:
+    counts, merged = AnswerCounts(), AnswerCounts()
+    for split, name, question, answer in given_answers:
+        counts.add(split, [Turn(f"{IMAGE_TOKEN}\n{question}", answer, name)])
+    for part in (counts.rows()[:1], counts.rows()[1:]):
+        merged.add_counted(part)
+    with mock.patch.object(deduplicate, "MIN_REPEATS", least):
+        found = merged.slices()
+    assert set(found) == {name for _, name, _, _ in given_answers}
     for name, of_slice in found.items():
-        short = Counter(
-            a for split, n, a in given_answers if (split, n) == ("train", name) and len(a) <= LONGEST_COUNTED_ANSWER
-        )
-        majority = min(short, key=lambda answer: (-short[answer], answer)) if short else None
-        held_out = [a for split, n, a in given_answers if (split, n) == ("eval", name)]
-        assert of_slice["majority_answer"] == majority
+        mine = [(split, q, a) for split, n, q, a in given_answers if n == name]
+
+        def majority(answers: list[str]) -> str | None:
+            short = Counter(answer for answer in answers if len(answer) <= LONGEST_COUNTED_ANSWER)
+            return min(short, key=lambda answer: (-short[answer], answer)) if short else None
+
+        trained = [(q, a) for split, q, a in mine if split == "train"]
+        times = Counter(q for q, _ in trained if len(q) == 1)
+        constants = {q: majority([a for text, a in trained if text == q]) for q in times if times[q] >= least}
+        constants = {q: answer for q, answer in constants.items() if answer}
+        held_out = [(q, a) for split, q, a in mine if split == "eval"]
+        assert of_slice["majority_answer"] == majority([a for _, a in trained])
+        assert of_slice["question_answers"] == constants
         assert of_slice["eval_questions"] == len(held_out)
-        assert of_slice["chance"] == (held_out.count(str(majority)) / len(held_out) if held_out else None)
+        right = [constants.get(q, of_slice["majority_answer"]) == a for q, a in held_out]
+        assert of_slice["chance"] == (sum(right) / len(right) if right else None)
 
 
 @settings(max_examples=30)

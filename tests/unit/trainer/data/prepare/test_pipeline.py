@@ -184,6 +184,7 @@ def test_stats_say_what_guessing_scores(tmp_path: Path) -> None:
         "train_questions": 8,
         "eval_questions": 4,
         "majority_answer": "yes",
+        "question_answers": {},
         "chance": 0.25,
     }
     assert stats["splits"]["train"]["samples"] == 8
