@@ -18,9 +18,12 @@ from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.run import LocalRun
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import ATTEMPT_LINE
-from vlmpipe.trainer.errors import CAUSES, ExitCode, os_errors
+from vlmpipe.trainer.errors import CAUSES, ExitCode, UserError, os_errors, print_warning
+from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import write_record
 
 POLL_S = 0.25
+DIAGNOSIS = "diagnosis.json"  # which the report shows
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -85,6 +88,7 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
 
     An error while stopping, such as a full disk under the last checkpoint, is a failure.
     """
+    (run.folder / DIAGNOSIS).unlink(missing_ok=True)  # of an attempt before this one
     process = PipelineProcess(command or pipeline_command(run), run)
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -115,4 +119,20 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
         finally:
             view.close()
     run.close(code)
+    if code:
+        _report_cause(run)
     return code
+
+
+def _report_cause(run: LocalRun) -> None:
+    """Write the diagnosis beside the run's records and into its report. What prevents it is printed, and no failure."""
+    if not (run.folder / "run.json").is_file():
+        return
+    from vlmpipe.report.build import write_report
+    from vlmpipe.runs.local.diagnose import diagnose_folder
+
+    try:
+        write_record(LocalStorage(run.folder), DIAGNOSIS, diagnose_folder(run.folder).as_json(), indent=1)
+        write_report(str(run.folder))
+    except UserError as error:
+        print_warning(f"the report has no diagnosis: {error.found}", step="report")

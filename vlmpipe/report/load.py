@@ -38,6 +38,7 @@ class RunFiles:
     relevance_maps: list[dict[str, Any]] = field(default_factory=list)
     decision: dict[str, Any] = field(default_factory=dict)
     registered: dict[str, Any] = field(default_factory=dict)
+    diagnosis: dict[str, Any] = field(default_factory=dict)  # of a run on this machine that failed or was stopped
     prepared: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +119,7 @@ def read_run(run_uri: str) -> RunFiles:
     files.prepared = run.object("prepared.json", "prepare-data")
     files.changes = run.optional(CHANGES_FILE, "prepare-data")
     files.registered = run.optional("registered.json", "register-model")
+    files.diagnosis = run.optional("diagnosis.json", "run")
     files.rejects = run.optional(f"{KEPT}/{SUMMARY}", "prepare-data")  # all that a failed preparation leaves
     files.rejects_uri = run.store.uri(KEPT) if files.rejects else ""
     if "prepared_uri" in files.prepared:

@@ -293,6 +293,24 @@ def test_a_failed_run_shows_the_failed_step_and_its_error(run: Path) -> None:
     assert "There is no evaluate.json" not in page.text, "what was not reached is not shown"
 
 
+WHY = {
+    "cause": "the disk is full: <b>/data</b>",
+    "seen": {"where": "logs/train/workerpool0-0.log", "line": 7, "text": "No space left on device"},
+    "also": ["rank 1 was ended by the launcher"],
+    "remedy": "give cluster.boot_disk_size_gb more",
+    "command": "vlmpipe run digits.yaml",
+}
+
+
+def test_a_failed_run_shows_its_diagnosis_and_a_run_that_went_on_does_not(run: Path) -> None:
+    write_json(run / "diagnosis.json", WHY)
+    assert "the disk is full" not in Page(build_report(str(run))).text, "the run was continued and ended"
+    edit(run / "steps" / "train.json", state="failed", message="no space left while writing checkpoints")
+    text = Page(build_report(str(run))).text
+    assert "Cause the disk is full: <b>/data</b> Seen in logs/train/workerpool0-0.log, line 7: No space left" in text
+    assert "To do give cluster.boot_disk_size_gb more Continue vlmpipe run digits.yaml" in text
+
+
 def test_a_stopped_run_is_shown_as_stopped_whatever_an_earlier_attempt_left(run: Path) -> None:
     (run / "decision.json").unlink()
     edit(run / "steps" / "evaluate.json", state="failed", message="of an earlier attempt", started_s=1.0)

@@ -34,6 +34,7 @@ from vlmpipe.runs.local.summary import report_of
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
+from vlmpipe.trainer.storage.records import read_record_file
 
 NOW = datetime(2026, 11, 20, 15, 30, 0)
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]
@@ -230,6 +231,19 @@ def test_the_exit_code_is_the_failing_steps(config: RunConfig, carry_out: Callab
     assert lines[0].startswith("error: step train failed with exit code 65")
     assert lines.count("  bad data") == 1
     assert lines[-1] == "  continue: vlmpipe run configs/digits.yaml train.epochs=2"
+
+
+def test_the_report_of_a_failed_run_has_the_diagnosis_and_that_of_the_next_attempt_has_not(
+    config: RunConfig, carry_out: Callable[..., int]
+) -> None:
+    run = open_run(config, ARGUMENTS)
+    (run.folder / "run.json").write_text("{}")
+    carry_out(run, "fail", Watcher())
+    assert read_record_file(run.folder / "diagnosis.json")["exit_code"] == ExitCode.DATA
+    assert "Cause" in (run.folder / "report.html").read_text(encoding="utf-8")
+    again = open_run(config, ARGUMENTS, run_id=run.marker.run_id)
+    assert carry_out(again, "pass", Watcher()) == 0
+    assert not (run.folder / "diagnosis.json").exists()
 
 
 def test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues(
