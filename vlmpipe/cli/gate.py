@@ -41,8 +41,8 @@ def gate(
 
 def _questions(config: RunConfig) -> tuple[int, str]:
     """Validation questions, at one a sample. Raises ConfigError where the run file does not say how many."""
+    from vlmpipe.planner.jobs.hours import validation_samples
     from vlmpipe.planner.plan import plan_basis
-    from vlmpipe.planner.time.other_jobs import validation_samples
 
     most = config.evaluate.max_samples
     found = None if config.train.trainer else validation_samples(config, plan_basis(config)[1])

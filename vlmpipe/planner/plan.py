@@ -15,32 +15,28 @@ from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import Cost
+from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
+from vlmpipe.planner.prepared_workload import planned_workload
 from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.sequence_fill import fill_by_length, length_advice
+from vlmpipe.planner.sequence_fill import length_advice
 from vlmpipe.planner.serving import unservable
 from vlmpipe.planner.steps.estimate import WHOLE, PipelinePlan, Stage, plan_steps
 from vlmpipe.planner.time import feature_cache, reduction_server
-from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.external_trainer import external_time
 from vlmpipe.planner.time.feature_cache import CacheAdvice
-from vlmpipe.planner.time.other_jobs import evaluation_gpu
 from vlmpipe.planner.time.reduction_server import Advice
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.time.time_limit import time_limit_note
 from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.trainer.config.compiling import CompileChoice
-from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import PARTS
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.sizing.model_shape import ModelShape
-from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import join_uri
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
 LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
@@ -60,6 +56,7 @@ class Plan:
     model: Architecture | None = None
     load: Workload | None = None
     memory: Memory | None = None
+    beside_training: tuple[JobMemory, ...] = ()  # memory of the other jobs, and of `vlmpipe predict`
     time: Time | None = None
     compiling: CompileChoice | None = None
     unsupported: tuple[str, ...] = ()  # what the GPU cannot do
@@ -100,6 +97,7 @@ class Plan:
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
                 f"the largest part is {self.memory.binding}"
             )
+        found += [error for job in self.beside_training for error in job.errors()]
         if self.time and self.time.mfu is not None and self.time.mfu < LEAST_MFU and self.time.step_s:
             largest = next(part for part in self.time.parts if part.name == self.time.binds)
             found.append(
@@ -166,6 +164,7 @@ class Plan:
             "load": _as_dict(self.load),
             "jobs": self.jobs,
             "memory": self.memory.as_dict() if self.memory else None,
+            "memory_beside_training": [job.as_dict() for job in self.beside_training],
             "time": _as_dict(self.time),
             "compile": _as_dict(self.compiling),
             "features_cache": _as_dict(self.features_cache),
@@ -248,7 +247,7 @@ def plan_basis(config: RunConfig) -> tuple[Architecture, Workload, Prices]:
     """Inputs of every estimate: the model's sizes, the workload and prices. Raises UserError."""
     model = architecture(config)
     paths = RunPaths(run_id=config.name, root_uri=config.root_uri("local"))
-    return model, _load(config, model, paths)[0], load_prices(config.plan.prices_file)
+    return model, planned_workload(config, model, paths)[0], load_prices(config.plan.prices_file)
 
 
 def _estimated(
@@ -267,7 +266,7 @@ def _estimated(
         config = config.model_copy(update={"features": config.features.model_copy(update={"cache": "off"})})
     layout = layout_of(config)
     prices = load_prices(config.plan.prices_file) if priced else None
-    load, note = _load(config, model, paths)
+    load, note = planned_workload(config, model, paths)
     shape = load.sized(model.shape)
     cache = feature_cache.advise(config, shape, layout, load, gpu, prices)
     case = Scenario(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
@@ -293,11 +292,11 @@ def _estimated(
         model=model,
         load=load,
         memory=None if trainer else estimate_memory(config, model, machine, gpu, load=load),
+        beside_training=memory_beside_training(config, shape, load, encodes=cache.state == "on"),
         time=time,
         compiling=None if trainer else case.compiling,
         unsupported=(
             *_unsupported(config, gpu),
-            *_too_large_to_evaluate(config, model.shape, gpu),
             *unservable(config, model),
         ),
         features_cache=None if trainer else cache,
@@ -318,57 +317,6 @@ def _unsupported(config: RunConfig, gpu: Gpu | None) -> tuple[str, ...]:
     return (
         f"train.float8 {config.train.float8} does not work on {gpu.accelerator_type}, of compute capability "
         f"{gpu.compute_capability}: use one of {able}, or train.float8=none",
-    )
-
-
-def _too_large_to_evaluate(config: RunConfig, shape: ModelShape, gpu: Gpu | None) -> tuple[str, ...]:
-    """Each rank of an evaluation holds the model whole, in fp32; checked where a machine is named for it."""
-    gpu = evaluation_gpu(config, gpu) if config.cluster.evaluate_machine else None
-    needed = shape.total_parameters * FP32_BYTES
-    if gpu is None or needed < gpu.memory_gib * GIB:
-        return ()
-    return (
-        f"cluster.evaluate_machine: the model takes {needed / GIB:,.1f} GiB in fp32, and {gpu.accelerator_type} has "
-        f"{gpu.memory_gib:,.1f}: use a larger GPU, or leave it out to evaluate on training's",
-    )
-
-
-def _load(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
-    """The workload from prepared data under the local root, else from the run file's plan section; and a note."""
-    if prepared := _prepared(config, paths):
-        return prepared, ""
-    note = "The amount of data is not known before it is prepared; give plan.samples and plan.sample_tokens."
-    return Workload.assumed(config, model.shape), "" if config.plan.samples else note
-
-
-def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
-    if any("://" in uri for uri in (paths.root_uri, *(source.uri for source in config.data.all_sources))):
-        return None
-    from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
-    from vlmpipe.trainer.data.sampler import PackedBatchSampler
-    from vlmpipe.trainer.data.shards.index import Index
-
-    job = JobConfig.model_validate(config.to_run_json(paths))
-    try:
-        uri = join_uri(paths.prepared_root, fingerprint(job))
-        if open_storage(uri).stat(DONE) is None:
-            return None
-        split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
-    except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
-        return None
-    sampler = PackedBatchSampler.of_training(split, job, tile_tokens=tile_tokens)
-    epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
-    return Workload.from_index(
-        config,
-        samples=epoch.samples,
-        tokens=epoch.tokens,
-        pairs=epoch.squared_tokens // conversations,  # conversations of a pair are about equally long
-        images=conversations * epoch.tiles,
-        image_tokens=conversations * epoch.image_tokens,
-        label_tokens=epoch.label_tokens,
-        sequences=epoch.sequences,
-        steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
-        fills=() if job.data.sources else fill_by_length(config, split, tile_tokens),
     )
 
 

@@ -83,6 +83,7 @@ def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda one: one["severity"]))
     if plan["memory"]:
         yield from _memory(plan["memory"], width)
+    yield from _jobs_memory(plan.get("memory_beside_training") or ())  # plans of earlier releases have none
     if plan["time"]:
         yield from _time(plan["time"])
     if plan["cost"]:
@@ -193,6 +194,20 @@ def _memory(memory: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
             change = " ".join(f"{key}={value}" for key, value in setting["change"].items())
             fits = "fits" if setting["fits"] else "does not fit"
             yield Padding(Text(f"{setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"), (0, 0, 0, 2))
+
+
+def _jobs_memory(jobs: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """The other jobs' memory, a line each."""
+    for job in jobs:
+        rooms = []
+        if job["capacity_bytes"]:
+            copies = f"each of the {job['devices']} GPUs of a copy" if job["devices"] > 1 else "each GPU"
+            rooms.append(f"{job['total_bytes'] / GIB:,.1f} of {job['capacity_bytes'] / GIB:,.1f} GiB on {copies}")
+        elif job["parts"]:
+            rooms.append(f"{job['total_bytes'] / GIB:,.1f} GiB of a GPU of yours, or spread over several")
+        if host := job["host"]:
+            rooms.append(f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB of the machine")
+        yield Text(f"Memory of {job['job'].replace('_', '-')}: {', '.join(rooms)}", "" if job["fits"] else "bold red")
 
 
 def _time(time: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -193,8 +193,8 @@ class ClusterConfig(Section):
     evaluate_machine: JobMachineConfig | None = Field(
         None,
         description="Machine of the jobs evaluate and benchmark, such as {machine_type: g2-standard-8, "
-        "accelerator_type: NVIDIA_L4, accelerator_count: 1}: it needs one GPU that holds the model in fp32; null takes "
-        "that of training.",
+        "accelerator_type: NVIDIA_L4, accelerator_count: 1}; null takes that of training. A model that one GPU has no "
+        "room for is spread over those of a process: set processes_per_replica to fewer than accelerator_count.",
     )
     processes_per_replica: Literal["auto"] | Positive = Field(
         "auto", description="Ranks on each node; auto is accelerator_count, or 1 without accelerators."

@@ -14,13 +14,13 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
 from vlmpipe.job_spec.build import Job, in_region, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
+from vlmpipe.planner.jobs.hours import hours_beside_training
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH, WHOLE, PipelinePlan, Stage, plan_steps, priced
 from vlmpipe.planner.steps.needs import all_samples
 from vlmpipe.planner.time.communication import FP32_BYTES
 from vlmpipe.planner.time.feature_cache import GIB, CacheAdvice
 from vlmpipe.planner.time.goodput import GoodputLoss, goodput_loss, mean_time_between_interruptions_s, young_daly_s
-from vlmpipe.planner.time.other_jobs import hours_beside_training
 from vlmpipe.planner.time.step_time import Time
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 

@@ -50,7 +50,7 @@ class Rates:
     trained: float  # matrix products in the run's precision
     in_layers: float  # those of trained language layers, in 8 bits with train.float8
     frozen: float  # those of frozen parts of the model in the training step
-    fp32: float  # jobs that compute in fp32: encoding features, evaluation
+    beside: float  # jobs beside training, which compute in bf16 where training does, and in fp32 otherwise
     attention: float
     memory: float
     peak: float  # nominal, of the run's precision
@@ -106,7 +106,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
         trained=products * share,
         in_layers=products * share * (1.0 if measured else float8_gain(train.float8, shape.language.hidden)),
         frozen=frozen * share,
-        fp32=fp32 * share,
+        beside=(peak if train.precision == "bf16" else fp32) * share,
         # A measured share of the peak counts attention as if every token saw every other, and all time as computing.
         attention=peak * (measured / 2 or gpu.attention_share),
         memory=math.inf if measured else gpu.memory_gbytes_per_s * 1e9,

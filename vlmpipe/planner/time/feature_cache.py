@@ -2,8 +2,8 @@
 
 Online, a packed sequence computes Fv + 3 Fl + 3 Fp (tower, language model, projector; 2 Fl for a frozen language model,
 plus recomputation); with the cache, all but Fv. So the cache makes computing (Fv + 3 Fl + 3 Fp) / (3 Fl + 3 Fp) times
-faster (terms: `vlmpipe.trainer.sizing.flops`). It costs one pass of the tower, in fp32, or where that takes longer the
-preparation of the images or the write, which overlap with it; and storage.
+faster (terms: `vlmpipe.trainer.sizing.flops`). It costs one pass of the tower, in bf16 where training computes so, or
+where that takes longer the preparation of the images or the write, which overlap with it; and storage.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _per_image(
     encoding = config.cluster.of_job("cache_features")
     cores, ranks = load_catalog().machines[encoding.machine_type].vcpus, encoding.processes
     prepare_s = rank_preparation_s(config.model.family, shape, cores=cores, ranks=ranks)
-    encode_s = max(tower_flops_per_image(shape, config.model.feature_layer) / rates.fp32, write_s, prepare_s)
+    encode_s = max(tower_flops_per_image(shape, config.model.feature_layer) / rates.beside, write_s, prepare_s)
     return online_s / cached_s, ((online_s - cached_s) * gpus / load.images_per_sequence, encode_s)
 
 

@@ -114,7 +114,9 @@ def test_evaluation_on_a_machine_of_its_own_is_priced_and_timed_on_it() -> None:
     assert on_eight and on_one and 4 * on_eight < on_one
     other = {"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}
     on_l4 = evaluation(estimated(cluster__evaluate_machine=other)[0]).hours
-    assert on_l4 and on_l4 < on_one, "whose fp32 rate outside of tensor cores is higher"
+    assert on_l4 and on_l4 > 2 * on_one, "whose rates are lower"
+    in_fp32 = evaluation(estimated(cluster__evaluate_machine=own, train__precision="fp32")[0]).hours
+    assert in_fp32 and in_fp32 > 2 * on_one, "trained in bf16, a model is evaluated in bf16"
 
 
 def test_reducers_by_bandwidth_cost_as_the_same_number_written_out() -> None:

@@ -1,4 +1,4 @@
-"""Time of the feature encoding and evaluation jobs. Both compute in fp32."""
+"""Time of the feature encoding and evaluation jobs, in bf16 where training computes so and in fp32 otherwise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.scenario import Scenario
-from vlmpipe.planner.time.communication import FP32_BYTES
+from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
 from vlmpipe.planner.time.computing import reached
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.workload import Workload
@@ -58,11 +58,12 @@ def _evaluate_hours(case: Scenario) -> float | None:
         activation_checkpointing="none",
     )
     rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
-    forward_s = (asked * rounds + samples) * sample.forward / rates.fp32
+    forward_s = (asked * rounds + samples) * sample.forward / rates.beside
     ranks = config.cluster.of_job("evaluate").world_size
     batches = rounds * math.ceil(asked / ranks / evaluate.batch_questions)
     weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary
-    token_s = weights * FP32_BYTES / (gpu.memory_gbytes_per_s * 1e9)
+    number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
+    token_s = weights * number_bytes / (gpu.memory_gbytes_per_s * 1e9)
     return (forward_s / ranks + batches * evaluate.max_new_tokens * token_s) / 3600
 
 

@@ -1,0 +1,1 @@
+"""Hours and memory of the jobs beside training: encoding features, evaluation and benchmarks."""

@@ -1,0 +1,233 @@
+"""Memory of what asks or encodes beside training: the jobs cache_features, evaluate and benchmark, and `predict`.
+
+Evaluation and predictions load the export in the precision that training computed in, spread over a rank's GPUs where
+one has no room (`vlmpipe.trainer.sizing.device_spread`). Lengths of questions are not known before data is prepared: a
+question is taken as long as the mean sample, and the longest as long as a packed sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vlmpipe.catalog.machines import Gpu, Machine, load_catalog
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.cluster import ClusterConfig, JobMachineConfig
+from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
+from vlmpipe.planner.memory.host import CPU_SHARE, GIB, PROCESS_BYTES, HostMemory
+from vlmpipe.planner.memory.rank import CONTEXT_BYTES, WORKSPACE_BYTES
+from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.sizing.device_spread import devices_needed, fullest_device
+from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
+
+Asking = Literal["evaluate", "benchmark", "predict"]
+MASK_BYTES = 3  # of each pair of a prompt's tokens: true or false, and what torch adds to scores in bf16
+LOGIT_BYTES = 8  # fp32, and a copy
+SHARDS_AT_ONCE = 2  # of features: one is written while the next one is made
+
+
+@dataclass(frozen=True)
+class JobMemory:
+    """Of one rank of a job beside training, and of a node's ranks."""
+
+    job: str
+    device: str  # GPU; empty for `predict`, whose machine is not known
+    devices: int  # that hold one copy of the model
+    capacity_bytes: int  # of each; 0 where it is not known
+    parts: tuple[MemoryPart, ...]  # of the fullest device; empty on CPUs
+    host: HostMemory | None
+    remedy: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return (not self.capacity_bytes or self.total_bytes <= self.capacity_bytes) and (
+            self.host is None or self.host.fits
+        )
+
+    def errors(self) -> Iterator[str]:
+        """Why the job cannot run."""
+        if self.capacity_bytes and self.total_bytes > self.capacity_bytes:
+            largest = max(self.parts, key=lambda part: part.bytes)
+            copies = f"each of the {self.devices} GPUs of a copy" if self.devices > 1 else "each GPU"
+            yield (
+                f"job {self.job.replace('_', '-')} does not fit: {self.total_bytes / GIB:,.1f} GiB on {copies}, "
+                f"{self.device} with {self.capacity_bytes / GIB:,.1f} GiB; the largest part is {largest.name} "
+                f"({largest.bytes / GIB:,.1f} GiB, {largest.why}); {self.remedy}"
+            )
+        if self.host and not self.host.fits:
+            parts = ", ".join(part.name for part in self.host.parts)
+            yield (
+                f"job {self.job.replace('_', '-')} does not fit: a {self.host.machine} has "
+                f"{self.host.capacity_bytes / GIB:,.1f} GiB of memory for it, and {parts} take "
+                f"{self.host.total_bytes / GIB:,.1f} GiB; {self.remedy}"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "job": self.job,
+            "device": self.device,
+            "devices": self.devices,
+            "capacity_bytes": self.capacity_bytes,
+            "total_bytes": self.total_bytes,
+            "fits": self.fits,
+            "parts": [part.as_dict() for part in self.parts],
+            "host": self.host.as_dict() if self.host else None,
+        }
+
+
+def memory_beside_training(
+    config: RunConfig, shape: ModelShape, load: Workload, *, encodes: bool
+) -> tuple[JobMemory, ...]:
+    """Of every job but training, and of `vlmpipe predict`, whose machine is anybody's.
+
+    encodes: features are made in a job. Machines that nothing is known of are left out: the plan says so.
+    """
+    found = [_encoding(config, shape)] if encodes else []
+    trainer = config.train.trainer
+    if not (trainer and trainer.evaluate_command):  # a command of the user's own
+        found += [_asking(config, shape, load, "evaluate"), _asking(config, shape, load, "predict")]
+    if config.evaluate.lmms_eval:
+        found.append(_asking(config, shape, load, "benchmark"))
+    return tuple(one for one in found if one)
+
+
+def _machine(cluster: ClusterConfig) -> tuple[Machine | None, Gpu | None]:
+    catalog = load_catalog()
+    return catalog.machines.get(cluster.machine_type), catalog.gpus.get(cluster.accelerator_type)
+
+
+def _asking(config: RunConfig, shape: ModelShape, load: Workload, job: Asking) -> JobMemory | None:
+    found = _asked_on(config, config.cluster.of_job(job), shape, load, job)
+    if found is None or found.fits:
+        return found
+    return JobMemory(**{**vars(found), "remedy": _remedy(config, shape, load, job)})
+
+
+def _asked_on(
+    config: RunConfig, cluster: ClusterConfig, shape: ModelShape, load: Workload, job: Asking
+) -> JobMemory | None:
+    machine, gpu = _machine(cluster)
+    if machine is None and job != "predict":
+        return None
+    number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
+    weights = number_bytes * shape.total_parameters
+    # `transformers serve` spreads one copy over all GPUs (its device is auto), and answers one question at a time.
+    ranks = 1 if job != "evaluate" else cluster.processes
+    questions = 1 if job == "benchmark" else config.evaluate.batch_questions
+    merged = (config.model.exports_adapter and FP32_BYTES) or number_bytes
+    host = None
+    if machine and job != "predict":
+        copies = MemoryPart("models", ranks * merged * shape.total_parameters, f"loaded by each of {ranks} ranks")
+        processes = MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed")
+        asked = () if gpu else tuple(_questions(config, shape, load, shape.language.layers, number_bytes, questions))
+        on_host = (copies, processes, *(MemoryPart(p.name, ranks * p.bytes, p.why) for p in asked))
+        host = HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), on_host)
+    if job != "predict" and gpu is None:
+        return JobMemory(job, "", 1, 0, (), host)
+    capacity = int(gpu.memory_gib * GIB) if gpu and job != "predict" else 0
+    devices = devices_needed(weights, capacity, cluster.accelerator_count // ranks) if capacity else 1
+    outside = number_bytes * (shape.total_parameters - shape.parameters["language_layers"])
+    in_layer = number_bytes * shape.parameters["language_layers"] // shape.language.layers
+    held, layers = fullest_device(outside, [in_layer] * shape.language.layers, devices)
+    kind = "bf16" if number_bytes == BF16_BYTES else "fp32"
+    parts = (
+        MemoryPart("weights", held, kind if devices == 1 else f"{kind}, layers spread over {devices} GPUs"),
+        *_questions(config, shape, load, layers, number_bytes, questions),
+        MemoryPart("CUDA context", CONTEXT_BYTES, "measured once"),
+        MemoryPart("cuBLAS workspaces", WORKSPACE_BYTES, "measured"),
+    )
+    return JobMemory(job, gpu.accelerator_type if capacity and gpu else "", devices, capacity, parts, host)
+
+
+def _questions(
+    config: RunConfig, shape: ModelShape, load: Workload, layers: int, number_bytes: int, questions: int
+) -> Iterator[MemoryPart]:
+    """What a batch of questions takes where `layers` language layers are; at least the longest question alone."""
+    language, longest = shape.language, config.data.sequence_length
+    mean = min(longest, round(load.useful_tokens_per_sequence / load.samples_per_sequence))
+    prompt, count = (mean, questions) if questions * mean > longest else (longest, 1)
+    held = prompt + config.evaluate.max_new_tokens
+    why = f"{count} questions of {prompt:,} tokens, the mean sample"
+    if count == 1:
+        why = f"1 question of {prompt:,} tokens"
+    values = 2 * layers * language.kv_heads * language.head_dim * number_bytes
+    yield MemoryPart("keys and values", count * held * values, why)
+    inner = language.intermediate * (3 if language.gated else 2) + 4 * language.hidden
+    pass_bytes = count * prompt * inner * number_bytes + count * prompt**2 * MASK_BYTES
+    yield MemoryPart("prompts", pass_bytes, f"a layer's activations and the mask of {why}")
+    images = round(count * load.images_per_sequence / load.samples_per_sequence) if count > 1 else 1
+    yield MemoryPart("images", _images(config, shape, images, number_bytes), f"{images} of these questions")
+    yield MemoryPart("logits", count * shape.vocabulary * LOGIT_BYTES, "of the next token")
+
+
+def _images(config: RunConfig, shape: ModelShape, images: int, number_bytes: int) -> int:
+    """The tower's pass over as many images as are encoded at once, and the features of all."""
+    published = config.model.family == "hf"  # transformers' own code, which encodes the images of a batch together
+    at_once = images if published else min(images, config.features.batch_images)
+    features = images * shape.image_tokens * (shape.feature_width + shape.language.hidden) * number_bytes
+    return features + at_once * _tower_pass(shape, number_bytes)
+
+
+def _tower_pass(shape: ModelShape, number_bytes: int) -> int:
+    """Of one image: pixels in fp32 and a layer's activations; torch's attention stores no scores."""
+    tower: Stack = shape.tower
+    numbers = tower.intermediate * (3 if tower.gated else 2) + 6 * tower.hidden
+    return shape.tower_tokens * (FP32_BYTES * shape.patch_pixels + number_bytes * numbers)
+
+
+def _encoding(config: RunConfig, shape: ModelShape) -> JobMemory | None:
+    cluster = config.cluster.of_job("cache_features")
+    machine, gpu = _machine(cluster)
+    if machine is None:
+        return None
+    number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
+    weights, ranks = shape.parameters["tower"], cluster.processes
+    numbers = shape.stored_numbers or shape.image_tokens * shape.feature_width
+    shards = SHARDS_AT_ONCE * config.features.shard_images * BF16_BYTES * numbers
+    pass_bytes = config.features.batch_images * _tower_pass(shape, number_bytes)
+    on_host = (
+        MemoryPart("tower", ranks * FP32_BYTES * weights, f"fp32, loaded by each of {ranks} ranks"),
+        MemoryPart("features", ranks * shards, f"{SHARDS_AT_ONCE} shards of each rank"),
+        MemoryPart("processes", ranks * PROCESS_BYTES, "Python, torch and transformers, assumed"),
+        *([] if gpu else [MemoryPart("images", ranks * pass_bytes, "features.batch_images at once")]),
+    )
+    host = HostMemory(machine.machine_type, int(CPU_SHARE * machine.memory_gib * GIB), on_host)
+    remedy = "set features.batch_images or features.shard_images lower, or cluster.features_machine to a larger machine"
+    if gpu is None:
+        return JobMemory("cache_features", "", 1, 0, (), host, remedy)
+    parts = (
+        MemoryPart("tower", number_bytes * weights, "bf16" if number_bytes == BF16_BYTES else "fp32"),
+        MemoryPart("images", pass_bytes, f"{config.features.batch_images} at once (features.batch_images)"),
+        MemoryPart("CUDA context", CONTEXT_BYTES, "measured once"),
+        MemoryPart("cuBLAS workspaces", WORKSPACE_BYTES, "measured"),
+    )
+    capacity = int(gpu.memory_gib * GIB)
+    return JobMemory("cache_features", gpu.accelerator_type, 1, capacity, parts, host, remedy)
+
+
+def _remedy(config: RunConfig, shape: ModelShape, load: Workload, job: Asking) -> str:
+    """The nearest setting with which the job fits: fewer questions at once, or fewer ranks that share the GPUs."""
+    evaluate, cluster = config.evaluate, config.cluster.of_job(job)
+    batches = [evaluate.batch_questions >> halvings for halvings in range(1, evaluate.batch_questions.bit_length())]
+    for ranks in [cluster.processes, *(count for count in (4, 2, 1) if count < cluster.processes)]:
+        for questions in [evaluate.batch_questions, *batches]:
+            other = config.model_copy(update={"evaluate": evaluate.model_copy(update={"batch_questions": questions})})
+            on = cluster.model_copy(update={"processes_per_replica": ranks})
+            found = _asked_on(other, on, shape, load, job)
+            if found is None or not found.fits:
+                continue
+            changes = [f"evaluate.batch_questions={questions}"] if questions != evaluate.batch_questions else []
+            if ranks != cluster.processes:
+                fields = {name: getattr(on, name) for name in JobMachineConfig.model_fields}
+                machine = JobMachineConfig.model_validate(fields | {"reservation_affinity": None})
+                given = machine.model_dump(exclude_defaults=True)
+                text = ", ".join(f"{name}: {value}" for name, value in given.items())
+                changes.append(f"cluster.evaluate_machine={{{text}}}")
+            return f"it fits with {' '.join(changes)}"
+    return "set cluster.evaluate_machine to a machine with larger or more GPUs"

@@ -1,0 +1,52 @@
+"""The workload that a plan takes: that of prepared data under the local root, else the run file's plan section."""
+
+from __future__ import annotations
+
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.planner.model_architecture import Architecture
+from vlmpipe.planner.sequence_fill import fill_by_length
+from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import join_uri
+
+
+def planned_workload(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
+    """The workload from prepared data under the local root, else from the run file's plan section; and a note."""
+    if prepared := _prepared(config, paths):
+        return prepared, ""
+    note = "The amount of data is not known before it is prepared; give plan.samples and plan.sample_tokens."
+    return Workload.assumed(config, model.shape), "" if config.plan.samples else note
+
+
+def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
+    if any("://" in uri for uri in (paths.root_uri, *(source.uri for source in config.data.all_sources))):
+        return None
+    from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
+    from vlmpipe.trainer.data.sampler import PackedBatchSampler
+    from vlmpipe.trainer.data.shards.index import Index
+
+    job = JobConfig.model_validate(config.to_run_json(paths))
+    try:
+        uri = join_uri(paths.prepared_root, fingerprint(job))
+        if open_storage(uri).stat(DONE) is None:
+            return None
+        split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
+    except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
+        return None
+    sampler = PackedBatchSampler.of_training(split, job, tile_tokens=tile_tokens)
+    epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
+    return Workload.from_index(
+        config,
+        samples=epoch.samples,
+        tokens=epoch.tokens,
+        pairs=epoch.squared_tokens // conversations,  # conversations of a pair are about equally long
+        images=conversations * epoch.tiles,
+        image_tokens=conversations * epoch.image_tokens,
+        label_tokens=epoch.label_tokens,
+        sequences=epoch.sequences,
+        steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
+        fills=() if job.data.sources else fill_by_length(config, split, tile_tokens),
+    )
