@@ -298,11 +298,12 @@ def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
     failed = any(violation.severity == "error" for violation in violations)
     if as_json:
         found = [violation.as_dict() for violation in violations]
-        print_json({"ok": not failed, "job_spec": str(path), "spelling": file.spelling, "violations": found})
+        what = {"job_spec": str(path), "spelling": file.spelling, "not_checked": file.not_checked}
+        print_json({"ok": not failed, **what, "violations": found})
     else:
         from vlmpipe.cli.views.tables import print_violations
 
-        print_violations(violations, region or file.region)
+        print_violations(violations, region or file.region, file.not_checked)
     return ExitCode.CONFIG if failed else ExitCode.OK
 
 

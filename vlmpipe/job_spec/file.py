@@ -22,6 +22,7 @@ from vlmpipe.trainer.errors import ConfigError
 WHOLE_IS_WRONG = "VP109"
 Form = Literal["job", "spec", "pools"]
 
+_HARMLESS = ("name", "display_name", "labels", "state", "create_time", "start_time", "end_time", "update_time", "error")
 _JOB_KEYS = {"job_spec": "CustomJob", "trial_job_spec": "HyperparameterTuningJob"}
 _OTHER_FILES = (
     ({"pipelineSpec", "deploymentSpec", "pipelineInfo"}, "a compiled pipeline", "its jobs are made when it runs"),
@@ -46,6 +47,11 @@ class SpecFile:
     def is_of_a_search(self) -> bool:
         """Whether the spec is that of a hyperparameter tuning job's trials."""
         return snake_case(self.root) == "trial_job_spec"
+
+    @property
+    def not_checked(self) -> list[str]:
+        """Fields around the spec, as they stand in the file, that no rule looks at."""
+        return [str(name) for name in self.around if name not in (*_JOB_KEYS, *_HARMLESS)]
 
     def fields(self) -> dict[str, Any]:
         """The spec in the API's types and snake_case names, without what cannot be read."""

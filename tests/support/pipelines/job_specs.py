@@ -487,8 +487,14 @@ CASES = [
     Case(
         "VP705",
         {f"{CONTAINER}.args": ["--epochs", "{{$.inputs.parameters['epochs']}}"]},
-        {f"{CONTAINER}.args": ["--epochs", "3", "--prompt", "{{ question }}"]},
+        {f"{CONTAINER}.args": ["--epochs", "3", "--prompt", "about {{ question }}"]},
     ),
+    Case(
+        "VP709",
+        {f"{CONTAINER}.args": ["--learning_rate={{learning_rate}}"]},
+        {f"{CONTAINER}.args": ["--template={{ user }}: {{ text }}"]},
+    ),
+    Case("VP709", {f"{CONTAINER}.args": ["--rank", "{{ rank }}"]}, {f"{CONTAINER}.args": ["--rank", "16"]}),
     Case(
         "VP706",
         {f"{CONTAINER}.env": variable("WORLD_SIZE", "32")},

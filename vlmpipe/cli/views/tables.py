@@ -77,7 +77,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
     console.print(Text(", ".join(counts)))
 
 
-def print_violations(violations: Sequence[Violation], region: str) -> None:
+def print_violations(violations: Sequence[Violation], region: str, not_checked: Sequence[str] = ()) -> None:
     """A block for each violation of a job spec, errors first, and the counts."""
     console = standard_output()
     for violation in sorted(violations, key=lambda one: one.severity):  # "error" comes before "warning"
@@ -98,6 +98,8 @@ def print_violations(violations: Sequence[Violation], region: str) -> None:
     console.print(Text(", ".join(words) or "nothing wrong with this job spec"))
     if not region:
         console.print(Text("Not checked: what the region offers. Give --region, for example --region us-central1."))
+    if not_checked:
+        console.print(Text(f"Not checked: {', '.join(not_checked)}."))
 
 
 def print_runs(runs: Sequence[RunReport], root: str) -> None:

@@ -16,6 +16,7 @@ _ASSIGNMENT = re.compile(r"(?:^|[\s;&'\"])-{0,2}([A-Za-z][\w-]*)[=](\"[^\"]*\"|'
 _SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "ash"}
 _VARIABLE = re.compile(r"\$(\{[A-Z_][A-Z0-9_]*\}|[A-Z_][A-Z0-9_]*)")
 _PLACEHOLDER = re.compile(r"\{\{\$[^}]*\}\}|\{\{channel:[^}]*\}\}")
+_TRIAL = re.compile(r"(--?[A-Za-z][\w-]*=)?\{\{\s*[A-Za-z_]\w*\s*\}\}")  # as guides write a trial's parameter
 _OF_A_PROCESS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 FIX = "read it from Secret Manager in the program, as the job's service account; the spec is visible to many"
 
@@ -58,6 +59,9 @@ def _unreplaced(_job: Job, pool: Pool) -> Iterator[Violation]:
         if found := _PLACEHOLDER.search(word):
             fix = "write the value when the pipeline is compiled, or give the whole pool list as a parameter"
             yield Violation("VP705", path, found[0], "a value: it is not replaced reliably there", fix)
+        elif found := _TRIAL.fullmatch(word):
+            fix = "leave it out: a tuning job appends --NAME=VALUE of each parameter; otherwise write the value"
+            yield Violation("VP709", path, word, "a value: nothing replaces it", fix)
         elif (found := _VARIABLE.search(word)) and not _runs_shell(pool.get(str(path[2]))):
             fix = "read the variable in the program, or start the container with a shell and -c"
             yield Violation("VP704", path, found[0], "a value: no shell replaces it", fix)

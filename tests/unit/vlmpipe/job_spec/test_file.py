@@ -233,6 +233,18 @@ def test_the_command_with_json_prints_every_field_of_every_violation(vlmpipe: An
     assert set(answer["violations"][0]) == {"code", "severity", "path", "found", "expected", "fix", "source"}
 
 
+def test_what_is_around_a_trials_spec_is_said_not_to_be_checked(vlmpipe: Any, tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(
+        json.dumps({"displayName": "s", "studySpec": {"nonsense": 1}, "maxTrialCount": 9, "trialJobSpec": ONE})
+    )
+    code, out, _ = vlmpipe("check", "--job-spec", str(path), "--region", "us-central1")
+    assert code == 0 and "Not checked: study_spec, max_trial_count." in out
+    assert json.loads(vlmpipe("check", "--job-spec", str(path), "--json")[1])["not_checked"] == [
+        "study_spec", "max_trial_count"
+    ]  # fmt: skip
+
+
 def test_warnings_alone_end_with_0(vlmpipe: Any, tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(in_camel_case(changed(ONE, {"service_account": ""}))))
