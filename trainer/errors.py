@@ -145,7 +145,7 @@ def from_os_error(error: OSError, doing: str) -> UserError:
         return UserError(
             f"no space left while {doing}{where}",
             expected="enough free disk for the run's output and, in TMPDIR, for temporary files",
-            fix="free space, or set output.root_uri or TMPDIR to another disk; the same command then continues",
+            fix="free space, or set TMPDIR to another disk; the same command then continues",
             code=ExitCode.CANNOT_WRITE,
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -213,7 +213,7 @@ def _exit_code(exit_folder: Path, ended: TorchrunEnd) -> int:
         return max(named, key=named.count)
     if ended.killed:
         rank, number = ended.killed
-        memory = "if that was for lack of memory, lower train.micro_batch_size or data.sequence_length; "
+        memory = "if that was for lack of memory, lower train.micro_batch_size; "
         raise UserError(
             f"the process of rank {rank} was ended by {signal.Signals(number).name}",
             fix=f"{memory if number == signal.SIGKILL else ''}start again: the run continues from what it has saved",

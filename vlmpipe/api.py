@@ -125,7 +125,8 @@ def run(
 ) -> RunReport:
     """Run the whole pipeline on this machine and wait for it. Call it from the main thread: it handles SIGINT.
 
-    The last unfinished run of an equal run file is resumed.
+    The last unfinished run that would train the same weights is resumed; a run that is named takes every setting that
+    its checkpoints allow (docs/reference/resuming.md), also a finished one.
 
     Args:
         run_id: Name of the run; <name>-<date>-<time> by default.
@@ -138,15 +139,15 @@ def run(
         raise_on_failure: Raise RunFailedError for a run that fails; otherwise its report is returned as well.
 
     Raises:
-        ConfigError: The run cannot be started, for example because `run_id` belongs to a finished run, or no model can
-            be built from the model section.
+        ConfigError: The run cannot be started, for example because the checkpoints of the run `run_id` cannot be
+            continued with these settings, or no model can be built from the model section.
         RunFailedError: The run failed or was stopped.
     """
     from vlmpipe.backends.local.gpus import missing_gpus
     from vlmpipe.pipelines.local_process import execute, pipeline_command
     from vlmpipe.planner.sweep import require_runnable
     from vlmpipe.runs.live_view import view_for
-    from vlmpipe.runs.local.run import open_run
+    from vlmpipe.runs.local.choice import open_run
     from vlmpipe.runs.local.summary import report_of
 
     require_package("kfp")  # which runs the pipeline, in a process of its own

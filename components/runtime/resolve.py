@@ -108,7 +108,7 @@ def resolve(
         parameters: those of PARAMETER_FIELDS. One that equals its compiled default, or is blank, does not override the
             run file, which may have been replaced as well.
 
-    Raises ConfigError.
+    Raises ConfigError, also where checkpoints of the run cannot be continued with these settings.
     """
     run_uri(compiled, run_id, job_name)  # checks the id
     settings = json.loads(compiled)
@@ -152,6 +152,9 @@ def resolve(
                 _with_benchmarks(runs[name], is_local=settings["target"] == "local")
     with naming_stage(stage):
         config, plans[stage] = _of_stage(runs, settings, stage, paths)
+    from vlmpipe.runs.changed_settings import require_resumable  # not above: compiling needs none of it
+
+    require_resumable(config, this)
     for name, plan in plans.items():
         if plan:
             write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)

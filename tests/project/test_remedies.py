@@ -35,7 +35,6 @@ HF_TOKEN = ("model.hub_token_secret", "HF_TOKEN", "hf auth login")
 TABLE: dict[str, tuple[str, ...]] = {
     # ---- the machine check
     "build the trainer image from the version of vlmpipe that submits the run": (),
-    "no permission to delete {store.uri(folder)}, which the probe has written": (),
     "start fewer (cluster.processes_per_replica={found}, cluster.replica_count=1), or train on the CPU "
     "(CUDA_VISIBLE_DEVICES set to nothing)": (
         "cluster.processes_per_replica={found}", "cluster.replica_count=1", "CUDA_VISIBLE_DEVICES"

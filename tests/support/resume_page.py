@@ -1,15 +1,17 @@
-"""The table of docs/reference/resuming.md, generated from the rules of a resume."""
+"""The table of docs/reference/resuming.md, generated from the rules of a run that is continued."""
 
 from __future__ import annotations
 
 import re
 
 from tests.support.paths import ROOT
+from vlmpipe.runs.changed_settings import REST
 from vlmpipe.trainer.checkpoint.resume_rules import OUTCOMES, RULES, Outcome
 
 PAGE = ROOT / "docs/reference/resuming.md"
 BLOCK = re.compile(r"(<!-- rules of a resume -->\n).*?(<!-- end -->)", re.DOTALL)
 TITLES: dict[Outcome, str] = {"taken": "taken", "same": "cannot matter", "prepared": "refused with the data"}
+RULES_OF_ALL = (*RULES, *REST)
 
 
 def resume_page(text: str) -> str:
@@ -21,7 +23,7 @@ def _table() -> str:
     meaning = [f"| {TITLES.get(outcome, outcome)} | {text} |" for outcome, text in OUTCOMES.items()]
     rows = []
     for outcome in OUTCOMES:
-        for rule in (rule for rule in RULES if rule.outcome == outcome):
+        for rule in (rule for rule in RULES_OF_ALL if rule.outcome == outcome):
             under_zero = f"; {TITLES.get(rule.under_zero, rule.under_zero)} under `zero*`" if rule.under_zero else ""
             rows.append(f"| {TITLES.get(outcome, outcome)}{under_zero} | {_fields(rule.fields)} | {rule.why} |")
     return "\n".join(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmpipe.trainer.errors import ExitCode, UserError, print_warning
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.transfer import in_parallel
 
@@ -29,7 +28,7 @@ class BucketRate:
 def measure_bucket(run_uri: str, total_mib: int) -> BucketRate:
     """Write random bytes into a folder of the run's, read them back with their checksums, and delete them.
 
-    Raises UserError as the store does. An account that may not delete leaves them, with a warning.
+    Raises UserError as the store does. That the account may delete, the launcher has tried (node.py).
     """
     store, folder = open_storage(run_uri), f"probe/bytes-{secrets.token_hex(6)}"
     names = [f"{folder}/{number}" for number in range(FILES)]
@@ -42,12 +41,7 @@ def measure_bucket(run_uri: str, total_mib: int) -> BucketRate:
         for path in here.values():
             path.unlink()
         read_s = _seconds(lambda name: store.download(name, here[name]), names)
-    try:
-        store.delete_folder(folder)
-    except UserError as error:
-        if error.code != ExitCode.NO_PERMISSION:
-            raise
-        print_warning(f"no permission to delete {store.uri(folder)}, which the probe has written", step="probe")
+    store.delete_folder(folder)
     num_bytes = len(data) * FILES
     return BucketRate(num_bytes / write_s / 1e9, num_bytes / read_s / 1e9)
 

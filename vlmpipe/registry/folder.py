@@ -72,6 +72,7 @@ class Entry(Section):
         return {
             "version": self.version,
             "run_id": self.run_id,
+            "checkpoint": self.checkpoint,
             "exact_match": self.metrics.get("exact_match"),
             "held_out_sha256": self.metrics.get("held_out_sha256"),
         }
@@ -133,8 +134,9 @@ class FolderRegistry:
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
         """Copy the candidate's export and `model_card` into a new version.
 
-        A run has one version: registering it again returns that version, or completes it where an earlier attempt
-        stopped half-way. Raises ConfigError when the run now offers another checkpoint, or has no export.
+        A checkpoint of a run has one version: registering it again returns that version, or completes it where an
+        earlier attempt stopped half-way. A run that has trained on offers another checkpoint, which becomes a version
+        of its own. Raises ConfigError where there is no export.
         """
         folder = _folder(model)
         export = Export(candidate)
@@ -178,14 +180,14 @@ class FolderRegistry:
             raise overtaken(self._pointer.lower(), model, now, version, instead_of) from error
 
     def _claim(self, folder: str, candidate: Candidate) -> int:
-        """The version number of this run: the one it claimed before, or the next free one."""
-        claim = seal({"run_id": candidate.run_id, "checkpoint": candidate.checkpoint})
+        """The version number of this checkpoint: the one that was claimed for it before, or the next free one."""
+        own = {"run_id": candidate.run_id, "checkpoint": candidate.checkpoint}
+        claim = seal(own)
         while True:
             names = [info.name for info in self._store.list(f"{folder}/versions") if info.name.endswith("/CLAIM")]
             taken = {_number(name): read_record(self._store, name) for name in names}
             for number, owner in taken.items():
-                if owner["run_id"] == candidate.run_id:
-                    require_same_checkpoint(f"version {number}", owner["checkpoint"], candidate)
+                if all(owner[name] == value for name, value in own.items()):
                     return number
             number = max(taken, default=0) + 1
             try:
@@ -228,17 +230,6 @@ def _folder(model: str) -> str:
 def _number(name: str) -> int:
     """The version number in an object's name, `<model>/versions/000012/CLAIM` or `<model>/versions/000012.json`."""
     return int(name.split("/versions/")[1][:6])
-
-
-def require_same_checkpoint(what: str, checkpoint: str, candidate: Candidate) -> None:
-    """Raise ConfigError when the run, which is `what` already, from `checkpoint`, now offers another one."""
-    if checkpoint != candidate.checkpoint:
-        raise ConfigError(
-            f"run {candidate.run_id} is already {what}, from checkpoint {checkpoint or 'unknown'}; "
-            f"it now offers {candidate.checkpoint or 'unknown'}",
-            expected="one version a run",
-            fix="give the new training its own run id",
-        )
 
 
 def overtaken(alias: str, model: str, now: int | None, version: int, instead_of: int | None) -> UserError:

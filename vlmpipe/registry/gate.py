@@ -255,7 +255,8 @@ def _against_champion(evaluation: Mapping[str, Any], gate: GateConfig, against: 
     def check(passed: bool, why: str) -> Check:
         return Check(name="no regression", metric="exact_match - champion", passed=passed, why=why)
 
-    if evaluation.get("run_id") == champion["run_id"]:
+    own_checkpoint = evaluation.get("checkpoint") == champion.get("checkpoint")
+    if evaluation.get("run_id") == champion["run_id"] and own_checkpoint:
         return check(False, f"{which} is this very run, and a model is not compared with itself")
     if gate.max_regression is None:
         return check(True, f"not compared with {which}: gate.max_regression is null")

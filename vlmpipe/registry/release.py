@@ -33,6 +33,8 @@ def decide_run(run_uri: str) -> Decision:
     settings = _read(store, "run.json", "resolve-run")
     evaluation = _read(store, "evaluate.json", "evaluate")
     evaluation["run_id"] = settings["run"]["run_id"]
+    summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
+    evaluation["checkpoint"] = summary.get("checkpoint", "")
     registry, model, _ = open_registry(settings)
     entry = registry.champion(model)
     gate = GateConfig.model_validate(settings["gate"])
@@ -48,7 +50,8 @@ def _against(
     """The model in use beside this run's: its recorded answers."""
     champion = entry.as_champion()
     if entry.run_id == evaluation["run_id"]:
-        return AgainstChampion(champion)
+        obstacle = "it is an earlier checkpoint of this run, whose recorded answers are replaced"
+        return AgainstChampion(champion, obstacle=obstacle)
     paired = recorded_answers(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
     if paired is None:
         obstacle = "its run has left no answers to at least half of the questions that it was asked"

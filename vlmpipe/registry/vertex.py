@@ -28,7 +28,7 @@ from vlmpipe.backends.vertex.client import Place, model_client, operations_clien
 from vlmpipe.backends.vertex.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.config.sections.deploy import container_of
 from vlmpipe.config.sections.output import ServingConfig
-from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken, require_same_checkpoint
+from vlmpipe.registry.folder import Candidate, Entry, Export, overtaken
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import AlreadyExistsError, VersionConflictError, join_uri
@@ -97,8 +97,8 @@ class VertexRegistry:
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
         """Copy the candidate's export and `model_card`, and upload them as a new version, without the alias.
 
-        A run has one version: registering it again returns that version. Raises ConfigError when the run now offers
-        another checkpoint, or has no export.
+        A checkpoint of a run has one version: registering it again returns that version. Raises ConfigError where there
+        is no export.
         """
         record = self._copied(candidate, model_card)
         with self._translated_errors():
@@ -124,9 +124,10 @@ class VertexRegistry:
 
     def _copied(self, candidate: Candidate, model_card: str) -> dict[str, Any]:
         """The record of the run, made with the copy of its export where there is none yet."""
-        name = f"{candidate.run_id}/{RECORD}"
+        folder = self._folder(candidate)
+        name = f"{folder}/{RECORD}"
         if self._store.stat(name) is None:
-            files = Export(candidate).copy(self._store, f"{candidate.run_id}/model", model_card)
+            files = Export(candidate).copy(self._store, f"{folder}/model", model_card)
             record = {
                 "created": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
                 "files": [file.model_dump() for file in files],
@@ -135,8 +136,16 @@ class VertexRegistry:
             with contextlib.suppress(AlreadyExistsError):  # another attempt of this run was faster, with the same files
                 self._store.create(name, json.dumps(record, indent=2).encode())
         stored: dict[str, Any] = json.loads(self._store.read(name))
-        require_same_checkpoint(f"a candidate of {self._name}", stored["checkpoint"], candidate)
         return stored
+
+    def _folder(self, candidate: Candidate) -> str:
+        """Of the run's first checkpoint that is registered its own; of one that it has trained on to, one inside it."""
+        name = f"{candidate.run_id}/{RECORD}"
+        of_another = (
+            self._store.stat(name) is not None
+            and json.loads(self._store.read(name))["checkpoint"] != candidate.checkpoint
+        )
+        return f"{candidate.run_id}/{candidate.checkpoint}" if of_another else candidate.run_id
 
     def _entry(self, found: api.Model, model: str) -> Entry:
         if not self._is_ours(found):
@@ -163,7 +172,8 @@ class VertexRegistry:
 
     def _uploaded(self, model: str, candidate: Candidate, record: Mapping[str, Any]) -> api.Model:
         """The run's version, uploaded if there is none. An upload whose answer was lost is looked for first."""
-        uri, note = self._store.uri(f"{candidate.run_id}/model"), f"{candidate.run_id}/{SENT}"
+        folder = self._folder(candidate)
+        uri, note = self._store.uri(f"{folder}/model"), f"{folder}/{SENT}"
         may_be_under_way = self._store.stat(note) is not None
         fault: Exception | None = None
         for _ in range(ATTEMPTS):

@@ -89,7 +89,7 @@ class Diagnosis:
             lines += ["  the last lines that were printed:", *(f"    {line}" for line in self.last_lines)]
         if self.pattern:
             lines += textwrap.wrap(
-                self.pattern.remedy, WIDTH, initial_indent="  to do:     ", subsequent_indent=" " * 13
+                self.pattern.remedy_in(self.step), WIDTH, initial_indent="  to do:     ", subsequent_indent=" " * 13
             )
         elif self.outcome in ("failed", "stopped"):
             lines.append("  to do:     read the log above; VLMPIPE_DEBUG=1 adds tracebacks to errors")
@@ -108,7 +108,7 @@ class Diagnosis:
             "recognised": self.pattern is not None,
             "id": self.pattern.id if self.pattern else None,
             "cause": self.cause,
-            "remedy": self.pattern.remedy if self.pattern else None,
+            "remedy": self.pattern.remedy_in(self.step) if self.pattern else None,
             "seen": {"where": hit.where, "line": hit.line or None, "text": hit.text} if hit else None,
             "ended": [asdict(end) for end in self.ends],
             "stall": stall.as_json() if stall else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
@@ -29,11 +30,17 @@ class Pattern:
     ends_as: int = 0
     kind: Literal["cause", "consequence", "warning"] = "cause"
     source: str = Field(default="")
+    remedies: Mapping[str, str] = Field(default_factory=dict)
 
     def find(self, text: str) -> re.Match[str] | None:
         """The first match in `text`."""
         found = [match for form in self.any if (match := _compiled(form).search(text))]
         return min(found, key=lambda match: match.start(), default=None)
+
+    def remedy_in(self, step: str) -> str:
+        """What to do where the step of this title failed: its name, behind its stage's."""
+        own = (text for name, text in self.remedies.items() if step == name or step.endswith(f"-{name}"))
+        return next(own, self.remedy)
 
     def detail_of(self, match: re.Match[str]) -> str:
         """`detail` with the match's groups; "" if one of them is missing."""

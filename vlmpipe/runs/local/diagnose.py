@@ -74,7 +74,7 @@ def diagnose_folder(folder: Path) -> Diagnosis:
         stall=stall,
         notes=tuple(f"ordered by --inject-fault: {text}" for text in faults),
         last_lines=last_lines(texts) if bad and pattern is None else (),
-        command=shlex.join(marker.command) if marker else "",
+        command=shlex.join([*marker.command, "--run-id", marker.run_id]) if marker else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""Local runs: chooses the run that a command starts or resumes, and locks its folder."""
+"""A local run: its marker, its lock, and the processes that hold it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import contextlib
 import fcntl
 import os
 import re
-import shlex
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_error
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file, write_record
@@ -73,58 +70,6 @@ def read_marker(folder: Path) -> Marker | None:
     return Marker(**{**raw, "arguments": tuple(raw["arguments"])})
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The chosen run. `earlier` is its last attempt when it is resumed."""
-
-    run_id: str
-    earlier: Marker | None = None
-
-
-def choose_run(folder: Path, *, name: str, config_digest: str, run_id: str, fresh: bool, now: datetime) -> Choice:
-    """Continue the newest unfinished run of the same run file in a folder of runs, or start a new one.
-
-    Raises ConfigError for a `run_id` that cannot be used or belongs to another run file or to a finished run.
-    """
-    markers = all_markers(folder)
-    taken = {marker.run_id: marker for marker in markers}
-    if run_id:
-        if not RUN_ID.match(run_id):
-            expected = "lower-case letters, digits and dashes, at most 128"
-            raise ConfigError(f"--run-id is {run_id!r}", expected=expected)
-        marker = taken.get(run_id)
-        if marker is None:
-            return Choice(run_id)
-        _require_continuable(folder / run_id, marker, config_digest, fresh)
-        return Choice(run_id, marker)
-    newest = max(
-        (marker for marker in markers if marker.config_digest == config_digest),
-        key=lambda marker: marker.started_s,
-        default=None,
-    )
-    if newest and not newest.finished and not fresh:
-        return Choice(newest.run_id, newest)
-    new = f"{name}-{now:%Y%m%d-%H%M%S}"
-    number = 2
-    while new in taken:
-        new, number = f"{name}-{now:%Y%m%d-%H%M%S}-{number}", number + 1
-    return Choice(new)
-
-
-def _require_continuable(folder: Path, marker: Marker, config_digest: str, fresh: bool) -> None:
-    if fresh:
-        found, fix = "exists already, and --fresh starts a new one", "leave out --fresh, or give another --run-id"
-    elif marker.finished:
-        found = "is finished"
-        fix = f"to see it: vlmpipe status {run_argument(folder)}\nto run again: give another --run-id"
-    elif marker.config_digest != config_digest:
-        found = "belongs to another run file, or its settings have changed since"
-        fix = f"to continue it: {shlex.join(marker.command)}\nelse give another --run-id"
-    else:
-        return
-    raise ConfigError(f"run {marker.run_id} {found}", expected="a run to continue, or a new --run-id", fix=fix)
-
-
 @dataclass
 class LocalRun:
     """A run that is about to start; its lock is held while this process or the pipeline lives."""
@@ -133,6 +78,7 @@ class LocalRun:
     marker: Marker
     earlier: Marker | None  # of the attempt that this one continues
     lock: int
+    notes: tuple[str, ...] = ()  # what has changed since, or which run could be continued instead
 
     @property
     def log(self) -> Path:
@@ -141,10 +87,11 @@ class LocalRun:
     def introduction(self) -> list[str]:
         """The first lines of output: whether this run is new, and where its log is."""
         if self.earlier is None:
-            return [f"Starting run {self.folder.name}", f"Log: {self.log}"]
+            return [f"Starting run {self.folder.name}", *self.notes, f"Log: {self.log}"]
         ended = self.earlier.exit_code
-        how = "was stopped" if ended in STOPPED else f"failed with exit code {ended}"
-        return [f"Continuing run {self.folder.name}, which {how} (--fresh starts a new one)", f"Log: {self.log}"]
+        how = "was stopped" if ended in STOPPED else f"failed with exit code {ended}" if ended else "was finished"
+        first = f"Continuing run {self.folder.name}, which {how} (--fresh starts a new one)"
+        return [first, *self.notes, f"Log: {self.log}"]
 
     def state(self) -> RunState:
         return read_state(self.folder, now_s=time.time(), since_s=self.marker.started_s)
@@ -199,38 +146,6 @@ def all_markers(folder: Path) -> list[Marker]:
     """The markers of all runs in a folder of runs, oldest first."""
     found = (read_marker(path.parent) for path in folder.glob("*/" + MARKER))
     return sorted((marker for marker in found if marker), key=lambda marker: marker.started_s)
-
-
-def open_run(
-    config: RunConfig,
-    arguments: Sequence[str],
-    *,
-    run_id: str = "",
-    fresh: bool = False,
-    say: Callable[[str], None] = print,
-) -> LocalRun:
-    """Choose the run, take its lock and write what the pipeline needs into its folder.
-
-    Waits for processes that a killed `vlmpipe run` of the same run left, and prints that. Raises ConfigError for an
-    invalid run id, UserError when the run is already running or the chosen port is in use (exit 69), or when the output
-    folder is not writable (exit 73 or 77).
-    """
-    folder = runs_folder(config)
-    require_writable(folder.parent.absolute())
-    if config.cluster.local_port:  # found here rather than after hours of preparing data
-        from vlmpipe.backends.local.environment import require_free_port
-
-        require_free_port(config.cluster.local_port)
-    digest = config.digest()
-    choice = choose_run(folder, name=config.name, config_digest=digest, run_id=run_id, fresh=fresh, now=datetime.now())
-    folder = folder / choice.run_id
-    with os_errors(f"creating the run's folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(folder, say=say)
-    marker = Marker(choice.run_id, digest, tuple(arguments), time.time())
-    write_record(LocalStorage(folder), RUN_FILE_COPY, config.to_dict(), indent=1)
-    marker.write(folder)
-    return LocalRun(folder, marker, choice.earlier, lock)
 
 
 def take_lock(folder: Path, *, say: Callable[[str], None] = print) -> int:

@@ -250,11 +250,11 @@ def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
 
 
 def _longer(report: RunReport) -> str:
-    """The run's command with twice the training."""
+    """The command that trains the run on, to twice its length."""
     train = read_record_file(report.folder / RUN_FILE_COPY).get("train") or {}
     field = "max_steps" if train.get("max_steps") else "epochs"
     command = [argument for argument in report.marker.command if not argument.startswith(f"train.{field}=")]
-    return shlex.join([*command, f"train.{field}={2 * train.get(field, 1)}"])
+    return shlex.join([*command, f"train.{field}={2 * train.get(field, 1)}", "--run-id", report.folder.name])
 
 
 def stopped(report: RunReport) -> list[str]:

@@ -158,7 +158,8 @@ class VertexStatus(ServiceRun):
         lines += f"  {said}".splitlines() if said else []
         name, run = (f" --step {step.title}" if step else ""), self.address.argument
         if not any(line.startswith("  to do:") for line in lines) and (hit := first_hit(said, self.error)):
-            lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(hit.pattern.remedy.split())}"]
+            remedy = hit.pattern.remedy_in(step.title if step else "")
+            lines += [f"  cause:    {hit.pattern.cause}", f"  to do:    {' '.join(remedy.split())}"]
         return [*lines, f"  logs:     vlmpipe logs {run}{name}",
                 f"  more:     vlmpipe diagnose {run}",
                 f"  continue: {self.continuation}"]  # fmt: skip

@@ -20,6 +20,7 @@ from tests.support.trainer.runs import ends_of_ranks, losses, make_run, summary,
 from tests.support.trainer.tiny_runs import TINY, merged, strategy_changes
 from vlmpipe.trainer.checkpoint.resume_rules import SECTIONS, leaves, rules_by_field
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.strategies import TENSOR_PARALLEL
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.storage import open_storage
 
@@ -113,15 +114,19 @@ def test_every_field_has_a_case_or_a_reason_for_none() -> None:
 
 
 def job_settings(strategy: str, precision: str, changes: dict[str, Any]) -> dict[str, Any]:
-    return strategy_changes(strategy) | {"model.freeze": [], "train.precision": precision} | changes
+    own: dict[str, Any] = {"model.freeze": [], "train.precision": precision}
+    if strategy in TENSOR_PARALLEL:  # heads for twice as many ranks
+        own["model.language_model.config.num_key_value_heads"] = 4
+    return strategy_changes(strategy) | own | changes
 
 
 def is_valid(settings: dict[str, Any]) -> bool:
+    """Whether the strategy has such a value, and these processes can share the work by it."""
     try:
-        TrainConfig.model_validate(merged(TINY, settings)["train"])
+        train = TrainConfig.model_validate(merged(TINY, settings)["train"])
     except ValidationError:
         return False
-    return True
+    return PROCESSES % (train.tensor_parallel * train.pipeline_parallel * train.context_parallel) == 0
 
 
 def copied(root: Path, base: JobConfig, name: str, settings: dict[str, Any]) -> JobConfig:

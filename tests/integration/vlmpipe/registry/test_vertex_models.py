@@ -127,7 +127,9 @@ def test_versions_count_up_and_the_alias_moves_from_the_compared_one(server: Fak
         registry().promote("digits", 3, instead_of=1)
     champion = registry().champion("digits")
     assert champion is not None
-    assert champion.as_champion() == {"version": 2, "run_id": "b", "exact_match": 0.9, "held_out_sha256": "h"}
+    assert champion.as_champion() == {
+        "version": 2, "run_id": "b", "checkpoint": "c1", "exact_match": 0.9, "held_out_sha256": "h"
+    }  # fmt: skip
     assert [list(one.version_aliases) for one in server.models.models["digits"]] == [["default"], ["champion"], []]
     assert registry(alias="staging").champion("digits") is None
 
@@ -170,8 +172,15 @@ def test_a_refused_request_is_an_error_message_and_leaves_nothing(server: FakeVe
     with pytest.raises(UserError, match="no permission in project test-project"):
         registry().register("digits", candidate(tmp_path, "a"), "")
     assert registry().register("digits", candidate(tmp_path, "a"), "").version == 1
-    with pytest.raises(ConfigError, match=r"is already a candidate of .*, from checkpoint c1; it now offers c2"):
-        registry().register("digits", candidate(tmp_path, "a", checkpoint="c2"), "")
+
+
+def test_a_run_that_has_trained_on_gets_a_version_for_each_checkpoint(server: FakeVertex, tmp_path: Path) -> None:
+    for _ in range(2):
+        first = registry().register("digits", candidate(tmp_path, "a"), "")
+        later = registry().register("digits", candidate(tmp_path, "a", checkpoint="c2"), "")
+        assert (first.version, later.version) == (1, 2) and first.model_uri != later.model_uri
+    assert [entry.checkpoint for entry in registry().versions("digits")] == ["c1", "c2"]
+    assert uploads(server) == 2
 
 
 def test_a_champion_uploaded_by_another_tool_is_refused(server: FakeVertex, tmp_path: Path) -> None:

@@ -70,11 +70,12 @@ def test_registering_a_run_again_returns_its_version(tmp_path: Path) -> None:
     assert [register(str(tmp_path), run_id) for run_id in ("a", "b", "a")] == [1, 2, 1]
 
 
-def test_a_run_that_now_offers_another_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_has_trained_on_gets_a_version_for_each_checkpoint(tmp_path: Path) -> None:
     registry = FolderRegistry(str(tmp_path / "registry"))
-    registry.register("model", candidate(tmp_path, "a"), "")
-    with pytest.raises(ConfigError, match="already version 1"):
-        registry.register("model", candidate(tmp_path, "a", checkpoint="0001-00000020-bb"), "")
+    later = candidate(tmp_path, "a", checkpoint="0001-00000020-bb")
+    versions = [registry.register("model", one, "").version for one in (candidate(tmp_path, "a"), later) * 2]
+    assert versions == [1, 2, 1, 2]
+    assert [entry.checkpoint for entry in registry.versions("model")][1] == "0001-00000020-bb"
 
 
 def test_an_attempt_that_stopped_half_way_is_completed_under_its_number(tmp_path: Path) -> None:

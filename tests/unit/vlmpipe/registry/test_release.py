@@ -128,6 +128,17 @@ def test_deciding_about_the_champion_itself_is_refused(run: Path) -> None:
     assert "is this very run" in decide_run(str(run)).reason
 
 
+def test_a_run_that_has_trained_on_is_not_compared_with_what_it_was_and_gets_a_version(run: Path) -> None:
+    decide_run(str(run))
+    register_run(str(run))
+    edit(run / "summary.json", checkpoint="0001-00000020-bb")
+    assert "an earlier checkpoint of this run" in decide_run(str(run)).reason
+    settings = json.loads((run / "run.json").read_text())
+    edit(run / "run.json", gate={**settings["gate"], "when_not_comparable": "skip"})
+    assert decide_run(str(run)).accepted
+    assert register_run(str(run)).version == 2
+
+
 @pytest.mark.parametrize("name", ["evaluate.json", "run.json"])
 def test_a_missing_file_names_the_step_that_writes_it(run: Path, name: str) -> None:
     (run / name).unlink()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +21,7 @@ from vlmpipe.runs.failure_patterns import Pattern, hits, patterns
 from vlmpipe.runs.local.diagnose import diagnose_folder
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.stack_dumps import main_frames, read_stall
+from vlmpipe.runs.steps import STEPS
 
 EXAMPLES = ROOT / "tests/fixtures/failures"
 STARTED_S = 1_763_667_000.0
@@ -94,6 +96,20 @@ def test_an_example_in_the_log_of_a_run_is_the_diagnosis(name: str, run: Run) ->
     assert found.pattern and found.pattern.remedy in said and found.cause in said
 
 
+@pytest.mark.parametrize("title", ["evaluate", "pretrain-evaluate"])
+def test_an_evaluation_that_ran_out_of_memory_is_told_of_its_own_settings(title: str, run: Run) -> None:
+    stage, _, step = title.rpartition("-")
+    found = diagnose_folder(run(step=step, logs={"workerpool0-0": example("gpu-out-of-memory")}))
+    found = replace(found, step=title) if stage else found
+    said = " ".join(line.strip() for line in found.lines())
+    assert "evaluate.batch_questions" in said and "train.micro_batch_size" not in said
+    assert "evaluate.batch_questions" in found.as_json()["remedy"]
+
+
+def test_remedies_by_step_are_of_steps_that_there_are() -> None:
+    assert {step for pattern in patterns() for step in pattern.remedies} <= {*STEPS}
+
+
 def test_exit_codes_are_distinguished() -> None:
     codes = [code for pattern in patterns() for code in pattern.exit_codes]
     assert len(codes) == len(set(codes))
@@ -102,7 +118,8 @@ def test_exit_codes_are_distinguished() -> None:
 def test_remedies_name_fields_that_exist() -> None:
     known = set(field_names(RunConfig))
     sections = "|".join(RunConfig.model_fields)
-    named = {name for pattern in patterns() for name in re.findall(rf"\b(?:{sections})(?:\.[a-z]\w*)+", pattern.remedy)}
+    texts = [text for pattern in patterns() for text in (pattern.remedy, *pattern.remedies.values())]
+    named = {name for text in texts for name in re.findall(rf"\b(?:{sections})(?:\.[a-z]\w*)+", text)}
     assert len(named) > 10 and named <= known
 
 
@@ -280,5 +297,5 @@ def test_the_command_prints_lines_or_json(
     assert said[()].startswith(
         "run digits-1: failed in step train with exit code 137\n  cause:     a process was killed"
     )
-    assert said[()].rstrip().endswith("continue:  vlmpipe run digits.yaml train.epochs=2")
+    assert said[()].rstrip().endswith("continue:  vlmpipe run digits.yaml train.epochs=2 --run-id digits-1")
     assert json.loads(said[("--json",)])["id"] == "killed"

@@ -1,4 +1,4 @@
-"""Which run a command continues, and how the process behind it is started, stopped and swept."""
+"""How the process behind a run is started, stopped and swept."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -20,13 +18,10 @@ from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.pipelines.local_process import execute
 from vlmpipe.runs.local import control as local_control
+from vlmpipe.runs.local.choice import open_run
 from vlmpipe.runs.local.run import (
-    Choice,
     LocalRun,
-    Marker,
-    choose_run,
     is_running,
-    open_run,
     read_marker,
     require_writable,
 )
@@ -36,7 +31,6 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file
 
-NOW = datetime(2026, 11, 20, 15, 30, 0)
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]
 
 # A pipeline of one step, in place of the real one: it tells its process id, then does as it is told.
@@ -114,60 +108,6 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def marker(run_id: str, *, started_s: float = 0.0, exit_code: int | None = None, digest: str = "d") -> Marker:
-    return Marker(run_id, digest, ("c.yaml",), started_s, exit_code=exit_code)
-
-
-def choose(*markers: Marker, run_id: str = "", fresh: bool = False) -> Choice:
-    with TemporaryDirectory() as folder:
-        for one in markers:
-            one.write(Path(folder, one.run_id))
-        return choose_run(Path(folder), name="x", config_digest="d", run_id=run_id, fresh=fresh, now=NOW)
-
-
-@pytest.mark.parametrize("exit_code", [None, 130, 65])
-def test_the_newest_unfinished_run_is_continued(exit_code: int | None) -> None:
-    old, new = marker("old", started_s=1), marker("new", started_s=2, exit_code=exit_code)
-    assert choose(new, old) == Choice("new", new)
-
-
-def test_a_finished_run_is_followed_by_a_new_one() -> None:
-    assert choose(marker("old", started_s=1), marker("new", started_s=2, exit_code=0)) == Choice("x-20261120-153000")
-
-
-def test_a_run_of_other_settings_is_not_continued() -> None:
-    assert choose(marker("other", digest="e")) == Choice("x-20261120-153000")
-
-
-def test_fresh_starts_a_new_run() -> None:
-    assert choose(marker("old"), fresh=True) == Choice("x-20261120-153000")
-
-
-def test_two_runs_of_the_same_second_have_different_names() -> None:
-    assert choose(marker("x-20261120-153000", exit_code=0)) == Choice("x-20261120-153000-2")
-
-
-def test_a_named_run_is_started_or_continued() -> None:
-    there = marker("mine")
-    assert choose(run_id="mine") == Choice("mine")
-    assert choose(there, run_id="mine") == Choice("mine", there)
-
-
-@pytest.mark.parametrize(
-    ("existing", "run_id", "fresh", "said"),
-    [
-        (marker("mine", exit_code=0), "mine", False, "is finished"),
-        (marker("mine", digest="e"), "mine", False, "settings have changed"),
-        (marker("mine"), "mine", True, "exists already"),
-        (marker("mine"), "../mine", False, "--run-id is"),
-    ],
-)
-def test_a_run_id_that_cannot_be_used_is_refused(existing: Marker, run_id: str, fresh: bool, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        choose(existing, run_id=run_id, fresh=fresh)
-    assert "--run-id" in caught.value.text()
 
 
 def test_a_run_on_another_machine_is_refused(config: RunConfig) -> None:
@@ -371,7 +311,7 @@ import sys
 from vlmpipe.pipelines.local_process import execute
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.live_view import view_for
-from vlmpipe.runs.local.run import open_run
+from vlmpipe.runs.local.choice import open_run
 file, root, pipeline, what = sys.argv[1:]
 run = open_run(load_run_file(file, [f"output.root_uri={root}"]), ["c.yaml"], run_id="mine")
 sys.exit(execute(run, view_for(plain=True, say=print), [sys.executable, "-c", pipeline, str(run.folder), what]))

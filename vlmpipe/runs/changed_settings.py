@@ -1,0 +1,156 @@
+"""What may change in the run file of a run that is continued: a rule for each field, and what a pair of files changes.
+
+Fields of `train`, `data` and `model` have the rules of `vlmpipe.trainer.checkpoint.resume_rules`, by which training
+itself decides; those of all other sections are here. docs/reference/resuming.md shows both as one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmpipe.config.run_config import RunConfig, parse_run_config
+from vlmpipe.trainer.checkpoint.commit import committed
+from vlmpipe.trainer.checkpoint.resume_rules import Change, Outcome, Rule, rules_by_field
+from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.external.states import states_of
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.records import read_record
+
+# A name is a field, or a section whose other fields have no rule of their own.
+REST: tuple[Rule, ...] = (
+    Rule("refused", ("name", "stages"), "Which run it is. What a stage sets has the rules of its sections."),
+    Rule("refused", ("checkpoint.signing_key_file",), "Checkpoints without its signature are not loaded."),
+    Rule("taken", ("sweep",), "Which trainings there are. One that has begun has the rules of its sections."),
+    Rule("same", ("evaluate", "gate", "register", "deploy", "notify"), "Steps after training."),
+    Rule("same", ("features", "checkpoint"), "How images are encoded ahead, and how checkpoints are written and kept."),
+    Rule(
+        "same",
+        ("version", "output", "cluster", "gcp", "kubeflow", "secrets", "plan"),
+        "Where jobs run and runs lie, with which access, at what price.",
+    ),
+    Rule(
+        "same",
+        ("cluster.replica_count", "cluster.processes_per_replica", "cluster.accelerator_count"),
+        "How many processes train. ZeRO's state is cut by their number.",
+        under_zero="refused",
+    ),
+    Rule("same", ("schedule", "tune"), "Read by commands of their own."),
+)
+_OF_PROCESSES = frozenset(next(rule for rule in REST if rule.under_zero).fields)
+_ORDER: tuple[Outcome, ...] = ("refused", "prepared", "taken", "same")
+_RULES = {**rules_by_field(), **{name: rule for rule in REST for name in rule.fields}}
+
+
+def rule_of(field: str) -> Rule:
+    """The rule of a field of the run file: its own, or its section's."""
+    while field and field not in _RULES:
+        field = field.rpartition(".")[0]
+    return _RULES[field]
+
+
+@dataclass(frozen=True)
+class ChangedSettings:
+    """Fields whose values differ between two run files, by stage; under an empty name where there are no stages."""
+
+    by_stage: Mapping[str, list[Change]]
+
+    @property
+    def all(self) -> list[Change]:
+        """Each change once, those that are refused first."""
+        found = {(change.field, repr(change.now)): change for changes in self.by_stage.values() for change in changes}
+        return sorted(found.values(), key=lambda change: _ORDER.index(change.outcome))
+
+    @property
+    def cannot_matter(self) -> bool:
+        """Whether the same weights are trained: any run of the earlier file may go on with the later one unasked."""
+        return all(change.outcome == "same" for change in self.all)
+
+    def texts(self) -> list[str]:
+        return [change.text() for change in self.all]
+
+
+def changed_settings(before: RunConfig, after: RunConfig) -> ChangedSettings:
+    """What `after` sets otherwise than `before`."""
+    old, new = before.stage_runs(), after.stage_runs()
+    if list(old) != list(new):
+        change = Change("stages", [*filter(None, old)], [*filter(None, new)], "refused")
+        return ChangedSettings({stage: [change] for stage in old})
+    found = {stage: list(_changes(old[stage], new[stage])) for stage in old}
+    if before.stages and before.sweep != after.sweep:
+        found[list(old)[-1]].append(Change("sweep", before.sweep is not None, after.sweep is not None, "taken"))
+    return ChangedSettings(found)
+
+
+def _changes(before: RunConfig, after: RunConfig) -> Iterator[Change]:
+    old, new = (dict(_leaves("", config.to_dict())) for config in (before, after))
+    is_zero = "zero" in f"{before.train.strategy} {after.train.strategy}"
+    same_processes = before.cluster.world_size == after.cluster.world_size
+    of_program = before.train.trainer is not None and after.train.trainer is not None
+    for field in sorted(old.keys() | new.keys()):
+        was, now = old.get(field), new.get(field)
+        if was == now:
+            continue
+        outcome = rule_of(field).outcome_under("deepspeed" if is_zero else "dcp")
+        if field in _OF_PROCESSES and same_processes:
+            outcome = "same"
+        elif of_program and field.startswith(("train.", "data.")) and field != "train.trainer.name":
+            outcome = "taken" if outcome == "refused" else outcome  # given to the program, whose checkpoint it is
+        yield Change(field, was, now, outcome)
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The values below a path by their fields, without nulls; of fields in a list of sections that of each item."""
+    if (path in _RULES and not isinstance(value, dict)) or (path and path in rules_by_field()):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, below in value.items():
+            yield from _leaves(f"{path}.{name}" if path else name, below)
+    elif isinstance(value, list) and any(field.startswith(f"{path}[].") for field in _RULES):
+        items = [dict(_leaves(f"{path}[]", item)) for item in value]
+        for field in dict.fromkeys(name for item in items for name in item):
+            yield field, [item.get(field) for item in items]
+    elif value is not None:
+        yield path, value
+
+
+def require_continuable(run_id: str, changed: ChangedSettings, stores: Mapping[str, Storage], after: RunConfig) -> None:
+    """Raise ConfigError, which names the field, where a checkpoint cannot be continued with what has changed.
+
+    Args:
+        stores: the folder of each stage. What has no checkpoint, or gives up those that there are (train.resume=never),
+            may begin with any settings.
+    """
+    runs = after.stage_runs()
+    for stage, changes in changed.by_stage.items():
+        refused = [change for change in changes if change.outcome == "refused"]
+        if not refused or (stage in runs and runs[stage].train.resume == "never"):
+            continue
+        store = stores[stage]
+        if saved := [*committed(store), *committed(states_of(store.root_uri))]:
+            where = f"stage {stage} of run {run_id}" if stage else f"run {run_id}"
+            raise ConfigError(
+                f"{where} has checkpoints (such as {saved[-1]}) that cannot be continued: "
+                f"{'; '.join(change.text() for change in refused)}",
+                expected="the values that it was started with; docs/reference/resuming.md says what may change",
+                fix="restore them, give another run id (--run-id), or begin again in its folder: train.resume=never",
+            )
+
+
+def require_resumable(config: RunConfig, paths: RunPaths) -> None:
+    """As `require_continuable`, beside the run.json of the last start in the folder of a run or stage.
+
+    Training would refuse the same, on machines that are paid for.
+    """
+    store = open_storage(paths.run_uri)
+    if store.stat("run.json") is None:
+        return
+    earlier = {name: value for name, value in read_record(store, "run.json").items() if name != "run"}
+    try:
+        before = parse_run_config(earlier, store.uri("run.json"))
+    except ConfigError:
+        return  # another version's: training compares what it has saved
+    require_continuable(paths.run_id, changed_settings(before, config), {"": store}, config)
