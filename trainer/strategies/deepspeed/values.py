@@ -22,11 +22,15 @@ ANY = Sizes(trainable=10**9, layer=10**7, vector=10**4)  # values are judged wit
 
 
 def require_values(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError where DeepSpeed refuses a configuration, with all that it says."""
+    """Raise ConfigError where DeepSpeed refuses a configuration, with all that it says.
+
+    Without its batch size, which DeepSpeed would multiply by one rank: it knows none before the first engine.
+    """
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 
+    judged = {name: copy.deepcopy(value) for name, value in settings.items() if name != "train_batch_size"}
     try:
-        DeepSpeedConfig(copy.deepcopy(dict(settings)))
+        DeepSpeedConfig(judged)
     except ValidationError as error:
         said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}, found {one['input']!r}" for one in error.errors()]
         raise _refused("; ".join(said)) from error
@@ -45,7 +49,6 @@ def _refused(said: str) -> ConfigError:
 def main() -> int:
     config = TrainConfig.model_validate(json.load(sys.stdin))
     settings = engine_settings(config, stage=int(config.strategy[-1]), micro_steps=1, sizes=ANY)
-    settings["train_batch_size"] = config.micro_batch_size  # of one process
     try:
         require_values(laid_over(settings, config.deepspeed))
     except ConfigError as error:

@@ -200,7 +200,7 @@ def test_a_value_that_deepspeed_refuses_is_a_sentence_before_an_engine_is_built(
 ) -> None:
     train = settings("zero2", given)
     derived = engine_settings(train, stage=2, micro_steps=1, sizes=Sizes(1000, 100, 10))
-    derived["train_batch_size"] = train.micro_batch_size
+    assert derived["train_batch_size"] > derived["train_micro_batch_size_per_gpu"], "of several ranks"
     require_values(derived)
     with pytest.raises(ConfigError, match=said):
         require_values(laid_over(derived, given))
