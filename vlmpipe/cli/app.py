@@ -16,7 +16,6 @@ from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.cli import answers, init
 from vlmpipe.cli import compile as compile_commands
 from vlmpipe.cli import data as data_commands
-from vlmpipe.cli import doctor as doctor_command
 from vlmpipe.cli import gate as gate_command
 from vlmpipe.cli import prove as prove_command
 from vlmpipe.cli import runs as run_commands
@@ -56,7 +55,6 @@ for command in (
     *answers.ALL,
     tune_command.tune,
     prove_command.prove,
-    doctor_command.doctor,
     gate_command.gate,
 ):
     app.command()(command)
@@ -87,6 +85,35 @@ def _global_options(
         os.environ[DEBUG_VARIABLE] = "1"  # the pipeline's processes read it too
     if api_endpoint:
         os.environ[ENDPOINT_VARIABLE] = api_endpoint
+
+
+@app.command()
+def doctor(config: RunFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Ask Google Cloud and the hub what a run lacks.
+
+    APIs, quotas, images, machines, accounts, permissions, addresses and models: the online half of check. Each question
+    is ok, missing with the command that mends it, or cannot be seen and why. Nothing is changed; what the answers show
+    of docs/reference/unproved.md is noted beside the runs. Ends with exit code 79 where something is missing, and 69
+    where nothing could be seen.
+    """
+    from vlmpipe.doctor.rows import as_json as rows_as_json
+    from vlmpipe.doctor.rows import exit_code
+    from vlmpipe.doctor.sightings import note_rows, sightings_of
+
+    settings = load(config, overrides)
+    with doing(f"asking about {config}: project, quotas, images, permissions, addresses and models"):
+        rows = api.doctor(settings)
+        notes = note_rows(settings, rows)
+    if as_json:
+        seen = [{"id": one.id, "holds": one.holds, "said": one.said} for one in sightings_of(rows)]
+        print_json({**rows_as_json(rows), "assumptions": seen, "notes": notes})
+    else:
+        from vlmpipe.cli.views.doctor import print_rows
+
+        print_rows(rows)
+        if notes:
+            print_lines(["", *notes])
+    raise typer.Exit(exit_code(rows))
 
 
 @app.command()

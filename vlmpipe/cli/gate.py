@@ -23,7 +23,7 @@ def gate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print how often the gate accepts a model that is as good as the champion, better or worse. Starts nothing."""
+    """Print how often the gate accepts. A model as good as the champion, better or worse; starts nothing."""
     settings = load(config, overrides)
     if settings.sweep:
         raise ConfigError("a sweep has no gate", expected="a run file of one model", fix="leave the section sweep out")
