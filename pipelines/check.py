@@ -18,10 +18,11 @@ from vlmpipe.config.target_requirements import require_reached_files, require_ve
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.deepspeed_values import deepspeed_verdict
 from vlmpipe.planner.chat_template import prove_chat_template
+from vlmpipe.planner.data_look import look_at_source
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.runs.local.run import require_writable
-from vlmpipe.trainer.config.data import BIGQUERY, OWN_FORMAT, DataConfig
+from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -228,21 +229,9 @@ def _hub_cache() -> Path:
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
-    for source in config.data.all_sources:
-        yield _one_source(config.data.of_source(source))
-
-
-def _one_source(data: DataConfig) -> Finding:
-    if in_bucket(data.source) or data.source.startswith(BIGQUERY):
-        return Finding("data", "unchecked", f"{data.source} is read when the run starts")
-    from vlmpipe.trainer.data.prepare.look import look_at
-    from vlmpipe.trainer.data.sources import open_source
-    from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
-
-    if data.source.startswith(BUILTIN_PREFIX):
-        require_builtin(data.source)
-        return Finding("data", "ok", f"{data.source} comes inside an installed package")
-    return Finding("data", *look_at(open_source(data), data).verdict(data))
+    sources = [config.data.of_source(source) for source in config.data.all_sources]
+    for data in sources:
+        yield Finding("data", *look_at_source(config, data, len(sources)))
 
 
 def _benchmarks(config: RunConfig) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from vlmpipe.trainer.checkpoint.resume_rules import settings_of
 from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
 from vlmpipe.trainer.config.job import DataPointers, JobConfig, defers_weights
 from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.data.chat.added_tokens import require_trained_tokens
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
@@ -26,9 +27,9 @@ from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, no_images, online_images
 from vlmpipe.trainer.dataloading.readers import Readers, open_readers, warnings
 from vlmpipe.trainer.distributed.agreement import meet
-from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of, require_divisible
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.errors import ConfigError, print_warning
+from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.evaluation.reference_log_probs import ReferenceLogProbs
 from vlmpipe.trainer.evaluation.validation_loss import Validation, validation_of
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
@@ -202,6 +203,7 @@ def build_model(
         deferred = family.initial_weights(job.model, data.chat.tokenizer)
     else:
         model = family.build(job.model, data.chat.tokenizer)
+    require_trained_tokens(model, job.model, data.chat.tokenizer)
     tower = family.tower(model)
     if data.cached:
         require_frozen_tower(job.model, sum(one.numel() for one in tower.parameters() if one.requires_grad))
@@ -316,31 +318,6 @@ def _settings_warnings(settings: TrainConfig, total_steps: int) -> Iterator[str]
         yield (
             f"train.powersgd.start_step {start_step}: all {total_steps} steps are before it, so no gradient is "
             "compressed; a smaller one begins sooner"
-        )
-
-
-def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
-    """Every rank runs the same number of equal micro-batches."""
-    settings = job.train
-    if settings.global_batch_size % (settings.micro_batch_size * replica.count):
-        ranks = settings.sequence_ranks
-        copies = "processes" if ranks == 1 else f"groups of {ranks} processes with the same sequences,"
-        raise ConfigError(
-            f"train.global_batch_size {settings.global_batch_size} does not divide over {replica.count} {copies} "
-            f"with train.micro_batch_size {settings.micro_batch_size}",
-            expected=f"a multiple of {settings.micro_batch_size * replica.count}",
-        )
-    if job.data.sequence_length % settings.context_parallel:
-        raise ConfigError(
-            f"train.context_parallel {settings.context_parallel} does not divide data.sequence_length "
-            f"{job.data.sequence_length}",
-            expected="tokens of a sequence that are a multiple of it",
-        )
-    if settings.sequence_parallel and job.data.sequence_length % settings.tensor_parallel:
-        raise ConfigError(
-            f"train.sequence_parallel: {settings.tensor_parallel} ranks cannot share data.sequence_length "
-            f"{job.data.sequence_length}",
-            expected="tokens of a sequence that are a multiple of train.tensor_parallel",
         )
 
 

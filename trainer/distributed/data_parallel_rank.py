@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import ConfigError
@@ -51,3 +52,28 @@ def replica_of(config: TrainConfig, worker: ProcessContext) -> DataParallelRank:
     leads = worker.rank % innermost == 0 and is_first_stage
     part = worker.rank % context
     return DataParallelRank(index, count, leads, takes_images=is_first_stage, part=part, parts=context)
+
+
+def require_divisible(job: JobConfig, replica: DataParallelRank) -> None:
+    """Every rank runs the same number of equal micro-batches."""
+    settings = job.train
+    if settings.global_batch_size % (settings.micro_batch_size * replica.count):
+        ranks = settings.sequence_ranks
+        copies = "processes" if ranks == 1 else f"groups of {ranks} processes with the same sequences,"
+        raise ConfigError(
+            f"train.global_batch_size {settings.global_batch_size} does not divide over {replica.count} {copies} "
+            f"with train.micro_batch_size {settings.micro_batch_size}",
+            expected=f"a multiple of {settings.micro_batch_size * replica.count}",
+        )
+    if job.data.sequence_length % settings.context_parallel:
+        raise ConfigError(
+            f"train.context_parallel {settings.context_parallel} does not divide data.sequence_length "
+            f"{job.data.sequence_length}",
+            expected="tokens of a sequence that are a multiple of it",
+        )
+    if settings.sequence_parallel and job.data.sequence_length % settings.tensor_parallel:
+        raise ConfigError(
+            f"train.sequence_parallel: {settings.tensor_parallel} ranks cannot share data.sequence_length "
+            f"{job.data.sequence_length}",
+            expected="tokens of a sequence that are a multiple of train.tensor_parallel",
+        )

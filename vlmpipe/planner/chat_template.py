@@ -20,16 +20,20 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
 
     Raises ConfigError for a template, and for a local tokenizer, that cannot be used.
     """
-    name, weights = data.chat_format(model), (model.pretrained or model.language_model).weights
-    tokenizer = "" if model.tokenizer.startswith(TRAINED_PREFIX) else model.tokenizer
-    elsewhere = any(one and not Path(one).expanduser().is_dir() for one in (tokenizer, weights))
+    name, tokenizer = data.chat_format(model), "" if model.tokenizer.startswith(TRAINED_PREFIX) else model.tokenizer
     if tokenizer and name == OWN_FORMAT and Path(tokenizer).expanduser().is_dir():
         from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
 
         pretrained_tokenizer(tokenizer)
-    if name == OWN_FORMAT or in_bucket(name) or elsewhere:
+    if name == OWN_FORMAT or in_bucket(name) or not is_here(model, tokenizer):
         return None
     from vlmpipe.trainer.data.chat.make import make_chat  # imports transformers
     from vlmpipe.trainer.data.chat.proof import prove
 
     return prove(make_chat(model, data, ()))
+
+
+def is_here(model: ModelConfig, tokenizer: str) -> bool:
+    """Whether the model's files, and the tokenizer's if one is named, are in folders of this machine."""
+    weights = (model.pretrained or model.language_model).weights
+    return all(not one or Path(one).expanduser().is_dir() for one in (tokenizer, weights))

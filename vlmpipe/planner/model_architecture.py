@@ -8,6 +8,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vlmpipe.catalog.machines import load_models
 from vlmpipe.config.run_config import RunConfig
@@ -60,7 +61,27 @@ def architecture(config: RunConfig) -> Architecture:
         require_something_trained(model, shape.trainable_parameters)
     if is_cached(config):
         require_frozen_tower(model, shape.trained["tower"])
+    if {"embedding", "head"} & shape.frozen:
+        _require_trained_tokens(config.model)
     return Architecture(model, shape, " and ".join(origins))
+
+
+def _require_trained_tokens(model: ModelConfig) -> None:
+    """Raise ConfigError where tokens that a local tokenizer adds to those of a local model have frozen rows."""
+    addresses = (model.tokenizer, model.language_model.weights)
+    if not all(address and Path(address).expanduser().is_dir() for address in addresses):
+        return
+    import torch
+
+    from vlmpipe.trainer.data.chat.added_tokens import added_tokens, require_trained_tokens
+    from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
+    from vlmpipe.trainer.models.registry import family_of
+
+    tokenizer = pretrained_tokenizer(model.tokenizer)
+    if added_tokens(model, tokenizer):
+        with torch.device("meta"):
+            skeleton = family_of(model).skeleton(model, vocabulary=len(tokenizer))
+        require_trained_tokens(skeleton, model, tokenizer)
 
 
 def require_shardable(model: ModelConfig, ranks: int, *, cached: bool, sequence: bool) -> None:

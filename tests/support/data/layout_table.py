@@ -13,6 +13,7 @@ from tests.support.data.layouts import (
     inline,
     lines,
     parts,
+    placed,
     rows,
     said,
     struct,
@@ -40,6 +41,29 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "llava, text only": Layout(lines(lambda n: {"id": n, "conversations": asked(n, "")}), 0),
     "an empty image of text only": Layout(lines(lambda n: {"image": "", "conversations": asked(n, "")}), 0),
+    "absolute paths": Layout(
+        placed(lambda n, folder: {"image": f"{folder}/images/{n}.png", "messages": said(n)}), ROWS, has_folder=True
+    ),
+    "absolute paths through a link": Layout(
+        placed(lambda n, folder: {"image": f"{folder}/linked/{n}.png", "messages": said(n)}), ROWS, has_folder=True
+    ),
+    "absolute paths elsewhere": Layout(
+        placed(lambda n, folder: {"image": f"{folder}/{n}.png", "messages": said(n)}), refused="ref.unsafe_path",
+        has_folder=True,
+    ),
+    "addresses of files": Layout(
+        placed(lambda n, folder: {"image": f"file://{folder}/images/{n}.png", "messages": said(n)}), ROWS,
+        has_folder=True,
+    ),
+    "addresses of files in quotes": Layout(
+        placed(
+            lambda n, folder: {"image": f"file://localhost{folder}/images/of%20{n % 2}/{n}.png", "messages": said(n)}
+        ),
+        ROWS, has_folder=True,
+    ),
+    "an empty list of images beside text": Layout(
+        lines(lambda n: {"images": [], "image": None, "conversations": asked(n, "")}), 0
+    ),
     "a folder that nothing names": Layout(
         lines(lambda n: {"id": n, "conversations": asked(n, "")}), refused="data.image_folder is ", has_folder=True
     ),

@@ -55,6 +55,22 @@ def lines(*of: Callable[[int], Row], name: str = "set.jsonl") -> Callable[[Path]
     return write
 
 
+def placed(of: Callable[[int, Path], Row]) -> Callable[[Path], str]:
+    """JSON lines whose records know the folder they are in; a link leads to its pictures, which it has twice."""
+
+    def write(folder: Path) -> str:
+        pictures(folder)
+        (folder / "linked").symlink_to(folder / "images")
+        for number in range(ROWS):
+            (folder / "images" / f"of {number % 2}").mkdir(exist_ok=True)
+            (folder / "images" / f"of {number % 2}" / f"{number}.png").write_bytes(png(number))
+        rows = [of(number, folder) for number in range(ROWS)]
+        (folder / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return "set.jsonl"
+
+    return write
+
+
 def array(of: Callable[[int], Row], name: str = "set.json") -> Callable[[Path], str]:
     def write(folder: Path) -> str:
         pictures(folder)

@@ -1,32 +1,44 @@
-"""A look at a source's first samples without a tokenizer: form, marks, files and a few pictures."""
+"""A look at a source before a run: records as far as a time allows, and a spread sample of them checked whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.coverage import Coverage
 from vlmpipe.trainer.data.prepare.checks import check_clip, check_image, check_turns
+from vlmpipe.trainer.data.prepare.deduplicate import NEW
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, final_entry
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
-from vlmpipe.trainer.data.sample import ImageRef, Sample
+from vlmpipe.trainer.data.sample import Sample, stable_shuffle
+from vlmpipe.trainer.data.sources.base import Source
 from vlmpipe.trainer.errors import DataError, ExitCode
+from vlmpipe.trainer.storage.base import in_bucket
 
-SAMPLES = 200
-DECODED = 16  # images; of the others the file is looked for
-LARGEST_READ_BYTES = 8 << 20
+BUDGET_S = 10.0  # of all sources of a run file
+READING = 0.4  # share of it
+MOST_PARTS = 8  # files that are begun, evenly spaced
+MOST_CHECKED = 200  # samples of a source
+MOST_HELD_BYTES = 256 << 20  # of images within records
+
+Validate = Callable[[Entry | Reject], Accepted | Reject]
 
 
 @dataclass
 class Look:
-    """What was found in the first samples."""
+    """What was found. `checks`: what samples were checked for."""
 
+    checks: str
     coverage: Coverage = field(default_factory=Coverage)
     read: int = 0
-    bad: list[Reject] = field(default_factory=list)
-    is_part: bool = False  # there are further samples
+    checked: int = 0
+    unreadable: list[Reject] = field(default_factory=list)  # of the records that were read
+    bad: list[Reject] = field(default_factory=list)  # of the samples that were checked
+    is_part: bool = False  # there are further records
 
     def verdict(self, data: DataConfig) -> tuple[Literal["ok", "warning", "failed"], str, int]:
         """How it looks, a sentence for people, and the exit code of a failure."""
@@ -36,49 +48,127 @@ class Look:
             self.coverage.check(data.source)
         except DataError as error:
             return "failed", error.text(), int(error.code)
-        of = f"{'the first ' if self.is_part else ''}{self.read:,} samples of {data.source}"
-        if self.bad:
-            text = f"{len(self.bad):,} of {of} are bad, for example: {self.bad[0].sentence()}"
-            too_many = not self.is_part and len(self.bad) > data.max_reject_fraction * self.read
-            if too_many or len(self.bad) == self.read:
+        of = f"{self.read:,} samples of {data.source}{', which has more,' if self.is_part else ''}"
+        is_whole = self.checked + len(self.unreadable) == self.read
+        looked = f"{self.checks} of {'all' if is_whole else f'{self.checked:,} of them, spread over all,'} were checked"
+        bad = [*self.unreadable, *self.bad]
+        if bad:
+            text = f"{len(bad):,} of {of} are bad ({looked}), for example: {bad[0].sentence()}"
+            too_many = is_whole and not self.is_part and len(bad) > data.max_reject_fraction * self.read
+            if too_many or len(self.bad) == self.checked:
                 return "failed", text, ExitCode.DATA
             return "warning", text, ExitCode.OK
-        text = f"{of} can be read: {self.coverage.described()}"
+        text = f"{of} can be read: {self.coverage.described()}; {looked}"
         if data.image_folder and not self.coverage.images:
             return "warning", f"{text}; data.image_folder is given, and none of these names an image", ExitCode.OK
         return "ok", text, ExitCode.OK
 
 
-def look_at(source: Iterable[Sample | Reject], config: DataConfig) -> Look:
-    """Look at the first samples, or those of `data.max_samples`. Raises what reading the source raises."""
-    look, decoded = Look(), 0
-    most = min(SAMPLES, config.max_samples or SAMPLES)
-    for record in islice(source, most + 1):
-        if look.read == most:
-            look.is_part = most == SAMPLES
+def look_at(
+    source: Source,
+    config: DataConfig,
+    validate: Validate | None = None,
+    *,
+    budget_s: float = BUDGET_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> Look:
+    """Read records from the beginnings of up to MOST_PARTS of the source's files, then check a sample that is spread
+    over them, until the time is used up. Raises what reading the source raises.
+
+    Images in buckets are not looked at.
+
+    Args:
+        validate: makes the tokens; None where there is no tokenizer yet.
+        budget_s: seconds for this source, after which no further record is begun.
+    """
+    check = _check_of(config, validate)
+    parts, is_part = _parts(source, config)
+    look, sample, start_s = Look(check.name, is_part=is_part), _Spread(), clock()
+    for number, part in enumerate(parts, 1):
+        until_s = start_s + READING * budget_s * number / len(parts)
+        for record in part:
+            look.read += 1
+            if isinstance(record, Reject):
+                look.unreadable.append(record)
+            else:
+                look.coverage.add(record)
+                sample.add(record)
+            if clock() > until_s:
+                look.is_part |= next(part, None) is not None
+                break
+    for place in stable_shuffle(range(len(sample.held)), "look"):
+        if look.checked and clock() > start_s + budget_s:
             break
-        look.read += 1
-        if isinstance(record, Reject):
-            look.bad.append(record)
-            continue
-        look.coverage.add(record)
+        record = sample.held[place]
+        look.checked += 1
         try:
-            check_turns(record.turns, len(record.images), ())
-            for image in record.images:
-                decoded += _seen(image, config, decode=decoded < DECODED)
+            check.run(record)
         except RejectedError as error:
             look.bad.append(Reject(record.where, record.id, error.code, str(error)))
     return look
 
 
-def _seen(image: ImageRef, config: DataConfig, *, decode: bool) -> bool:
-    """Whether the image was decoded. Raises RejectedError."""
-    size_bytes = image.size_bytes() if image.size_bytes else 1
-    if size_bytes and (not decode or size_bytes > LARGEST_READ_BYTES):
-        return False
-    data = image.read()
-    if image.clip:
-        check_clip(data, image.clip, config)
-    else:
-        check_image(data, config, name=image.name)
-    return True
+class _Spread:
+    """Records at even distances, at most MOST_CHECKED of them, and few images that records hold themselves."""
+
+    def __init__(self) -> None:
+        self.held: list[Sample] = []
+        self._every, self._met, self._bytes = 1, 0, 0
+
+    def add(self, record: Sample) -> None:
+        if self._met % self._every == 0:
+            self.held.append(record)
+            self._bytes += _held_bytes(record)
+        self._met += 1
+        while len(self.held) > MOST_CHECKED or (self._bytes > MOST_HELD_BYTES and len(self.held) > 1):
+            self.held = self.held[::2]
+            self._every *= 2
+            self._bytes = sum(map(_held_bytes, self.held))
+
+
+def _held_bytes(record: Sample) -> int:
+    """Of images that are in the record and not in files of their own."""
+    return sum(image.size_bytes() for image in record.images if image.size_bytes and not image.is_file)
+
+
+@dataclass(frozen=True)
+class _Check:
+    name: str
+    run: Callable[[Sample], None]  # raises RejectedError
+
+
+def _check_of(config: DataConfig, validate: Validate | None) -> _Check:
+    if in_bucket(config.image_folder):
+        return _Check("texts", _check_texts)
+    if validate is None:
+        return _Check("texts and images", lambda record: _check_images(record, config))
+
+    def check(record: Sample) -> None:
+        result = validate(final_entry(record, NEW, "train"))
+        if isinstance(result, Reject):
+            raise RejectedError(result.code, result.message)
+
+    return _Check("texts, images and tokens", check)
+
+
+def _check_texts(record: Sample) -> None:
+    check_turns(record.turns, len(record.images), ())
+
+
+def _check_images(record: Sample, config: DataConfig) -> None:
+    _check_texts(record)
+    for image in record.images:
+        data = image.read()
+        if image.clip:
+            check_clip(data, image.clip, config)
+        else:
+            check_image(data, config, name=image.name)
+
+
+def _parts(source: Source, config: DataConfig) -> tuple[list[Iterator[Sample | Reject]], bool]:
+    """What is read, in order, and whether more is left out: of few samples these, else files at even distances."""
+    parts = source.parts()
+    if config.max_samples:
+        return [islice(chain.from_iterable(parts), config.max_samples)], False
+    chosen = [parts[number * len(parts) // MOST_PARTS] for number in range(MOST_PARTS)]
+    return [iter(part) for part in (parts if len(parts) <= MOST_PARTS else chosen)], len(parts) > MOST_PARTS

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.conversations.message_parts import inline_bytes
@@ -27,6 +28,8 @@ from vlmpipe.trainer.storage.file_sums import crc32c_in
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, read_regular
 
+FILE = "file://"  # begins the address of a file on this machine
+
 
 class ImageFiles:
     """Images in a local folder, or below a prefix of a bucket."""
@@ -38,6 +41,7 @@ class ImageFiles:
         self._listed: sqlite3.Connection | None = None  # size and checksum of each object of a bucket
         self._lock = threading.Lock()
         self._roots: tuple[Path, ...] = ()  # of a local folder: it and the folders that links in it lead to
+        self._resolved: dict[str, str] = {}  # folders of absolute paths, and where they are
         self._inside: dict[Path, bool] = {}  # folders, and whether they are in the image folder
 
     def reference(self, path: str) -> ImageRef:
@@ -101,8 +105,8 @@ class ImageFiles:
         return self._name_of(path)
 
     def _name_of(self, path: str) -> str:
-        """The name of a relative path, or of an address in the bucket that begins with the folder's own."""
-        path = path.removeprefix("file://").removeprefix(f"{self._storage.root_uri.rstrip('/')}/")
+        """The name of a relative path, of an absolute one in the folder, or of an address in the folder."""
+        path = self._relative(path)
         if path.startswith(("http://", "https://")):
             message = f"{path}: files of the web are not fetched; download them into data.image_folder"
             raise RejectedError(RejectCode.REF_MISSING, message)
@@ -114,6 +118,20 @@ class ImageFiles:
         if self._root and not self._is_inside(self._root, self._root / name):
             raise outside
         return name
+
+    def _relative(self, path: str) -> str:
+        """The path from the folder, whichever links an absolute one goes through; any other path as it is."""
+        if path.startswith(FILE):
+            path = path.removeprefix(FILE).removeprefix("localhost")
+            if "%" in path and self._root and not os.path.exists(path):  # most tools write such addresses unquoted
+                path = unquote(path)
+        inside = path.removeprefix(f"{self._storage.root_uri.rstrip('/')}/")
+        if self._root is None or not inside.startswith("/"):
+            return inside
+        parent, name = os.path.split(path)
+        if parent not in self._resolved:
+            self._resolved[parent] = os.path.realpath(parent)
+        return f"{self._resolved[parent]}/{name}".removeprefix(f"{self._root}/")
 
     def _is_inside(self, root: Path, path: Path) -> bool:
         """Whether links lead no further than the folder. Each parent is resolved once, not in each pass."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from vlmpipe.trainer.config.model import ModelConfig, ModelPart
 from vlmpipe.trainer.errors import ConfigError
@@ -66,7 +66,8 @@ def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module]
     copies = tied_names(model)
     names = {name: parameter for name, parameter in model.named_parameters() if name not in copies}
     if is_whole:
-        _require_matches(config, {name: id(parameter) not in idle for name, parameter in names.items()}, copies)
+        gradients = {name: id(parameter) not in idle for name, parameter in names.items()}
+        _require_matches(config, gradients, copies, set() if config.quantizes_base else _rows_of_tokens(model))
     for name, parameter in names.items():
         trained = part_of(name) not in config.frozen
         trained = trained and not _matches(name, config.freeze_parameters)
@@ -135,19 +136,29 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _require_matches(config: ModelConfig, names: Mapping[str, bool], copies: Mapping[str, str]) -> None:
-    """names: of all parameters -> whether they get a gradient."""
+def _rows_of_tokens(model: Any) -> set[str]:
+    """Names of the embedding's and the head's weights, which get no adapters."""
+    weights = {id(one.weight) for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in weights}
+
+
+def _require_matches(
+    config: ModelConfig, names: Mapping[str, bool], copies: Mapping[str, str], unadapted: Collection[str]
+) -> None:
+    """names: of all parameters -> whether they get a gradient. unadapted: that may be trained beside adapters."""
     for field in ("freeze_parameters", "train_parameters"):
         for pattern in getattr(config, field):
             found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
             if not any(names[name] for name in found):
                 raise _unmatched(f"model.{field} has {pattern!r}", pattern, names, copies)
-            adapted = [name for name in found if config.lora and part_of(name) in config.lora.parts]
+            parts = config.lora.parts if config.lora else ()
+            adapted = [name for name in found if part_of(name) in parts and name not in unadapted]
             if adapted:
                 raise ConfigError(
                     f"model.{field} has {pattern!r}, which names {min(adapted)} of the "
                     f"{part_of(min(adapted)).replace('_', ' ')}, and model.lora trains adapters in place of that",
-                    expected="patterns that name parameters of parts without adapters (model.lora.parts)",
+                    expected="patterns that name parameters of parts without adapters (model.lora.parts), or the "
+                    "embedding and the head of a base that is not quantized",
                     fix="narrow the pattern, or leave model.lora out",
                 )
 

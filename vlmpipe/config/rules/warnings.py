@@ -33,6 +33,7 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cluster.max_wait_duration", text)
     if "decay_fraction" in train.model_fields_set and train.lr_schedule != "wsd":
         yield Problem("train.decay_fraction", "has no effect: only train.lr_schedule wsd has a decay of its own")
+    yield from _rates_of_frozen_parts(config)
     if train.float8 != "none" and not cluster.accelerator_count:
         yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
     if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
@@ -51,3 +52,14 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
     for path, image in (("cluster.image_uri", cluster.image_uri), ("gcp.pipeline_image", config.gcp.pipeline_image)):
         if image and "@sha256:" not in image:
             yield Problem(path, "names an image by tag, which may change; a digest (@sha256:...) does not")
+
+
+def _rates_of_frozen_parts(config: RunConfig) -> Iterator[Problem]:
+    """Own learning rates of parts of which nothing is trained. Patterns may thaw some of a part, so with these any."""
+    model, optimizer = config.model, config.train.optimizer
+    if model.train_parameters or not config.train.epochs:
+        return
+    for part, rate in (("tower", optimizer.tower_learning_rate), ("projector", optimizer.projector_learning_rate)):
+        if rate and part in model.freeze:
+            text = f"has no effect: the {part} is frozen (model.freeze)"
+            yield Problem(f"train.optimizer.{part}_learning_rate", text)

@@ -49,6 +49,8 @@ IN_ALL_PARTS = {
     "model.lora": {"rank": 4, "alpha": 8.0, "use_rslora": True, "parts": list(PARTS)},
     "model.freeze": [],
 }
+ROWS = {"model.train_parameters": ["*embed_tokens.weight", "lm_head.weight"]}  # whole, beside adapters of the blocks
+BESIDE = chosen(dict.fromkeys(("fsdp", "ddp", "zero2", "tp")), lambda name: name == "fsdp")
 TEXT = {"vocab_size": 280, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -79,6 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
     references = {
         "reference": run("reference", one),
         "reference dropping": run("reference-dropping", DROPPING),
+        "reference rows": run("reference-rows", one | ROWS),
         "reference everywhere": run("reference-everywhere", one | IN_ALL_PARTS),
         "reference decomposed": run("reference-decomposed", one | IN_ALL_PARTS | {"model.lora.use_dora": True}),
     }
@@ -88,6 +91,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
         _, how = everywhere(strategy)
         changes = strategy_changes(strategy) | IN_ALL_PARTS | {"model.lora.use_dora": how == "decomposed"}
         made[f"{strategy} {how}"] = run(f"{strategy}-{how}", changes)
+    made |= {f"{name} rows": run(f"{name}-rows", strategy_changes(name) | ROWS) for name in BESIDE}
     for strategy in STRATEGIES:
         here = strategy_changes(strategy)
         made[f"{strategy} accumulated"] = run(f"{strategy}-accumulated", here)
@@ -116,6 +120,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
     ("name", "reference"),
     [
         *((f"{strategy} accumulated", "reference") for strategy in STRATEGIES),
+        *((f"{strategy} rows", "reference rows") for strategy in BESIDE),
         *((f"{strategy} {how}", f"reference {how}") for strategy, how in map(everywhere, EVERYWHERE)),
     ],
 )
@@ -165,7 +170,17 @@ def test_a_checkpoint_holds_adapters_and_projector_and_nothing_else(strategy: st
     assert not any(built.get_parameter(name).equal(weight) for name, weight in weights.items()), "all of it learns"
 
 
-@pytest.mark.parametrize("name", [*(f"{strategy} accumulated" for strategy in STRATEGIES), "fsdp decomposed"])
+def test_rows_of_tokens_learn_beside_adapters(runs: dict[str, JobConfig]) -> None:
+    job = runs["fsdp rows"]
+    weights, built = trained_weights(job), built_model(job)
+    rows = ["model.language_model.embed_tokens.weight", "lm_head.weight"]
+    assert weights.keys() > set(rows) and sum(map(is_adapter, weights)) == 2 * 7 * 2
+    assert not any(built.get_parameter(name).equal(weights[name]) for name in rows)
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"{strategy} accumulated" for strategy in STRATEGIES), "fsdp decomposed", "fsdp rows"]
+)
 def test_an_export_has_the_adapters_merged_and_answers_as_the_trained_module(
     name: str, runs: dict[str, JobConfig], base: Path
 ) -> None:

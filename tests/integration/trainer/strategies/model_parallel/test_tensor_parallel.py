@@ -23,9 +23,8 @@ from tests.support.trainer.runs import losses, make_run, metrics, run_ranks, sum
 from tests.support.trainer.tiny_runs import TINY, strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
+from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, require_divisible
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.setup import require_divisible
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
 PROCESSES = 4

@@ -162,6 +162,24 @@ def test_with_lora_patterns_may_not_match_the_language_model(field: str) -> None
         shape_of(model_config(lora={"rank": 2}, **{field: ["*norm*"]}))
 
 
+@pytest.mark.parametrize("family", ["llava", *FAMILIES[1:]])
+def test_with_lora_embedding_and_head_may_be_trained_whole(family: str) -> None:
+    config = of_family(family, lora={"rank": 2}, train_parameters=["*embed_tokens.weight"])
+    adapters = {name for name in trained(config) if "lora_" in name}
+    language = {name for name in trained(config) - adapters if part_of(name) == "language_model"}
+    model = skeleton(config)
+    rows = {id(model.get_input_embeddings().weight)}
+    rows |= {id(model.get_parameter(name)) for name in tied_names(model)}
+    assert adapters and {id(model.get_parameter(name)) for name in language} == rows
+    assert trained(without_adapters(config)) == trained(config) - adapters
+
+
+def test_beside_a_quantized_base_they_may_not() -> None:
+    lora = {"rank": 2, "quantize_base": "nf4"}
+    with pytest.raises(ConfigError, match="and the head of a base that is not quantized"):
+        shape_of(model_config(lora=lora, train_parameters=["*embed_tokens.weight"]))
+
+
 def test_with_lora_patterns_choose_tower_and_projector_parameters_also_in_the_export() -> None:
     config = model_config(lora={"rank": 2}, train_parameters=["*vision_tower*norm1*"])
     adapters = {name for name in trained(config) if "lora_" in name}

@@ -1,0 +1,32 @@
+"""Settings without effect are warned of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.config.run_config import parse_run_config, warnings
+
+RATES = {"train.optimizer.tower_learning_rate": 1e-6, "train.optimizer.projector_learning_rate": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("model", "idle"),
+    [
+        ({"freeze": ["tower"]}, {"tower"}),
+        ({"freeze": ["projector"]}, {"projector"}),
+        ({"freeze": ["tower", "projector"]}, {"tower", "projector"}),
+        ({"freeze": []}, set()),
+        ({"freeze": ["tower"], "train_parameters": ["*norm*"]}, set()),
+        ({"freeze": ["projector"], "lora": {"rank": 2, "parts": ["tower"]}}, {"projector"}),
+    ],
+)
+def test_the_rate_of_a_frozen_part_has_no_effect(model: dict[str, Any], idle: set[str]) -> None:
+    changes = {f"model.{name}": value for name, value in model.items()} | {"features.cache": "off"}
+    config = parse_run_config(merged(TINY, changes | RATES), "a test")
+    found = {one.field: str(one) for one in warnings(config) if one.field.endswith("_learning_rate")}
+    assert found.keys() == {f"train.optimizer.{part}_learning_rate" for part in idle}
+    assert all("has no effect" in text for text in found.values())
+    assert not [one for one in warnings(parse_run_config(merged(TINY, changes), "a test")) if one.field in found]

@@ -1,0 +1,53 @@
+"""What a source of the run file looks like, so far as it is on this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from vlmpipe.planner.chat_template import is_here
+from vlmpipe.trainer.config.data import BIGQUERY
+from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.base import in_bucket
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
+    from vlmpipe.trainer.config.data import DataConfig
+    from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
+
+
+def look_at_source(
+    config: RunConfig, data: DataConfig, sources: int
+) -> tuple[Literal["ok", "warning", "failed", "unchecked"], str, int]:
+    """How one of `sources` sources looks, a sentence for people, and the exit code of a failure.
+
+    `data`: the run file's section, with this source alone. Raises what reading the source raises.
+    """
+    if in_bucket(data.source) or data.source.startswith(BIGQUERY):
+        return "unchecked", f"{data.source} is read when the run starts", ExitCode.OK
+    from vlmpipe.trainer.data.prepare.look import BUDGET_S, look_at
+    from vlmpipe.trainer.data.sources import open_source
+    from vlmpipe.trainer.data.sources.builtin import BUILTIN_PREFIX, require_builtin
+
+    if data.source.startswith(BUILTIN_PREFIX):
+        require_builtin(data.source)
+        return "ok", f"{data.source} comes inside an installed package", ExitCode.OK
+    source = open_source(data)
+    return look_at(source, data, _local_validator(config, data), budget_s=BUDGET_S / sources).verdict(data)
+
+
+def _local_validator(config: RunConfig, data: DataConfig) -> SampleValidator | None:
+    """The checks of preparation, with tokens; None where the tokenizer is trained on the data or on another machine.
+
+    `data`: the run file's section, with one of its sources. Raises ConfigError for a template that cannot be used.
+    """
+    tokenizer = config.model.tokenizer
+    elsewhere = in_bucket(data.chat_format(config.model)) or not is_here(config.model, tokenizer)
+    if tokenizer.startswith(TRAINED_PREFIX) or elsewhere:
+        return None
+    from vlmpipe.trainer.config.job import JobConfig, RunPaths
+    from vlmpipe.trainer.data.chat.make import make_chat
+    from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
+
+    job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="check", root_uri="check")))
+    return SampleValidator(job.model_copy(update={"data": data}), make_chat(config.model, data, ()))
