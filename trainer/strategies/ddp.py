@@ -15,7 +15,7 @@ from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.optimizer.build import build_optimizer
-from vlmpipe.trainer.sizing.gradient_buckets import bucket_cap_mib
+from vlmpipe.trainer.sizing.ddp_gradients import bucket_cap_mib
 from vlmpipe.trainer.strategies.base import StepResult
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast
 from vlmpipe.trainer.strategies.powersgd import PowerSgd

@@ -18,7 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from vlmpipe.trainer.config.train_options import PowerSgdConfig
-from vlmpipe.trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
+from vlmpipe.trainer.sizing.ddp_gradients import MIN_COMPRESSION_RATE, factors_rank
 
 ENTRY = "powersgd"  # of a checkpoint's state, beside "model" and "optimizer"
 # Epsilon for the norms that factors are divided by: a gradient of zeros has norm 0.

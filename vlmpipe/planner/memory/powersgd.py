@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from vlmpipe.planner.memory.components import FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import ERRORS
-from vlmpipe.trainer.sizing.gradient_buckets import bucket_bytes
+from vlmpipe.trainer.sizing.ddp_gradients import bucket_bytes, factors_numbers, factors_rank
 from vlmpipe.trainer.sizing.model_shape import ModelShape
-from vlmpipe.trainer.sizing.powersgd import factors_numbers, factors_rank
 
 FACTORS = "low-rank factors"
 

@@ -17,8 +17,8 @@ from tests.support.trainer.flop_cases import CASES, model_config
 from vlmpipe.planner.memory.powersgd import moving_parts, numbers_in_factors, numbers_sent
 from vlmpipe.trainer.config.train_options import PowerSgdConfig
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.ddp_gradients import MIN_COMPRESSION_RATE, factors_rank
 from vlmpipe.trainer.sizing.model_shape import Matrices
-from vlmpipe.trainer.sizing.powersgd import MIN_COMPRESSION_RATE, factors_rank
 from vlmpipe.trainer.strategies.powersgd import PowerSgd
 
 SIDE = st.integers(1, 300)
