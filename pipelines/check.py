@@ -16,9 +16,9 @@ from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.pipelines.deepspeed_values import deepspeed_verdict
+from vlmpipe.pipelines.checks.data_look import look_at_source
+from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
 from vlmpipe.planner.chat_template import prove_chat_template
-from vlmpipe.planner.data_look import look_at_source
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.runs.local.run import require_writable

@@ -17,7 +17,7 @@ from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import make_run, metrics, train_runs
-from vlmpipe.pipelines.deepspeed_values import deepspeed_verdict
+from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
 from vlmpipe.trainer.config import deepspeed_keys
 from vlmpipe.trainer.config.deepspeed_keys import DECIDED_HERE
 from vlmpipe.trainer.config.job import JobConfig
