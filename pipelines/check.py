@@ -25,9 +25,11 @@ from vlmpipe.runs.local.run import require_writable
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import WeightsConfig
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.storage.base import in_bucket
+from vlmpipe.trainer.storage.file_systems import limits_of
 from vlmpipe.trainer.storage.model_folders import bucket_address
+from vlmpipe.trainer.storage.user_folders import expanded
 
 if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
@@ -213,7 +215,7 @@ def _weights(name: str, part: WeightsConfig) -> Finding:
         return Finding(name, "ok", f"{part.config['model_type']} with random weights")
     if address := bucket_address(part.weights):
         return Finding(name, "unchecked", f"{address} is read when the run starts")
-    if Path(part.weights).expanduser().is_dir():
+    if expanded(part.weights).is_dir():
         return Finding(name, "ok", f"folder {part.weights}")
     if part.weights.startswith((".", "/", "~")):
         return Finding(name, "failed", f"no folder {part.weights}", ExitCode.CONFIG)
@@ -224,8 +226,8 @@ def _weights(name: str, part: WeightsConfig) -> Finding:
 
 
 def _hub_cache() -> Path:
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub")))  # as huggingface_hub does
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
@@ -281,10 +283,13 @@ def _output(config: RunConfig) -> Iterator[Finding]:
     if "://" in root_uri:
         yield Finding("output", "unchecked", f"{root_uri} is written when the run starts")
         return
-    root = Path(root_uri).expanduser().absolute()
-    free_gib = shutil.disk_usage(require_writable(root)).free / 2**30
+    root = expanded(root_uri).absolute()
+    free_gib = shutil.disk_usage(existing := require_writable(root)).free / 2**30
     state: Literal["ok", "warning"] = "ok" if free_gib >= LEAST_FREE_GIB else "warning"
     yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")
+    with os_errors(f"looking at the file system of {existing}"):
+        if limits := limits_of(existing).text(root_uri):
+            yield Finding("file system", "warning", limits)
 
 
 def _registry(config: RunConfig) -> Iterator[Finding]:
@@ -300,7 +305,7 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
     elif in_bucket(registry):
         yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")
     elif registry:
-        require_writable(Path(registry.removeprefix("file://")).expanduser().absolute())
+        require_writable(expanded(registry.removeprefix("file://")).absolute())
         yield Finding("registry", "ok", f"{registry} can be written")
 
 

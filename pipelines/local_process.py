@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -11,8 +10,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from types import FrameType
 
+from vlmpipe.backends.local.inherited_environment import inherited_environment
 from vlmpipe.backends.local.subreaper import run_in_subreaper
-from vlmpipe.backends.signals import handling
+from vlmpipe.backends.signals import handling, in_main_thread
 from vlmpipe.pipelines.local_runner import GRACE_S
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.run import LocalRun
@@ -47,9 +47,13 @@ class PipelineProcess:
                 start_new_session=True,
                 pass_fds=(run.lock,),
                 # No file of the working directory, such as random.py, shadows a module: python -P, for all processes.
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
+                env=inherited_environment() | {"PYTHONSAFEPATH": "1"},
             )
         self.num_requests = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def exit_code(self) -> int | None:
         """The pipeline's exit code once all its processes have ended; 128 + n when signal n ended it."""
@@ -86,12 +90,18 @@ def pipeline_command(run: LocalRun, *, retries: int | None = None, faults: Seque
 def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> int:
     """Execute the run and show it. Returns its exit code: the failing step's, or 130 when it was asked to stop.
 
-    An error while stopping, such as a full disk under the last checkpoint, is a failure.
+    An error while stopping, such as a full disk under the last checkpoint, is a failure. In another thread than the
+    main one, no signal of this process stops it: `vlmpipe cancel` does, and the end of this process.
     """
     (run.folder / DIAGNOSIS).unlink(missing_ok=True)  # of an attempt before this one
-    process = PipelineProcess(command or pipeline_command(run), run)
+    process: PipelineProcess | None = None
+    early = 0  # requests to stop before it has started
 
     def stop(number: int, _frame: FrameType | None) -> None:
+        nonlocal early
+        if process is None:
+            early += 1
+            return
         if number == signal.SIGHUP and process.num_requests:
             return  # a closing terminal may send several
         process.request_stop()
@@ -101,7 +111,12 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
     # Under nohup the run continues without a terminal.
     numbers = [one for one in STOP_SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
     with handling(numbers, stop):
+        process = PipelineProcess(command or pipeline_command(run), run)
         try:
+            if not in_main_thread():
+                run.name_stopper(process.pid)
+            if early:
+                stop(signal.SIGINT, None)
             while (code := process.exit_code()) is None:
                 view.update(run.state())
                 process.wait(POLL_S)

@@ -155,6 +155,13 @@ def from_os_error(error: OSError, doing: str) -> UserError:
             fix="change the folder's permissions or set output.root_uri to another folder",
             code=ExitCode.NO_PERMISSION,
         )
+    if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        return UserError(
+            f"this file system cannot do what is needed ({error.strerror}) while {doing}{where}",
+            expected="a local disk for what is not a run's output, with locks (flock)",
+            fix="set TMPDIR and VLMPIPE_CACHE_DIR to folders of a local disk",
+            code=ExitCode.CANNOT_WRITE,
+        )
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return UserError(f"missing or wrong kind of file while {doing}{where}", code=ExitCode.CONFIG)
     if error.errno == errno.EADDRINUSE:
@@ -167,6 +174,16 @@ def from_os_error(error: OSError, doing: str) -> UserError:
     return UserError(f"{error.strerror or error} while {doing}{where}", code=ExitCode.UNEXPECTED, passes=True)
 
 
+def from_unicode_error(error: UnicodeEncodeError, doing: str) -> UserError:
+    """Translate the error of a name, of a file or a program, for which this Python's encoding has no bytes."""
+    return UserError(
+        f"this Python names files in {error.encoding}, which has no {error.object[error.start]!r}, while {doing}: "
+        f"{error.object!a}",
+        expected="a locale of UTF-8, such as C.UTF-8, or Python's UTF-8 mode",
+        fix="set PYTHONUTF8=1, or LC_ALL=C.UTF-8",
+    )
+
+
 @contextlib.contextmanager
 def os_errors(doing: str) -> Iterator[None]:
     """Re-raise an OSError inside the block, or native code's equivalent, as a UserError."""
@@ -174,6 +191,8 @@ def os_errors(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise from_os_error(error, doing) from error
+    except UnicodeEncodeError as error:
+        raise from_unicode_error(error, doing) from error
     except UserError:
         raise
     except Exception as error:

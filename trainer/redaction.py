@@ -205,6 +205,7 @@ class _RedactedStream:
 
 def hide_secrets() -> None:
     """Redact stdout and stderr of this process from now on, the traceback of its end included."""
+    _open_closed_streams()
     for stream in _redact_streams():
         atexit.register(stream.finish)
 
@@ -212,7 +213,9 @@ def hide_secrets() -> None:
 @contextlib.contextmanager
 def hiding_secrets() -> Iterator[None]:
     """Redact stdout and stderr inside the block."""
+    _open_closed_streams()
     before = sys.stdout, sys.stderr
+    strictness = [getattr(stream, "errors", None) for stream in before]
     streams = _redact_streams()
     try:
         yield
@@ -220,6 +223,22 @@ def hiding_secrets() -> Iterator[None]:
         for stream in streams:
             stream.finish()
         sys.stdout, sys.stderr = before
+        for original, errors in zip(before, strictness, strict=True):
+            _encode_with(original, errors)
+
+
+def _open_closed_streams() -> None:
+    """Let what is printed vanish where this process was started with a closed stdout or stderr (`>&-`), as for C."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, until the process ends
+
+
+def _encode_with(stream: Any, errors: str | None) -> None:
+    """Let a stream of an encoding print what it lacks, such as a check mark under ISO-8859-1, as `errors` says."""
+    if errors and hasattr(stream, "reconfigure"):  # not those of notebooks, which print everything
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            stream.reconfigure(errors=errors)
 
 
 def _redact_streams() -> list[_RedactedStream]:
@@ -227,6 +246,8 @@ def _redact_streams() -> list[_RedactedStream]:
     streams = []
     for name in ("stdout", "stderr"):
         if not isinstance(stream := getattr(sys, name), _RedactedStream):
+            if getattr(stream, "errors", "") == "strict":  # not stderr's, which escapes
+                _encode_with(stream, "replace")
             streams.append(_RedactedStream(stream))
             setattr(sys, name, streams[-1])
     return streams

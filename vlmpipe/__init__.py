@@ -6,6 +6,14 @@ if sys.version_info < (3, 11):  # noqa: UP036 (pip refuses such a Python, a copy
     sys.stderr.write("error: this is Python %d.%d\n  expected: Python 3.11 or newer\n" % sys.version_info[:2])  # noqa: UP031
     raise SystemExit(69)
 
+if sys.flags.optimize > 1:  # transformers builds its models' inputs from docstrings, and the reference is made of ours
+    sys.stderr.write(
+        "error: this Python drops docstrings (-OO or PYTHONOPTIMIZE=2)\n"
+        "  expected: Python with docstrings, which transformers reads when it loads a model\n"
+        "  to do:    unset PYTHONOPTIMIZE, and start Python without -OO\n"
+    )
+    raise SystemExit(64)
+
 from vlmpipe.api import RunFailedError, check, compare, compile, load, plan, predict, run, status, submit
 from vlmpipe.trainer import __version__
 

@@ -123,10 +123,13 @@ def run(
     say: Callable[[str], None] = print,
     raise_on_failure: bool = True,
 ) -> RunReport:
-    """Run the whole pipeline on this machine and wait for it. Call it from the main thread: it handles SIGINT.
+    """Run the whole pipeline on this machine and wait for it.
 
     The last unfinished run that would train the same weights is resumed; a run that is named takes every setting that
     its checkpoints allow (docs/reference/resuming.md), also a finished one.
+
+    In the main thread, SIGINT and SIGTERM stop the run and save its progress. In another thread no signal reaches it:
+    `vlmpipe cancel RUN` stops it, and the end of the thread or of this process.
 
     Args:
         run_id: Name of the run; <name>-<date>-<time> by default.
@@ -158,10 +161,13 @@ def run(
         parse_faults(inject_faults, nodes=cluster.replica_count, ranks_per_node=cluster.processes)
     require_runnable(config)
     this = open_run(config, config.source, run_id=run_id, fresh=fresh, say=say)
-    for line in filter(None, (*this.introduction(), missing_gpus(config))):
-        say(line)
-    view = view or view_for(plain=True, say=say)
-    execute(this, view, pipeline_command(this, retries=retries, faults=inject_faults))
+    try:
+        for line in filter(None, (*this.introduction(), missing_gpus(config))):
+            say(line)
+        view = view or view_for(plain=True, say=say)
+        execute(this, view, pipeline_command(this, retries=retries, faults=inject_faults))
+    finally:
+        this.release()
     found = report_of(this.folder, this.marker)
     if raise_on_failure and found.exit_code:
         raise RunFailedError(found)

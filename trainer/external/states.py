@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import shutil
 import time
@@ -49,6 +48,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.background_writer import BackgroundWriter
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.file_sums import files_below
+from vlmpipe.trainer.storage.file_systems import link_or_copy
 from vlmpipe.trainer.storage.outage import patiently
 from vlmpipe.trainer.storage.records import read_record, seal
 
@@ -294,7 +294,7 @@ def _result_files(folder: Path, kind: str) -> Iterator[Path]:
         if any(_NAME.fullmatch(part) for part in name.split("/")[:-1]) or (kind in HF_RESULTS and not of_model):
             continue
         (links / name).parent.mkdir(parents=True, exist_ok=True)
-        os.link(path, links / name)
+        link_or_copy(path, links / name)
     try:
         yield links
     finally:

@@ -110,7 +110,7 @@ def _check_shared_memory(report: NodeReport) -> None:
 
 
 def _check_extension_locks(report: NodeReport) -> None:
-    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path.home() / ".cache/torch_extensions"))
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions"))
     for lock in folder.glob("**/lock"):
         with contextlib.suppress(FileNotFoundError):  # a build that has just ended
             age_s = time.time() - lock.stat().st_mtime

@@ -15,6 +15,7 @@ from typing import Protocol
 import google_crc32c
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.storage.user_folders import expanded
 
 BUCKETS_MOUNT = Path("/gcs")
 BUCKET_SCHEMES = ("gs://", "s3://")
@@ -151,7 +152,7 @@ def mounted(uri: str) -> Path | None:
     """
     if uri.startswith("gs://") and BUCKETS_MOUNT.is_dir():
         return BUCKETS_MOUNT / uri.removeprefix("gs://")
-    return None if in_bucket(uri) else Path(uri).expanduser()
+    return None if in_bucket(uri) else expanded(uri)
 
 
 def in_bucket(uri: str) -> bool:
@@ -169,7 +170,7 @@ def cache_folder() -> Path:
     chosen = os.environ.get("VLMPIPE_CACHE_DIR")
     # A link that the user chose is followed; one in the temporary folder may be another user's.
     own = Path(tempfile.gettempdir(), f"vlmpipe-cache-{os.getuid()}")
-    folder = Path(os.path.realpath(Path(chosen).expanduser())) if chosen else own
+    folder = Path(os.path.realpath(expanded(chosen))) if chosen else own
     with os_errors(f"making the cache folder {folder}"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()

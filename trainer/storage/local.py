@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import os
 import shutil
@@ -27,17 +26,29 @@ from vlmpipe.trainer.storage.base import (
     changed_before_upload,
     clean_name,
 )
-from vlmpipe.trainer.storage.regular_files import open_lock, open_regular, read_regular
+from vlmpipe.trainer.storage.file_systems import (
+    exclusively,
+    link_or_copy,
+    make_readable,
+    move_if_absent,
+    set_time,
+    sync,
+    sync_folder,
+)
+from vlmpipe.trainer.storage.regular_files import open_regular, read_regular
+from vlmpipe.trainer.storage.user_folders import expanded
 
 
 class LocalStorage:
     """A folder. Writes go to a temporary file, fsync and rename; create-only ones link, which fails if the name exists.
 
+    File systems without one of these are written too: see `file_systems`.
+
     `replace` is atomic against other `replace` calls and against `create`, not against a plain `write`.
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(os.path.realpath(Path(root).expanduser()))  # unlike resolve, accepts a loop of links
+        self.root = Path(os.path.realpath(expanded(root)))  # unlike resolve, accepts a loop of links
         self.root_uri = str(self.root)
 
     def uri(self, name: str) -> str:
@@ -97,7 +108,7 @@ class LocalStorage:
     def create(self, name: str, data: bytes) -> None:
         with self._durable(name, io.BytesIO(data)) as temporary:
             try:
-                os.link(temporary, self.path(name))
+                move_if_absent(temporary, self.path(name))
             except FileExistsError as error:
                 raise AlreadyExistsError(self.uri(name)) from error
 
@@ -110,11 +121,7 @@ class LocalStorage:
         path = self.path(name)
         with os_errors(f"writing {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Other users who share the folder must be able to lock.
-            with os.fdopen(
-                open_lock(path.parent / f"{TEMPORARY_PREFIX}lock-{path.name}", 0o666), "w", encoding="utf-8"
-            ) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with exclusively(path):
                 info = self.stat(name)
                 if info is None or info.version != expected_version:
                     raise VersionConflictError(self.uri(name))
@@ -140,9 +147,9 @@ class LocalStorage:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.parent / f"{TEMPORARY_PREFIX}link-{uuid.uuid4().hex}"
             try:
-                os.link(source, temporary)
+                link_or_copy(source, temporary)
                 os.replace(temporary, target)  # no effect where both are already one file
-                _fsync_folder(target.parent)
+                sync_folder(target.parent)
             finally:
                 temporary.unlink(missing_ok=True)
 
@@ -174,12 +181,12 @@ class LocalStorage:
                     if crc32c not in (None, checksum):
                         raise changed_before_upload(target)
                     sink.flush()
-                    os.chmod(temporary, 0o644)  # mkstemp gives 0600: other users could not read the run's output
+                    make_readable(temporary)  # mkstemp gives 0600: other users could not read the run's output
                     # The version contains this time; the kernel's own has only the resolution of its tick.
-                    os.utime(temporary, ns=(time.time_ns(), time.time_ns()))
-                    os.fsync(sink.fileno())
+                    set_time(temporary, time.time_ns())
+                    sync(sink.fileno())
                 yield temporary
-                _fsync_folder(target.parent)
+                sync_folder(target.parent)
             finally:
                 Path(temporary).unlink(missing_ok=True)
 
@@ -203,15 +210,6 @@ def _copy(source: IO[bytes], sink: IO[bytes]) -> int:
         checksum = google_crc32c.extend(checksum, chunk)
         sink.write(chunk)
     return int(checksum)
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Make a rename or link durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _raise_unless_absent(error: OSError) -> None:

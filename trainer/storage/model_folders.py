@@ -28,6 +28,7 @@ from vlmpipe.trainer.storage.base import BUCKETS_MOUNT, TEMPORARY_PREFIX, Object
 from vlmpipe.trainer.storage.export_manifest import MARKER, require_described
 from vlmpipe.trainer.storage.regular_files import open_lock, require_regular_files
 from vlmpipe.trainer.storage.transfer import in_parallel
+from vlmpipe.trainer.storage.user_folders import expanded
 
 CACHE_FOLDER = ".models"
 CONFIG, WEIGHTS, INDEX = "config.json", ".safetensors", ".safetensors.index.json"
@@ -77,7 +78,7 @@ def local_folder(name: str, revision: str = "", *, weights: bool = True, also: s
     """
     if address := bucket_address(name):
         return _staged(address, revision, _Wanted(weights, also))
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if not folder.is_dir():
         return None
     require_regular_files(folder)

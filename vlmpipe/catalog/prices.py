@@ -10,10 +10,10 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from pathlib import Path
 
 from vlmpipe.catalog.machines import load_catalog, read_yaml
 from vlmpipe.catalog.price_schema import Price, PriceFile, Term, parse_prices, read_prices
+from vlmpipe.trainer.storage.user_folders import expanded
 
 OLD_AFTER_DAYS = 90
 FILE_NAME = "prices.yaml"
@@ -114,7 +114,7 @@ def load_prices(user_file: str = "", today: date | None = None) -> Prices:
 
     Raises ConfigError that names every wrong entry of the user's file.
     """
-    files = [_built_in(), *([read_prices(Path(user_file).expanduser())] if user_file else [])]
+    files = [_built_in(), *([read_prices(expanded(user_file))] if user_file else [])]
     fees = [one.price(fee, fee.share) for one in files if (fee := one.vertex_fee)]
     return Prices(
         today or datetime.now(UTC).date(),

@@ -26,7 +26,15 @@ from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOptio
 from vlmpipe.cli.examples import add_examples
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.trainer import __version__
-from vlmpipe.trainer.errors import DEBUG_VARIABLE, ConfigError, ExitCode, UserError, from_os_error, missing_packages
+from vlmpipe.trainer.errors import (
+    DEBUG_VARIABLE,
+    ConfigError,
+    ExitCode,
+    UserError,
+    from_os_error,
+    from_unicode_error,
+    missing_packages,
+)
 from vlmpipe.trainer.redaction import hiding_secrets
 
 if TYPE_CHECKING:
@@ -299,6 +307,9 @@ def _main() -> None:
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")
         print_error(user_error, as_json="--json" in sys.argv)
         sys.exit(int(user_error.code))
+    except UnicodeEncodeError as error:
+        print_error(from_unicode_error(error, "running vlmpipe"), as_json="--json" in sys.argv)
+        sys.exit(ExitCode.CONFIG)
     except Exception as error:
         fix = "report it with the output of the same command with --debug, which adds the traceback"
         unexpected = UserError(f"unexpected {type(error).__name__}: {error}", fix=fix, code=ExitCode.UNEXPECTED)

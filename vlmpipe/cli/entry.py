@@ -1,12 +1,21 @@
 """Entry point of the `vlmpipe` command: names a missing package in a sentence, before it is imported."""
 
+import codecs
+import locale
+import os
 import sys
 
 from vlmpipe.trainer.extras import install_command
 
+UTF8_VARIABLE = "PYTHONUTF8"
+OUTPUT_VARIABLE = "PYTHONIOENCODING"
+
 
 def console() -> None:
     """Run the command line. Exits with 69 where a package that it needs is missing."""
+    _take_closed_handles()
+    if needs_utf8_mode():
+        _start_again_in_utf8_mode()
     try:
         from vlmpipe.cli.app import console as run
     except ModuleNotFoundError as error:
@@ -14,6 +23,34 @@ def console() -> None:
         needed = install_command("pipelines,trainer,data")
         _leave(f"the Python package {error.name} is not installed", extras, needed)
     run()
+
+
+def needs_utf8_mode() -> bool:
+    """Whether names of files would be read and written in the locale's encoding, which is not UTF-8.
+
+    Under ISO-8859-1, Python cannot name a file of Chinese characters, and reads the name of one as others. In its UTF-8
+    mode (PEP 540; from Python 3.15 on always, PEP 686) names are UTF-8, and any other bytes are kept. A user's own
+    choice, PYTHONUTF8=0, is left to him.
+    """
+    is_utf8 = codecs.lookup(locale.getencoding()).name == "utf-8"
+    return not (is_utf8 or sys.flags.utf8_mode or UTF8_VARIABLE in os.environ)
+
+
+def _start_again_in_utf8_mode() -> None:
+    """Replace this process by itself in UTF-8 mode: it cannot be switched on later. A terminal keeps its encoding."""
+    environment = {**os.environ, UTF8_VARIABLE: "1"}
+    if sys.stdout is not None and sys.stdout.isatty():
+        environment.setdefault(OUTPUT_VARIABLE, f"{sys.stdout.encoding}:replace")
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def _take_closed_handles() -> None:
+    """Open the null device where stdin, stdout or stderr was closed (`>&-`): the next file would take its number."""
+    for handle in (0, 1, 2):
+        try:
+            os.fstat(handle)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
 
 
 def _leave(found: str, expected: str, fix: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url
 
@@ -15,6 +14,7 @@ from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.models.hub_errors import hub_error
 from vlmpipe.trainer.secret_manager import HUB_TOKEN_VARIABLE, SecretNotRead, read_secret
 from vlmpipe.trainer.storage.model_folders import bucket_address
+from vlmpipe.trainer.storage.user_folders import expanded
 
 
 def hub_rows(model: ModelConfig) -> Iterator[Row]:
@@ -38,7 +38,7 @@ def hub_rows(model: ModelConfig) -> Iterator[Row]:
 
 
 def _is_on_hub(name: str) -> bool:
-    is_place = name.startswith((".", "/", "~")) or bool(bucket_address(name)) or Path(name).expanduser().is_dir()
+    is_place = name.startswith((".", "/", "~")) or bool(bucket_address(name)) or expanded(name).is_dir()
     return bool(name) and not is_place
 
 

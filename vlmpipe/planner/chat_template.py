@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX
 from vlmpipe.trainer.storage.base import in_bucket
+from vlmpipe.trainer.storage.user_folders import expanded
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.data import DataConfig
@@ -21,7 +21,7 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
     Raises ConfigError for a template, and for a local tokenizer, that cannot be used.
     """
     name, tokenizer = data.chat_format(model), "" if model.tokenizer.startswith(TRAINED_PREFIX) else model.tokenizer
-    if tokenizer and name == OWN_FORMAT and Path(tokenizer).expanduser().is_dir():
+    if tokenizer and name == OWN_FORMAT and expanded(tokenizer).is_dir():
         from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
 
         pretrained_tokenizer(tokenizer)
@@ -36,4 +36,4 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
 def is_here(model: ModelConfig, tokenizer: str) -> bool:
     """Whether the model's files, and the tokenizer's if one is named, are in folders of this machine."""
     weights = (model.pretrained or model.language_model).weights
-    return all(not one or Path(one).expanduser().is_dir() for one in (tokenizer, weights))
+    return all(not one or expanded(one).is_dir() for one in (tokenizer, weights))

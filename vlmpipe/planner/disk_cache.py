@@ -29,6 +29,7 @@ from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.model_folders import CONFIG, local_folder
 from vlmpipe.trainer.storage.regular_files import read_regular
+from vlmpipe.trainer.storage.user_folders import cache_of_user, expanded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,14 +85,18 @@ def _analysed(find: Callable[Concatenate[str, P], R], model: str, *args: P.args,
 def _store() -> Storage | None:
     """The folder of results of this code; None if it cannot be created."""
     try:
-        root = Path(os.environ.get("VLMPIPE_CACHE_DIR") or "~/.cache/vlmpipe").expanduser() / FOLDER
+        chosen = os.environ.get("VLMPIPE_CACHE_DIR")
+        folder = expanded(chosen) if chosen else cache_of_user()
+        if folder is None:
+            return None
+        root = folder / FOLDER
         own = root / _code()
         if not own.is_dir():
             own.mkdir(parents=True)
             for other in root.iterdir():
                 if other.stat().st_mtime < time.time() - OTHER_CODE_KEPT_S:
                     shutil.rmtree(other, ignore_errors=True)
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+    except OSError:
         return None
     return LocalStorage(own)
 

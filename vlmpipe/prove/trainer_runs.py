@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from vlmpipe.backends.local.inherited_environment import inherited_environment
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.build import worker_pools
 from vlmpipe.prove.sample_set import NUM_SAMPLES, SIDE
@@ -164,9 +164,9 @@ class LocalTrainer:
         spec = worker_pools(run, "train", run_uri)[0]["container_spec"]
         command = [sys.executable, "-P", *spec["command"][1:], *spec["args"]]
         # All laws are about arithmetic: the CPU of any machine will do, and has room for four processes.
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment = inherited_environment() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         log = Path(run_uri, "prove.log")
-        before = len(log.read_text(encoding="utf-8")) if log.exists() else 0
+        before = len(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else 0
         with log.open("a", encoding="utf-8") as file:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
@@ -177,7 +177,7 @@ class LocalTrainer:
                 _kill(process)
         store = open_storage(run_uri)
         summary = read_record(store, "summary.json") if store.stat("summary.json") else {}
-        output, resumed = log.read_text(encoding="utf-8")[before:], summary.get("resumed_from_step")
+        output, resumed = log.read_text(encoding="utf-8", errors="replace")[before:], summary.get("resumed_from_step")
         return Ended(_losses(run_uri), process.returncode, output, timed_out, resumed, run_uri)
 
     def _wait(self, process: subprocess.Popen[bytes], run_uri: str, stop_after_step: int) -> bool:

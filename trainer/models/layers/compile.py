@@ -19,6 +19,8 @@ import torch
 
 from vlmpipe.trainer.config.train import CompileBackend
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.storage.base import cache_folder as private_folder
+from vlmpipe.trainer.storage.user_folders import cache_of_user
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,9 +65,9 @@ def compiled_graphs() -> int:
 
 
 def cache_folder() -> Path:
-    """Inductor's cache: one for each environment, in the user's home because its content is executed."""
+    """Inductor's cache: one for each environment, in a folder that only the user writes: its content is executed."""
     environment = f"{sys.prefix} {sys.version} {torch.__version__}"
-    return Path.home() / ".cache/vlmpipe" / f"inductor-{hashlib.sha256(environment.encode()).hexdigest()[:16]}"
+    return (cache_of_user() or private_folder()) / f"inductor-{hashlib.sha256(environment.encode()).hexdigest()[:16]}"
 
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import custom_job as api
 from google.protobuf import json_format
 
+from vlmpipe.backends.local.inherited_environment import inherited_environment
 from vlmpipe.job_spec.worker_pools import (
     CHIEF_POOL,
     LOCAL_PORT_VARIABLE,
@@ -33,12 +34,6 @@ from vlmpipe.trainer.storage.base import join_uri
 HOST = "localhost"
 NODE_POOLS = (CHIEF_POOL, WORKER_POOL)  # replicas that train
 TF_ROLES = ("chief", "worker", "ps", "evaluator")  # by pool
-# Set by other jobs on this machine or by the parent process; a container would not see them.
-_FOREIGN_PREFIXES = ("TORCHELASTIC_", "AIP_", "CLOUD_ML_", "_KFP_", "VLMPIPE_LOCAL_RETRIES", "VLMPIPE_FAULTS")
-_FOREIGN = {
-    "CLUSTER_SPEC", "TF_CONFIG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
-    "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", BOUGHT_VARIABLE,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,17 +80,12 @@ def replica_environment(
     job: api.CustomJobSpec, replica: Replica, addresses: Mapping[str, str], *, job_id: str, project: str
 ) -> dict[str, str]:
     """The whole environment of a replica: this process's, then the spec's, then what Vertex AI sets."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
-    }
+    inherited = inherited_environment()
     own = {variable.name: variable.value for variable in task_of(replica.spec).env}
     own.pop(BOUGHT_VARIABLE, None)  # this machine stands in for the one that the spec buys
     inherited.setdefault("OMP_NUM_THREADS", str(_threads(job)))
     return {
         **inherited,
-        "PYTHONUNBUFFERED": "1",  # lines appear when they are written
         **own,
         **_cluster(job, replica, addresses),
         **_directories(job.base_output_directory.output_uri_prefix),

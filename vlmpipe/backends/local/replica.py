@@ -13,9 +13,10 @@ from typing import IO
 
 from vlmpipe.backends.job_failure import ErrorLines
 from vlmpipe.backends.local.subreaper import run_in_subreaper
-from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.errors import ExitCode, os_errors
 from vlmpipe.trainer.redaction import Redactor
 
+READ_BYTES = 1 << 16
 CONTAINER_GRACE_S = 60.0  # longer than any grace given here: it counts only when this process has died
 
 
@@ -29,7 +30,7 @@ class Process:
         self.name, self.is_chief, self.last_error, self.reclaimed = name, is_chief, "", False
         self._command, self._environment, self._log_path = list(command), dict(environment), log
         self._process: subprocess.Popen[bytes] | None = None
-        self._asked = False
+        self._asked, self._unread = False, ""
         with os_errors(f"creating {log}"):
             self._log: IO[bytes] = log.open("wb", buffering=0)
 
@@ -46,7 +47,7 @@ class Process:
         """
         if self._process is not None:
             self._log = self._log_path.open("ab", buffering=0)
-        self.last_error, self.reclaimed, self._asked = "", False, False
+        self.last_error, self.reclaimed, self._asked, self._unread = "", False, False, ""
         self._process = subprocess.Popen(
             run_in_subreaper(self._command, grace_s=CONTAINER_GRACE_S),
             env=self._environment,
@@ -69,6 +70,15 @@ class Process:
         assert self._asked
         self._terminate()
 
+    def end(self, timeout_s: float) -> None:
+        """Wait until it has ended, and kill it after `timeout_s`. Only after it was asked."""
+        assert self._process
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+            return
+        self.kill()
+        self._process.wait()
+
     def _terminate(self) -> None:
         assert self._process
         with contextlib.suppress(ProcessLookupError):
@@ -77,13 +87,27 @@ class Process:
     def _follow(self, process: subprocess.Popen[bytes], ended: Callable[[Process, int], None]) -> None:
         assert process.stdout and process.stderr
         # A worker's stdout repeats the chief's; its stderr may be the only trace of a problem.
-        errors = threading.Thread(target=self._copy, args=(process.stderr, True), daemon=True)
+        errors = threading.Thread(target=self._read, args=(process.stderr, True), daemon=True)
         errors.start()
-        self._copy(process.stdout, self.is_chief)
+        self._read(process.stdout, self.is_chief)
         errors.join()
         code = process.wait()
         self._log.close()
+        if self._unread:
+            self.last_error, code = self._unread, ExitCode.UNEXPECTED
         ended(self, code if code >= 0 else 128 - code)
+
+    def _read(self, lines: IO[bytes], show: bool) -> None:
+        """Copy all lines. An error in that, whichever it is, ends the replica: unread, it would hang on a full pipe."""
+        try:
+            self._copy(lines, show)
+        except Exception as error:
+            first_line = (str(error).splitlines() or [""])[0]
+            self._unread = f"reading the output of {self.name} failed: {type(error).__name__}: {first_line}"
+            self.ask_to_stop()
+            with contextlib.suppress(OSError, ValueError):
+                while lines.read(READ_BYTES):
+                    pass
 
     def _copy(self, lines: IO[bytes], show: bool) -> None:
         errors, redacted = ErrorLines(), Redactor()

@@ -67,18 +67,29 @@ class Supervisor:
         """Start all, wait until all have ended, and return the job's verdict. Handles SIGINT and SIGTERM meanwhile."""
         # SimpleQueue.put is reentrant, so a handler may interrupt the very loop that reads the queue.
         with handling((signal.SIGINT, signal.SIGTERM), lambda number, _: self._events.put(signal.Signals(number))):
-            self._start(self._processes)
-            if self._timeout_s:
-                self._deadline = time.monotonic() + self._timeout_s
-            while self._running or self._fallen:
-                self._handle(self._next_event())
+            try:
+                self._start(self._processes)
+                if self._timeout_s:
+                    self._deadline = time.monotonic() + self._timeout_s
+                while self._running or self._fallen:
+                    self._handle(self._next_event())
+            except BaseException:  # such as that of a machine without room for one more process: none goes on unwatched
+                self._end_all()
+                raise
         return self._verdict()
+
+    def _end_all(self) -> None:
+        for process in self._running.values():
+            process.ask_to_stop()
+        end_s = time.monotonic() + FAILED_GRACE_S
+        for process in self._running.values():
+            process.end(max(0.0, end_s - time.monotonic()))
 
     def _start(self, processes: Sequence[Process]) -> None:
         for process in processes:
-            self._running[process.name] = process
             self._codes.pop(process.name, None)
             process.start(lambda ended, code: self._events.put((ended, code)))
+            self._running[process.name] = process
 
     def _next_event(self) -> tuple[Process, int] | signal.Signals | None:
         due = [moment for moment in (self._next and self._next[0], self._deadline) if moment]

@@ -154,6 +154,11 @@ def open_run(
         folder.mkdir(parents=True, exist_ok=True)
         lock = take_lock(folder, say=say)
     marker = Marker(choice.run_id, config.digest(), tuple(arguments), time.time())
-    write_record(LocalStorage(folder), RUN_FILE_COPY, config.to_dict(), indent=1)
-    marker.write(folder)
-    return LocalRun(folder, marker, choice.earlier, lock, tuple(choice.notes))
+    run = LocalRun(folder, marker, choice.earlier, lock, tuple(choice.notes))
+    try:
+        write_record(LocalStorage(folder), RUN_FILE_COPY, config.to_dict(), indent=1)
+        marker.write(folder)
+    except BaseException:
+        run.release()
+        raise
+    return run

@@ -14,7 +14,7 @@ from typing import TextIO
 
 import psutil
 
-from vlmpipe.runs.local.run import LOG, is_running, lock_holders, lock_owner, run_argument
+from vlmpipe.runs.local.run import LOG, is_running, lock_holders, lock_owner, run_argument, stopper
 from vlmpipe.runs.local.stages import stage_folders
 from vlmpipe.runs.local.summary import RunReport
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
@@ -27,7 +27,7 @@ _TASK = re.compile(r"Executing task (?:\x1b\[\d+m)?'([\w-]+)'")
 
 
 def cancel(report: RunReport) -> bool:
-    """Ask the run's `vlmpipe run` process to stop, as Ctrl-C does; False where it has just ended.
+    """Ask the run's `vlmpipe run` process to stop, as Ctrl-C does, or the run of a thread; False where it has ended.
 
     If that process was killed, ask its subreaper, which then kills the run's processes. Raises ConfigError for a run
     that is over, UserError where the process belongs to another user.
@@ -39,8 +39,9 @@ def cancel(report: RunReport) -> bool:
             expected="a run that is running",
             fix=f"vlmpipe status {run_argument(report.folder)}",
         )
-    owner = lock_owner(report.folder)
-    processes = [owner] if owner else lock_holders(report.folder)
+    asked = stopper(report.folder)
+    left = [] if lock_owner(report.folder) else lock_holders(report.folder)
+    processes = [asked] if asked else left
     for process in processes:
         try:
             process.terminate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import tempfile
@@ -17,11 +18,13 @@ import psutil
 
 from vlmpipe.runs.local.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_error
-from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
+from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX, cache_folder, join_uri
+from vlmpipe.trainer.storage.file_systems import NO_LOCKS, limits_of
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file, write_record
 from vlmpipe.trainer.storage.regular_files import NotRegularFileError, open_lock, read_regular
+from vlmpipe.trainer.storage.user_folders import expanded
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_ROOT = "runs"  # the default of output.root_uri
 MARKER = "local.json"
 LOCK = "run.lock"
+RELEASED = -1
 LOCK_BYTES = 1000  # at most
 LOG = "pipeline.log"
 ORPHANS_MAX_S = 90.0  # more than local_runner.GRACE_S, after which a subreaper kills the remaining processes
@@ -85,13 +89,16 @@ class LocalRun:
         return self.folder / LOG
 
     def introduction(self) -> list[str]:
-        """The first lines of output: whether this run is new, and where its log is."""
+        """The first lines of output: whether this run is new, where its log is, and what the file system lacks."""
+        with os_errors(f"looking at the file system of {self.folder}"):
+            limits = limits_of(self.folder).text(str(self.folder))
+        notes = [*self.notes, *([f"Note: {limits}"] if limits else [])]
         if self.earlier is None:
-            return [f"Starting run {self.folder.name}", *self.notes, f"Log: {self.log}"]
+            return [f"Starting run {self.folder.name}", *notes, f"Log: {self.log}"]
         ended = self.earlier.exit_code
         how = "was stopped" if ended in STOPPED else f"failed with exit code {ended}" if ended else "was finished"
         first = f"Continuing run {self.folder.name}, which {how} (--fresh starts a new one)"
-        return [first, *self.notes, f"Log: {self.log}"]
+        return [first, *notes, f"Log: {self.log}"]
 
     def state(self) -> RunState:
         return read_state(self.folder, now_s=time.time(), since_s=self.marker.started_s)
@@ -102,7 +109,17 @@ class LocalRun:
         # On a full disk the record stays as it was at the start, like a killed attempt's: it is continued as well.
         with contextlib.suppress(UserError):
             self.marker.write(self.folder)
-        os.close(self.lock)
+        self.release()
+
+    def name_stopper(self, pid: int) -> None:
+        """Let `vlmpipe cancel` ask this process to stop, not the one that holds the lock: that may be a web server."""
+        _name_in_lock(self.folder, psutil.Process(pid), os.O_APPEND)
+
+    def release(self) -> None:
+        """Release the lock where it is held, so that this process can start the run again."""
+        if self.lock != RELEASED:
+            os.close(self.lock)
+            self.lock = RELEASED
 
 
 def runs_folder(config: RunConfig) -> Path:
@@ -114,7 +131,7 @@ def runs_folder(config: RunConfig) -> Path:
             expected="a folder of this machine for a local run",
             fix="add output.root_uri=runs to the command",
         )
-    return Path(join_uri(root, "runs")).expanduser()
+    return expanded(join_uri(root, "runs"))
 
 
 def require_writable(root: Path) -> Path:
@@ -130,7 +147,7 @@ def require_writable(root: Path) -> Path:
             fix="set output.root_uri to another path",
         )
     try:
-        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=existing):
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=existing):
             return existing
     except OSError as error:
         forbidden = from_os_error(error, "").code == ExitCode.NO_PERMISSION
@@ -154,7 +171,7 @@ def take_lock(folder: Path, *, say: Callable[[str], None] = print) -> int:
     Subprocesses of a killed `vlmpipe run` still hold the lock while they save their state and end: this waits for them.
     Raises UserError (69) where the process that took the lock lives, or its subprocesses do not end.
     """
-    lock = open_lock(folder / LOCK, 0o644)
+    lock = _open_lock(folder)
     try:
         started_s, next_said_s = time.monotonic(), 0.0
         while not _try_lock(lock):
@@ -170,12 +187,40 @@ def take_lock(folder: Path, *, say: Callable[[str], None] = print) -> int:
                 )
                 next_said_s += SAY_EVERY_S
             time.sleep(POLL_S)
+        _name_in_lock(folder, psutil.Process(), os.O_TRUNC)
     except BaseException:
         os.close(lock)
         raise
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()} {psutil.Process().create_time()}\n".encode())
     return lock
+
+
+def _name_in_lock(folder: Path, process: psutil.Process, how: int) -> None:
+    """Write its number, and when it started, as numbers are used again, into the lock's file."""
+    handle = os.open(folder / LOCK, os.O_WRONLY | os.O_NOFOLLOW | how)
+    try:
+        os.write(handle, f"{process.pid} {process.create_time()}\n".encode())
+    finally:
+        os.close(handle)
+
+
+def _open_lock(folder: Path, *, create: bool = True) -> int:
+    """A descriptor to lock: of the folder's own file, or of one on this machine's disk where there are no locks."""
+    own = open_lock(folder / LOCK, 0o644, create=create)
+    try:
+        _try_lock(own)
+        fcntl.flock(own, fcntl.LOCK_UN)
+        return own
+    except OSError as error:
+        os.close(own)
+        if error.errno not in NO_LOCKS:
+            raise
+    return open_lock(_lock_of_this_machine(folder), create=create)
+
+
+def _lock_of_this_machine(folder: Path) -> Path:
+    locks = cache_folder() / "locks"
+    locks.mkdir(exist_ok=True)
+    return locks / hashlib.sha256(os.path.realpath(folder).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _try_lock(lock: int) -> bool:
@@ -188,8 +233,27 @@ def _try_lock(lock: int) -> bool:
 
 def lock_owner(folder: Path) -> psutil.Process | None:
     """The process that took the run's lock; None once it has ended."""
-    with contextlib.suppress(OSError, UserError, ValueError, psutil.NoSuchProcess):
-        pid, created_s = read_regular(folder / LOCK, LOCK_BYTES).split()
+    return next(iter(_living(folder)[:1]), None)
+
+
+def stopper(folder: Path) -> psutil.Process | None:
+    """The process that takes a request to stop: the owner, or where a thread of it runs the run, the run's own.
+
+    None once that process has ended.
+    """
+    return next(iter(_living(folder)[-1:]), None)
+
+
+def _living(folder: Path) -> list[psutil.Process | None]:
+    """The processes that the lock's file names; None for one that has ended."""
+    with contextlib.suppress(OSError, UserError):
+        return [_process(line) for line in read_regular(folder / LOCK, LOCK_BYTES).splitlines()]
+    return []
+
+
+def _process(line: bytes) -> psutil.Process | None:
+    with contextlib.suppress(ValueError, psutil.NoSuchProcess):
+        pid, created_s = line.split()
         process = psutil.Process(int(pid))
         is_same = abs(process.create_time() - float(created_s)) < CLOCK_STEP_S  # otherwise the pid was reused
         if is_same and process.status() != psutil.STATUS_ZOMBIE:
@@ -199,10 +263,10 @@ def lock_owner(folder: Path) -> psutil.Process | None:
 
 def lock_holders(folder: Path) -> list[psutil.Process]:
     """All processes of this user that hold the run's lock, other than this one: its owner and its subreaper."""
-    lock, found = str((folder / LOCK).resolve()), []
+    locks, found = {str((folder / LOCK).resolve()), str(_lock_of_this_machine(folder).resolve())}, []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and any(file.path == lock for file in process.open_files()):
+            if process.pid != os.getpid() and any(file.path in locks for file in process.open_files()):
                 found.append(process)
     return found
 
@@ -236,7 +300,7 @@ def _orphans_remain(folder: Path) -> UserError:
 def is_running(folder: Path) -> bool:
     """Whether a process holds the run's lock."""
     try:
-        lock = open_lock(folder / LOCK, create=False)
+        lock = _open_lock(folder, create=False)
     except (OSError, NotRegularFileError):
         return False
     try:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.poor_file_system import ANSWERS, lacking
 from tests.support.gcs import TESTBENCH
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
@@ -26,7 +27,16 @@ from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.s3 import S3Storage
 
 
-@pytest.fixture(params=["local", "gcs", "s3", *(["gcs_testbench"] if TESTBENCH in os.environ else [])])
+@pytest.fixture
+def poor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStorage:
+    """A folder of a file system that has none of what some file systems lack."""
+    first = {operation: answers[0] for operation, answers in ANSWERS.items()}
+    for (module, name), by in lacking(first, tmp_path / "poor").items():
+        monkeypatch.setattr(module, name, by)
+    return LocalStorage(tmp_path / "poor")
+
+
+@pytest.fixture(params=["local", "poor", "gcs", "s3", *(["gcs_testbench"] if TESTBENCH in os.environ else [])])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return LocalStorage(tmp_path / "root") if request.param == "local" else request.getfixturevalue(request.param)
 

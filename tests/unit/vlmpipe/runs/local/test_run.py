@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.paths import ROOT
+from vlmpipe.api import run as run_whole
 from vlmpipe.backends.step_record import newest_checkpoint_step
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.pipelines.local_process import execute
+from vlmpipe.pipelines.local_process import PipelineProcess, execute
 from vlmpipe.runs.local import control as local_control
 from vlmpipe.runs.local.choice import open_run
 from vlmpipe.runs.local.run import (
@@ -303,6 +306,56 @@ def test_signal_handlers_are_put_back(config: RunConfig, carry_out: Callable[...
     before = signal.getsignal(signal.SIGINT)
     carry_out(open_run(config, ARGUMENTS), "pass", Watcher())
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_threads_run_two_runs_at_once_and_are_stopped_one_by_one(config: RunConfig, tmp_path: Path) -> None:
+    """Without handlers of signals: only the main thread may set them, and it belongs to another program."""
+    before = signal.getsignal(signal.SIGINT)
+    runs = [open_run(config, ARGUMENTS, run_id=f"thread-{number}") for number in (1, 2)]
+
+    class Canceller(Watcher):
+        def __init__(self, run: LocalRun) -> None:
+            super().__init__()
+            self.run = run
+
+        def update(self, state: RunState) -> None:
+            if state.step("train").state == "running" and not self.notes:
+                self.note("asked")
+                assert local_control.cancel(report_of(self.run.folder))
+
+    def carry_out(run: LocalRun) -> int:
+        return execute(run, Canceller(run), [sys.executable, "-c", PIPELINE, str(run.folder), "stoppable"])
+
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(carry_out, runs))
+    assert codes == [ExitCode.PREEMPTED, ExitCode.PREEMPTED]
+    assert all(newest_checkpoint_step(LocalStorage(run.folder)) == 7 for run in runs)
+    assert all(report_of(run.folder).outcome == "stopped" for run in runs)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_failure_before_the_start_releases_the_run(config: RunConfig) -> None:
+    def broken(text: str) -> None:
+        raise OSError(errno.EIO, "the log is gone")
+
+    for _ in range(2):  # the second finds no run that is "already running"
+        with pytest.raises(OSError, match="the log is gone"):
+            run_whole(config, run_id="same", say=broken)
+
+
+def test_a_request_to_stop_before_the_start_stops_the_run(
+    config: RunConfig, carry_out: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = PipelineProcess.__init__
+
+    def interrupted(*arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        started(*arguments)
+
+    monkeypatch.setattr(PipelineProcess, "__init__", interrupted)
+    view = Watcher()
+    assert carry_out(open_run(config, ARGUMENTS), "deaf", view) in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED)
+    assert view.notes[0].startswith("Stopping")
 
 
 # `vlmpipe run`, with the one-step pipeline above.

@@ -1,0 +1,67 @@
+"""The command started under other locales, with closed streams and without docstrings."""
+
+from __future__ import annotations
+
+import locale
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from vlmpipe.cli import entry
+
+START = "import sys; sys.argv[0] = 'vlmpipe'; from vlmpipe.cli.entry import console; console()"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "variable", "needs"),
+    [
+        ("ISO-8859-1", None, True),
+        ("EUC-JP", None, True),
+        ("ANSI_X3.4-1968", None, True),
+        ("UTF-8", None, False),
+        ("utf8", None, False),
+        ("ISO-8859-1", "0", False),
+    ],
+)
+def test_utf8_mode_is_needed_where_names_would_be_in_another_encoding(
+    encoding: str, variable: str | None, needs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locale, "getencoding", lambda: encoding)
+    monkeypatch.delenv(entry.UTF8_VARIABLE, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(entry.UTF8_VARIABLE, variable)
+    assert entry.needs_utf8_mode() is (needs and not sys.flags.utf8_mode)
+
+
+def test_closed_streams_are_taken_by_the_null_device(tmp_path: Path) -> None:
+    """Otherwise the next file that is opened would get what is printed."""
+    program = (
+        "import os; from vlmpipe.cli import entry; entry._take_closed_handles(); "
+        f"handle = os.open({str(tmp_path / 'file')!r}, os.O_CREAT | os.O_WRONLY); assert handle > 2, handle; "
+        "from vlmpipe.trainer.redaction import hide_secrets; hide_secrets(); print('lost'); os._exit(7)"
+    )
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program]
+    assert subprocess.run(shell, cwd=ROOT).returncode == 7
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_python_without_docstrings_is_refused() -> None:
+    environment = {**os.environ, "PYTHONOPTIMIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", START], cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8"
+    )
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "to do:    unset PYTHONOPTIMIZE" in done.stderr
+
+
+def test_a_name_that_this_python_cannot_encode_is_refused_in_words(tmp_path: Path) -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    program = "from vlmpipe.trainer.errors import os_errors\nwith os_errors('reading'): open('\\u5b8c.json')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8"
+    )
+    assert "to do:    set PYTHONUTF8=1" in done.stderr
