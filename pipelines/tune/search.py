@@ -15,7 +15,7 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,9 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig, Value
 from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
-from vlmpipe.pipelines.tune.status import SEARCH_FILE, TABLE, Trial, ranked
+from vlmpipe.pipelines.tune.status import SEARCH_FILE, TABLE, LocalSearch, Trial, ranked
 from vlmpipe.trainer.config.job import RunPaths
-from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
@@ -54,6 +54,19 @@ class Search:
         store = open_storage(self.uri)
         for name, data in self.files.items():
             store.write(name, data)
+
+
+class SearchStoppedError(UserError):
+    """A search on this machine was asked to stop. `trials` are those that had ended."""
+
+    def __init__(self, search_id: str, trials: Sequence[Trial], num_trials: int) -> None:
+        self.trials = tuple(trials)
+        super().__init__(
+            f"search {search_id} was stopped: {len(trials)} of {num_trials} trials had ended",
+            fix="the same command continues it, with the trial that was stopped from its last checkpoint; "
+            "--fresh starts a new search",
+            code=ExitCode.INTERRUPTED,
+        )
 
 
 def require_tuning(config: RunConfig) -> TuneConfig:
@@ -123,14 +136,28 @@ def open_search(config: RunConfig, from_run: str, search_id: str, root_uri: str)
             )
         content[section] = its
     run_json = json.dumps(content, indent=1, ensure_ascii=False).encode()
-    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json, SEARCH_FILE: _search_file(tuning)}
+    search_file = _search_file(tuning, f"{from_run} {config.digest()}")
+    files = {"prepared.json": base.read("prepared.json"), "run.json": run_json, SEARCH_FILE: search_file}
     return Search(config, tuning, search_id, paths.run_uri, files)
 
 
-def _search_file(tuning: TuneConfig) -> bytes:
-    """Content of SEARCH_FILE, which `vlmpipe status` needs beside the table of trials."""
+def unfinished_search(search: Search, root_uri: str) -> str:
+    """The id of the newest search on this machine of the same run file and run that was stopped; empty without one."""
+    if "://" in root_uri:
+        return ""
+    settings = json.loads(search.files[SEARCH_FILE])["settings"]
+    found = (LocalSearch(path.parent) for path in Path(search.uri).parent.glob(f"*/{SEARCH_FILE}"))
+    stopped = [one.name for one in found if one.settings == settings and one.status().outcome == "stopped"]
+    return max(stopped, default="")
+
+
+def _search_file(tuning: TuneConfig, settings: str) -> bytes:
+    """Content of SEARCH_FILE, which `vlmpipe status` needs beside the table of trials.
+
+    `settings` is equal for searches that are continued by each other.
+    """
     content = {"metric": tuning.metric, "goal": tuning.goal, "max_failed_trial_count": tuning.max_failed_trial_count}
-    return json.dumps({**content, "num_trials": num_points(tuning)}, indent=1).encode()
+    return json.dumps({**content, "num_trials": num_points(tuning), "settings": settings}, indent=1).encode()
 
 
 def trial_spec(search: Search) -> dict[str, Any]:
@@ -189,10 +216,14 @@ def submit_search(search: Search) -> api.HyperparameterTuningJob:
 
 
 def run_search(search: Search) -> list[Trial]:
-    """Run the trials on this machine, one after the other; writes `trials.json` after each. The table, best first."""
+    """Run the trials on this machine, one after the other; writes `trials.json` after each. The table, best first.
+
+    Trials that have ended before are not run again. A request to stop ends the search: SearchStoppedError.
+    """
     from vlmpipe.runs.local.run import take_lock
 
-    store, table = open_storage(search.uri), list[Trial]()
+    store = open_storage(search.uri)
+    table = [Trial(**one) for one in json.loads(store.read(TABLE))] if store.stat(TABLE) else []
     lock = take_lock(Path(search.uri)) if "://" not in search.uri else None  # shows others that it is running
     try:
         _run_trials(search, store, table)
@@ -207,7 +238,10 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
     from vlmpipe.job_spec.worker_pools import STEP_LABEL
     from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
 
+    ended = {trial.trial for trial in table}
     for number, values in enumerate(points(search.tune), start=1):
+        if number in ended:
+            continue
         spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")
         metric_file = join_uri(folder, "metric.json")
         for pool in spec["worker_pool_specs"][:2]:
@@ -225,7 +259,9 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
             run_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
             line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
             metric = float(line[search.tune.metric])
-        except UserError as failure:
+        except (UserError, KeyboardInterrupt) as failure:
+            if isinstance(failure, KeyboardInterrupt) or failure.code == ExitCode.PREEMPTED:
+                raise SearchStoppedError(search.search_id, table, num_points(search.tune)) from None
             error = failure.found.splitlines()[0]
         state = "failed" if metric is None else "done"
         table.append(Trial(number, values, metric, error, state, round(time.monotonic() - begun_s, 1)))

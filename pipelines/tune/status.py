@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlmpipe.backends.vertex.client import Place
 from vlmpipe.config.sections.tune import Value
-from vlmpipe.runs.local.run import is_running
+from vlmpipe.runs.local.run import is_running, stopper
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import Step
 from vlmpipe.runs.submitted import submitted_record
@@ -148,6 +149,11 @@ class LocalSearch:
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def settings(self) -> str:
+        """Equal for searches that are continued by each other."""
+        return str(read_record_file(self.folder / SEARCH_FILE).get("settings", ""))
+
     def status(self) -> SearchStatus:
         search, table = read_record_file(self.folder / SEARCH_FILE), self.folder / TABLE
         lines = json.loads(table.read_text(encoding="utf-8")) if table.is_file() else []
@@ -160,7 +166,13 @@ class LocalSearch:
         )
 
     def cancel(self) -> bool:
-        raise ConfigError(f"search {self.name} runs on this machine", fix="press Ctrl-C where vlmpipe tune runs")
+        """Ask the process of `vlmpipe tune` to stop, as Ctrl-C does; False where it has just ended."""
+        if not is_running(self.folder):
+            raise ConfigError(f"search {self.name} is over", expected="a search that is running")
+        owner = stopper(self.folder)
+        if owner:
+            owner.send_signal(signal.SIGINT)
+        return owner is not None
 
 
 @dataclass(frozen=True)

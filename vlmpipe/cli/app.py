@@ -301,7 +301,7 @@ def _main() -> None:
         with missing_packages():
             app([*debug, *(each for each in arguments if each != "--debug")], prog_name="vlmpipe")
     except KeyboardInterrupt:
-        to_stderr("stopped before anything was started")
+        to_stderr("stopped by Ctrl-C")
         sys.exit(int(ExitCode.INTERRUPTED))
     except (UserError, OSError) as error:
         user_error = error if isinstance(error, UserError) else from_os_error(error, "running vlmpipe")

@@ -29,7 +29,10 @@ EXAMPLES = {
         "--job-spec job.yaml --project my-project --location us-central1",
     ),
     "rehearse": ("configs/digits.yaml", "configs/llava-7b.yaml gcp.project=my-project"),
-    "tune": ("my-run.yaml --from digits-20260301-120000", "my-run.yaml --target vertex --dry-run"),
+    "tune": (
+        "my-run.yaml --from digits-20260301-120000",
+        "my-run.yaml --from digits-20260301-120000 --target vertex --dry-run",
+    ),
     "prove": ("", "configs/digits.yaml train.strategy=fsdp --output build/prove", "my-run.yaml --law resume --json"),
     "status": ("", "digits-20260301-120000 --watch", "digits-20260301-120000 --deep"),
     "cancel": ("digits-20260301-120000", "runs/runs/digits-20260301-120000 --json"),

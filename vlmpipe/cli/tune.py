@@ -11,7 +11,7 @@ import typer
 
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
-from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -32,12 +32,15 @@ def tune(
         str,
         typer.Option(
             "--from",
-            help="Run whose prepared data and features the trials share.",
+            help="Run whose prepared data and features the trials share; required.",
             show_default=False,
             autocompletion=run_ids,
         ),
     ] = "",
     target: Annotated[TuneTarget, typer.Option(help="Where the trials run.")] = TuneTarget.local,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start a new search even if the last one here can be continued.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the request for Vertex AI; start nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever it costs.")] = False,
     as_json: AsJson = False,
@@ -46,6 +49,12 @@ def tune(
     from vlmpipe.config.target_requirements import require_vertex
     from vlmpipe.pipelines.tune import search as tuning
 
+    if not from_run:
+        raise ConfigError(
+            "tune has no --from",
+            expected="the run whose prepared data and features the trials share",
+            fix="run the pipeline once, train.max_steps=1 is enough, and add --from RUN; vlmpipe status lists runs",
+        )
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
     search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -58,7 +67,11 @@ def tune(
         require_vertex(settings)
         if not dry_run:
             usd = _approval(settings, yes=yes)
-    search = tuning.open_search(settings, from_run, search_id, settings.root_uri(target.value))
+    root_uri = settings.root_uri(target.value)
+    search = tuning.open_search(settings, from_run, search_id, root_uri)
+    if target == TuneTarget.local and not fresh and (earlier := tuning.unfinished_search(search, root_uri)):
+        to_stderr(f"continuing search {earlier}, which was stopped (--fresh starts a new one)")
+        search = tuning.open_search(settings, from_run, earlier, root_uri)
     if dry_run:
         from google.protobuf import json_format
 
@@ -111,10 +124,17 @@ def _submit(search: Search, usd: float | None, *, as_json: bool) -> None:
 
 
 def _run(search: Search, *, as_json: bool) -> None:
-    from vlmpipe.pipelines.tune.search import run_search
-    from vlmpipe.pipelines.tune.status import TABLE, table_lines
+    from vlmpipe.pipelines.tune.search import SearchStoppedError, run_search
+    from vlmpipe.pipelines.tune.status import TABLE, ranked, table_lines
 
-    trials = run_search(search)
+    if not as_json:
+        to_stderr(f"search {search.search_id}: {search.uri}")
+    try:
+        trials = run_search(search)
+    except SearchStoppedError as stopped:
+        if stopped.trials and not as_json:
+            print_lines(table_lines(ranked(stopped.trials, search.tune.goal), search.tune.metric))
+        raise
     best = trials[0] if trials and trials[0].metric is not None else None
     if as_json:
         print_json({"search_id": search.search_id, "uri": search.uri, "trials": [vars(one) for one in trials]})

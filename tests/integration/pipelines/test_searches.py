@@ -12,15 +12,15 @@ from google.api_core.retry import Retry
 from google.cloud.aiplatform_v1 import types as api
 
 from tests.fakes.vertex.server import FakeVertex, Fault
-from tests.support.vertex.search_runs import PRECISION, RATE, ROWS, config, opened
+from tests.support.vertex.search_runs import DIGITS, PRECISION, RATE, ROWS, config, opened
 from tests.support.vertex.submit_runs import Submit, commander
 from vlmpipe.backends.local import job as local_job
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
-from vlmpipe.pipelines.tune.search import Search, run_search, submit_search
+from vlmpipe.pipelines.tune.search import Search, SearchStoppedError, run_search, submit_search, unfinished_search
 from vlmpipe.runs.submitted import RunRecord
-from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
 
 
 @pytest.fixture
@@ -118,4 +118,36 @@ def test_a_search_here_is_read_from_its_table(
     assert "failed: training is not finite" in said
     (Path(search.uri) / "trials.json").write_text("[]")
     assert vlmpipe("status", search.uri, "--json").json["outcome"] == "stopped"
-    assert "Ctrl-C" in vlmpipe("cancel", search.uri).err
+    assert "is over" in vlmpipe("cancel", search.uri).err
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), UserError("stopped on request", code=ExitCode.PREEMPTED)])
+def test_a_stop_ends_a_search_here_and_it_is_continued(
+    stop: BaseException, search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def run(name: str, spec: dict[str, Any], labels: dict[str, str]) -> None:
+        env = {one["name"]: one["value"] for one in spec["worker_pool_specs"][0]["container_spec"]["env"]}
+        started.append(int(env[TRIAL_VARIABLE]))
+        if started == [1, 2]:
+            raise stop
+        Path(env[METRIC_FILE_VARIABLE]).parent.mkdir(parents=True, exist_ok=True)
+        Path(env[METRIC_FILE_VARIABLE]).write_text('{"exact_match": "0.5"}', encoding="utf-8")
+
+    monkeypatch.setattr(local_job, "run_job", run)
+    assert unfinished_search(search, str(tmp_path)) == search.search_id, "it has not begun"
+    with pytest.raises(SearchStoppedError, match="1 of 6 trials had ended") as stopped:
+        run_search(search)
+    assert stopped.value.code == ExitCode.INTERRUPTED
+    assert unfinished_search(search, str(tmp_path)) == search.search_id
+    changed = opened(config(algorithm="RANDOM_SEARCH", seed=4), tmp_path, "digits-tune-2")
+    assert unfinished_search(changed, str(tmp_path)) == "digits-tune-2", "one of other settings is another search"
+    assert len(run_search(search)) == 6
+    assert started == [1, 2, 2, 3, 4, 5, 6]
+    assert unfinished_search(search, str(tmp_path)) == ""
+
+
+def test_tune_asks_for_the_run_that_it_starts_from(vlmpipe: Submit) -> None:
+    answer = vlmpipe("tune", str(DIGITS))
+    assert answer.code == ExitCode.CONFIG and "add --from RUN" in answer.err

@@ -26,13 +26,13 @@ def config(**tuning: Any) -> RunConfig:
     return load_run_file(DIGITS, wanted)
 
 
-def opened(wanted: RunConfig, root: Path) -> Search:
+def opened(wanted: RunConfig, root: Path, search_id: str = "digits-tune-1") -> Search:
     run = root / "runs/base"
     run.mkdir(parents=True, exist_ok=True)
     (run / "run.json").write_text(json.dumps(wanted.to_dict()))
     pointers = {"prepared_uri": f"{root}/prepared/f", "features_uri": f"{root}/features/k", "features": "reuse"}
     (run / "prepared.json").write_text(json.dumps(pointers))
     (run / "summary.json").write_text("{}")
-    found = open_search(wanted, "base", "digits-tune-1", str(root))
+    found = open_search(wanted, "base", search_id, str(root))
     found.write()
     return found
