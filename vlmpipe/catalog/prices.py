@@ -17,6 +17,7 @@ from vlmpipe.trainer.storage.user_folders import expanded
 
 OLD_AFTER_DAYS = 90
 FILE_NAME = "prices.yaml"
+FEE = "Vertex AI's fee"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Quote:
     usd_per_hour: float | None
     date: str | None  # of its oldest part
     missing: tuple[str, ...]  # parts without a price, and what known prices leave out
-    old: bool  # its oldest part was read more than OLD_AFTER_DAYS days ago
+    old: tuple[str, ...]  # its parts that were read more than OLD_AFTER_DAYS days ago, with their day
     sources: tuple[str, ...] = ()
 
 
@@ -37,7 +38,7 @@ class MonthlyQuote:
     usd_per_gb_month: float | None
     date: str | None
     missing: tuple[str, ...]
-    old: bool
+    old: tuple[str, ...]
     sources: tuple[str, ...] = ()
 
 
@@ -61,7 +62,7 @@ class Prices:
             counts[accelerator_type] = accelerator_count
         found = {name: self.hourly[region, term, name] for name in counts if (region, term, name) in self.hourly}
         missing = [f"{name} in {region}, {term}" for name in counts if name not in found]
-        parts = list(found.values())
+        parts = {f"{name} in {region}, {term}": price for name, price in found.items()}
         usd = sum(counts[name] * price.usd for name, price in found.items())
         for name, price in found.items():
             standard = self.hourly.get((region, "standard", name))
@@ -72,25 +73,25 @@ class Prices:
                     f"Vertex AI's fee on {name} in {region}: a share of its standard price, which is unknown"
                 )
                 continue
-            parts += [standard, self.fee]
+            parts |= {f"{name} in {region}, standard": standard, FEE: self.fee}
             usd += counts[name] * self._fee_usd(standard)
         return Quote(usd if len(found) == len(counts) else None, *self._origin(parts, missing))
 
     def boot_disk(self, boot_disk_type: str, region: str) -> MonthlyQuote:
         """A boot disk's price with Vertex AI's fee."""
-        price = self.disks.get((region, boot_disk_type))
+        price, name = self.disks.get((region, boot_disk_type)), f"boot disk {boot_disk_type} in {region}"
         if price is None:
-            return MonthlyQuote(None, *self._origin([], [f"boot disk {boot_disk_type} in {region}"]))
+            return MonthlyQuote(None, *self._origin({}, [name]))
         if price.fee_included:
-            return MonthlyQuote(price.usd, *self._origin([price], []))
-        return MonthlyQuote(price.usd + self._fee_usd(price), *self._origin([price, self.fee], []))
+            return MonthlyQuote(price.usd, *self._origin({name: price}, []))
+        return MonthlyQuote(price.usd + self._fee_usd(price), *self._origin({name: price, FEE: self.fee}, []))
 
     def storage(self, region: str) -> MonthlyQuote:
         """Cloud Storage's price, class Standard, in a single region. Vertex AI adds nothing to it."""
-        price = self.stores.get(region)
+        price, name = self.stores.get(region), f"Cloud Storage in {region}"
         if price is None:
-            return MonthlyQuote(None, *self._origin([], [f"Cloud Storage in {region}"]))
-        return MonthlyQuote(price.usd, *self._origin([price], []))
+            return MonthlyQuote(None, *self._origin({}, [name]))
+        return MonthlyQuote(price.usd, *self._origin({name: price}, []))
 
     def is_old(self, read: str) -> bool:
         """Whether a price read on that day is more than OLD_AFTER_DAYS days old."""
@@ -101,12 +102,13 @@ class Prices:
         return self.fee.usd * without_fee
 
     def _origin(
-        self, parts: list[Price], missing: list[str]
-    ) -> tuple[str | None, tuple[str, ...], bool, tuple[str, ...]]:
+        self, parts: Mapping[str, Price], missing: list[str]
+    ) -> tuple[str | None, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """Date, missing, old and sources of a quote that is made of these parts."""
-        oldest = min((part.date for part in parts), default=None)
-        sources = tuple(dict.fromkeys(part.source for part in parts))
-        return oldest, tuple(missing), oldest is not None and self.is_old(oldest), sources
+        oldest = min((part.date for part in parts.values()), default=None)
+        sources = tuple(dict.fromkeys(part.source for part in parts.values()))
+        old = tuple(f"{name} ({part.date})" for name, part in parts.items() if self.is_old(part.date))
+        return oldest, tuple(missing), old, sources
 
 
 def load_prices(user_file: str = "", today: date | None = None) -> Prices:

@@ -106,12 +106,17 @@ class RoundPrices:
         self, machine_type: str, accelerator_type: str, accelerator_count: int, region: str, term: str
     ) -> Quote:
         if machine_type in self.unknown:
-            return Quote(None, None, (f"{machine_type} in {region}",), False)
+            return Quote(None, None, (f"{machine_type} in {region}",), ())
         share = {"standard": 1.0, "spot": 0.4, "flex_start": 0.6}[term]
-        return Quote(share * (self.node if accelerator_count else self.reducer), "2026-11-01", (), self.is_old)
+        return Quote(
+            share * (self.node if accelerator_count else self.reducer), "2026-11-01", (), self._old(machine_type)
+        )
+
+    def _old(self, name: str) -> tuple[str, ...]:
+        return (f"{name} (2026-01-01)",) if self.is_old else ()
 
     def boot_disk(self, boot_disk_type: str, region: str) -> MonthlyQuote:
-        return MonthlyQuote(self.disk, "2026-11-01", (), False)
+        return MonthlyQuote(self.disk, "2026-11-01", (), ())
 
     def storage(self, region: str) -> MonthlyQuote:
-        return MonthlyQuote(self.store, "2026-11-01", (), False)
+        return MonthlyQuote(self.store, "2026-11-01", (), ())

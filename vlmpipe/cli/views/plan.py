@@ -155,7 +155,8 @@ def _price(cost: Mapping[str, Any] | None) -> str:
         return f"cost {UNKNOWN}" + (f", {dollars(rate)} an hour of training" if rate is not None else "")
     ends = cost.get("usd_range")  # plans of earlier releases have none
     around = f" ({dollars(ends[0])} to {dollars(ends[1])})" if ends else ""
-    return f"{dollars(cost['usd'])}{around} on {cost['term']}"
+    least = "at least " if cost.get("is_lower_bound") else ""
+    return f"{least}{dollars(cost['usd'])}{around} on {cost['term']}"
 
 
 def _model_line(model: Mapping[str, Any]) -> str:
@@ -261,7 +262,7 @@ def _cost(cost: Mapping[str, Any]) -> Iterator[RenderableType]:
     possible = [found for found in terms.values() if found["possible"]]
     missing = dict.fromkeys(name for found in possible for name in found["missing"])
     if missing:
-        yield Text(f"No price is known for: {'; '.join(missing)}.", style="yellow")
+        yield Text(f"No price is known for: {'; '.join(missing)}. It is not in the sums.", style="yellow")
     yield Text(" ".join(_monthly(cost)))
 
 

@@ -30,6 +30,7 @@ class Spending:
     machines: str
     term: str  # standard, spot or flex_start
     unknown: str = ""
+    left_out: str = ""  # prices that are not known and not in `usd`
 
 
 def spending_of(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spending:
@@ -56,6 +57,7 @@ def _of_stages(config: RunConfig, plan: Plan | StagesPlan | SweepPlan) -> Spendi
         machines=", then ".join(dict.fromkeys(one.machines for one in each)),
         term=", then ".join(dict.fromkeys(one.term for one in each)),
         unknown="; ".join(one.unknown for one in each if one.usd is None),
+        left_out="; ".join(dict.fromkeys(one.left_out for one in each if one.left_out)),
     )
 
 
@@ -71,6 +73,7 @@ def _of_stage(config: RunConfig, plan: Plan, stage: str) -> Spending:
         machines=machines_of(config),
         term=cost.term if cost else config.cluster.scheduling_strategy,
         unknown=f"stage {stage}: {_why_not_known(plan)}" if stage else _why_not_known(plan),
+        left_out=", ".join(cost.missing) if cost and cost.is_lower_bound else "",
     )
 
 
@@ -140,6 +143,8 @@ def reasons_to_confirm(plan: Spending, confirm_above_usd: float) -> str:
     where = f"{hours}, {plan.machines}, {plan.term}"
     if plan.usd is None:
         return f"what {plan.name} will cost is not known: {plan.unknown} ({where})"
+    if plan.left_out and plan.usd <= confirm_above_usd:
+        return f"{plan.name} costs at least {dollars(plan.usd)}, without what has no price: {plan.left_out} ({where})"
     if plan.usd > confirm_above_usd:
         threshold = f"more than plan.confirm_above_usd, {dollars(confirm_above_usd)}"
         return f"{plan.name} is planned to cost {dollars(plan.usd)} ({where}), {threshold}"

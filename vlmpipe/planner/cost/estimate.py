@@ -1,6 +1,7 @@
 """Cost of a run, in total and by job, for each scheduling strategy, with expected losses by preemption.
 
-A missing price is None and is named. Prices come from `prices.yaml` or the user's own file.
+Prices come from `prices.yaml` or the user's own file. A missing price is named: without that of training's machines the
+cost is not known, without another it is a lower bound.
 """
 
 from __future__ import annotations
@@ -56,8 +57,13 @@ class TermCost:
     lost: GoodputLoss | None
     usd: float | None
     missing: tuple[str, ...]  # prices that are not known
-    old: bool  # some price is more than 90 days old
+    old: tuple[str, ...]  # prices that are more than 90 days old, with their day
     pipeline: PipelinePlan
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether something that costs money is not in the sum."""
+        return self.usd is not None and bool(self.missing)
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,13 @@ class Cost:
     elsewhere: dict[str, TermCost] = field(default_factory=dict)  # training's options in other regions, by name
     option_numbers: dict[str, int] = field(default_factory=dict)  # of a term or an option elsewhere, from 1
     usd_range: tuple[float, float] | None = None  # if training takes the low or the high share of its planned time
+    is_lower_bound: bool = False  # prices in `missing` are not in the sums
 
     def doubts(self, most_lost: float) -> list[str]:
         """Why to look again before this is spent, a phrase each."""
         found, chosen, standard = [], self.by_term[self.term], self.by_term["standard"]
+        if self.is_lower_bound:
+            found.append(f"the cost is a lower bound, as no price is known for {'; '.join(self.missing)}")
         if self.term == "spot" and self.usd and standard.possible and standard.usd and self.usd > standard.usd:
             found.append(f"spot costs more than standard: ${self.usd:,.0f}, and ${standard.usd:,.0f} on standard")
         if chosen.lost and chosen.train_hours:
@@ -129,6 +138,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         option_numbers=_option_numbers(config.cluster),
         usd=chosen.usd,
         usd_range=_usd_range(chosen, time),
+        is_lower_bound=chosen.is_lower_bound,
         steps=chosen.steps,
         storage_bytes=storage_bytes,
         storage_usd_per_month=None
@@ -140,7 +150,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         checkpoint_every_steps=every_steps,
         expected_lost_hours=chosen.lost.total_hours if chosen.lost else None,
         least_lost_hours=least.total_hours if least else None,
-        assumptions=tuple(_assumptions(config, time, chosen, runs, old=chosen.old or storage.old)),
+        assumptions=tuple(_assumptions(config, time, chosen, runs, old=(*chosen.old, *storage.old))),
         missing=missing,
     )
 
@@ -192,14 +202,14 @@ def term_cost(
         "cache_features": hours["cache_features"], "train": train_hours, "evaluate": hours["evaluate"],
         "benchmark": hours["benchmark"],
     }  # fmt: skip
-    steps, missing, old = list[StepCost](), dict[str, None](), False
+    steps, missing, old = list[StepCost](), dict[str, None](), dict[str, None]()
     for job, job_hours in jobs.items():
         if job_hours == 0:
             continue
         replicas = cluster.of_job(job).replica_count
-        rate, not_known, is_old = usd_per_hour(config, prices, term, job)
+        rate, not_known, old_parts = usd_per_hour(config, prices, term, job)
         missing.update(dict.fromkeys(not_known))
-        old = old or is_old
+        old.update(dict.fromkeys(old_parts))
         usd = None if rate is None or job_hours is None else rate * job_hours
         steps.append(StepCost(job, replicas, job_hours, rate, usd))
     refusal = why_not(case, term, train_hours)
@@ -217,30 +227,33 @@ def term_cost(
     missing.update(dict.fromkeys(pipeline.missing))
     steps.append(StepCost(PIPELINE, pipeline.machines, pipeline.hours, None, pipeline.usd))
     usd = None if usd is None else usd + (pipeline.usd or 0.0)
-    return TermCost(term, not refusal, refusal, tuple(steps), train_hours, lost, usd, tuple(missing), old, pipeline)
+    return TermCost(
+        term, not refusal, refusal, tuple(steps), train_hours, lost, usd, tuple(missing), tuple(old), pipeline
+    )
 
 
 def _whole(steps: list[StepCost]) -> float | None:
-    """Sum over jobs; None if a price or the hours of training are not known. Other jobs without hours are left out."""
-    total = 0.0
-    for step in steps:
-        if step.usd is not None:
-            total += step.usd
-        elif step.job == "train" or step.usd_per_hour is None:
-            return None
-    return total
+    """Sum over jobs; None if that of training is not known. Other jobs without hours or price are left out."""
+    if any(step.usd is None for step in steps if step.job == "train"):
+        return None
+    return sum(step.usd for step in steps if step.usd is not None)
 
 
-def usd_per_hour(config: RunConfig, prices: Prices, term: Term, job: Job) -> tuple[float | None, tuple[str, ...], bool]:
-    """Price of a job's replicas with boot disks and, for training, reducers; missing prices; whether one is old."""
+def usd_per_hour(
+    config: RunConfig, prices: Prices, term: Term, job: Job
+) -> tuple[float | None, tuple[str, ...], tuple[str, ...]]:
+    """Price of a job's replicas with boot disks and, for training, reducers; missing prices; old ones.
+
+    None without a price of the nodes; without that of disks or reducers a lower bound.
+    """
     cluster, region = config.cluster.of_job(job), config.gcp.location
     replicas = cluster.replica_count
     node = prices.machine(cluster.machine_type, cluster.accelerator_type, cluster.accelerator_count, region, term)
     disk = prices.boot_disk(cluster.boot_disk_type, region)
     is_trainings = cluster.machine_type == config.cluster.machine_type
     if (own := config.plan.machine.usd_per_hour) is not None and is_trainings:
-        node = replace(node, usd_per_hour=own, missing=(), old=False)
-    missing, old = (*node.missing, *disk.missing), node.old or disk.old
+        node = replace(node, usd_per_hour=own, missing=(), old=())
+    missing, old = (*node.missing, *disk.missing), (*node.old, *disk.old)
     others = config.train.trainer.roles if job == "train" and config.train.trainer else None
     unlike_nodes: dict[str, int] = {}  # machine types of other pools, and how many replicas
     if others:
@@ -253,13 +266,12 @@ def usd_per_hour(config: RunConfig, prices: Prices, term: Term, job: Job) -> tup
     rates = []
     for machine_type, count in unlike_nodes.items():
         other = prices.machine(machine_type, "", 0, region, term)
-        missing, old = (*missing, *other.missing), old or other.old
-        rates.append(None if other.usd_per_hour is None else count * other.usd_per_hour)
-    known = [rate for rate in rates if rate is not None]
-    if node.usd_per_hour is None or disk.usd_per_gb_month is None or len(known) < len(rates):
+        missing, old = (*missing, *other.missing), (*old, *other.old)
+        rates.append(count * (other.usd_per_hour or 0.0))
+    if node.usd_per_hour is None:
         return None, missing, old
-    disk_usd_per_hour = cluster.boot_disk_size_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
-    return replicas * node.usd_per_hour + disks * disk_usd_per_hour + sum(known), missing, old
+    disk_usd_per_hour = cluster.boot_disk_size_gb * (disk.usd_per_gb_month or 0.0) / HOURS_PER_MONTH
+    return replicas * node.usd_per_hour + disks * disk_usd_per_hour + sum(rates), missing, old
 
 
 def _best_interval(
@@ -280,7 +292,9 @@ def _reading(time: Time) -> str:
     return f" besides the {time.save.reads_s:,.0f} s in which each node reads its part of the checkpoint"
 
 
-def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: bool) -> Iterator[str]:
+def _assumptions(
+    config: RunConfig, time: Time, chosen: TermCost, runs: float | None, *, old: tuple[str, ...]
+) -> Iterator[str]:
     plan = config.plan
     if fallback := config.cluster.capacity_fallback:
         options = ", then ".join(f"{option.name} for {option.wait}" for option in fallback)
@@ -311,7 +325,10 @@ def _assumptions(config: RunConfig, time: Time, chosen: TermCost, runs: float | 
         if step.hours is None:
             yield f"How long the {step.job} job takes is not known, so its cost is not in the sum."
     if old:
-        yield "Some prices are more than 90 days old: give your own with plan.prices_file."
+        yield (
+            f"More than 90 days old: the prices of {', '.join(dict.fromkeys(old))}. On-demand prices rarely change, "
+            "those of Spot and flex_start do: look them up, and give your own with plan.prices_file."
+        )
     if runs is not None:
         yield "Each scheduled run is taken to encode all images and train all steps; reused features make it cheaper."
     yield NOT_COUNTED

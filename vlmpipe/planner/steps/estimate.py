@@ -201,15 +201,15 @@ def _own_usd(step: PlannedStep, prices: Prices, region: str) -> tuple[float | No
     facts = load_steps()
     machine = prices.machine(step.machine, "", 0, region, "standard")
     disk = prices.boot_disk(facts.boot_disk_type, region)
-    if machine.usd_per_hour is None or disk.usd_per_gb_month is None:
+    if machine.usd_per_hour is None:
         return None, (*machine.missing, *disk.missing)
-    hourly = machine.usd_per_hour + step.disk_gb * disk.usd_per_gb_month / HOURS_PER_MONTH
+    hourly = machine.usd_per_hour + step.disk_gb * (disk.usd_per_gb_month or 0.0) / HOURS_PER_MONTH
     hours = (step.start_s + (step.work_s or 0.0) + (step.watches_s or 0.0)) / 3600
     usd = step.tasks * hours * hourly
     if step.disk_gb != facts.boot_disk_size_gb:  # a job of its own, which another step starts and watches
         watcher = prices.machine(facts.default_machine, "", 0, region, "standard")
         usd += step.tasks * hours * (watcher.usd_per_hour or 0.0)
-    return usd, ()
+    return usd, disk.missing
 
 
 def _own(

@@ -12,7 +12,7 @@ from vlmpipe.catalog.price_schema import PriceFile, Term
 from vlmpipe.catalog.prices import FILE_NAME, OLD_AFTER_DAYS, Prices, load_prices
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
-TODAY = date(2026, 11, 20)
+TODAY = date(2026, 11, 28)
 H100 = ("a3-highgpu-8g", "NVIDIA_H100_80GB", 8, "us-central1")
 
 
@@ -111,7 +111,7 @@ def test_an_unknown_machine_is_named_with_its_gpu(prices: Prices) -> None:
     quote = prices.machine("z9-huge-1", "NVIDIA_L4", 1, "us-central1", "spot")
     assert quote.usd_per_hour is None
     assert quote.missing == ("z9-huge-1 in us-central1, spot", "NVIDIA_L4 in us-central1, spot")
-    assert (quote.date, quote.old) == (None, False)
+    assert (quote.date, quote.old) == (None, ())
 
 
 def test_a_price_without_its_fee_says_so(prices: Prices) -> None:
@@ -126,14 +126,20 @@ def test_missing_disk_and_storage_prices_are_named(prices: Prices) -> None:
     assert prices.storage("mars-1").usd_per_gb_month is None
 
 
+def test_every_kind_of_boot_disk_of_a_machine_with_a_price_has_one_in_the_default_region(prices: Prices) -> None:
+    for kind in ("pd-ssd", "pd-standard", "hyperdisk-balanced"):
+        assert prices.boot_disk(kind, "us-central1").usd_per_gb_month, kind
+
+
 def test_storage_has_no_fee(prices: Prices) -> None:
     assert prices.storage("us-central1").usd_per_gb_month == 0.02
 
 
 @pytest.mark.parametrize(("days", "old"), [(OLD_AFTER_DAYS, False), (OLD_AFTER_DAYS + 1, True)])
 def test_a_price_is_old_after_90_days(prices: Prices, days: int, old: bool) -> None:
+    expected = ("a3-highgpu-8g in us-central1, standard (2026-09-27)",) if old else ()
     read = date.fromisoformat(prices.machine(*H100, "standard").date or "")
-    assert load_prices(today=read + timedelta(days=days)).machine(*H100, "standard").old is old
+    assert load_prices(today=read + timedelta(days=days)).machine(*H100, "standard").old == expected
 
 
 def test_the_oldest_part_dates_a_quote(prices: Prices) -> None:

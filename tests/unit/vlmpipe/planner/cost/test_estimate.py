@@ -217,16 +217,36 @@ def test_a_missing_price_is_named_and_the_rest_is_computed() -> None:
     assert cost.storage_usd_per_month is not None
 
 
-def test_a_missing_price_of_reducers_leaves_training_open_only() -> None:
+def test_a_missing_price_of_reducers_or_of_a_disk_makes_a_lower_bound_and_is_named() -> None:
     prices = RoundPrices(unknown=frozenset({"n1-highcpu-16"}))
     cost, _ = estimated(prices, cluster__replica_count=4, cluster__reduction_server={"replica_count": 13})
     by_job = {step.job: step.usd for step in cost.steps}
-    assert by_job["train"] is None and by_job["evaluate"] is not None and cost.usd is None
+    assert by_job["train"] and by_job["evaluate"] and cost.usd and cost.is_lower_bound
+    assert cost.doubts(0.1)[0] == "the cost is a lower bound, as no price is known for n1-highcpu-16 in us-central1"
+    ends = cost.usd_range
+    assert ends and ends[0] < cost.usd < ends[1]
+
+
+def test_an_h200_has_a_cost_on_the_only_boot_disk_that_it_takes() -> None:
+    own = {
+        "machine_type": "a3-ultragpu-8g",
+        "accelerator_type": "NVIDIA_H200_141GB",
+        "boot_disk_type": "hyperdisk-balanced",
+        "accelerator_count": 8,
+    }
+    there, _ = estimated(load_prices(), **{f"cluster__{name}": value for name, value in own.items()})
+    assert there.usd and there.by_term["spot"].usd and not there.is_lower_bound
+    elsewhere, _ = estimated(
+        load_prices(), gcp__location="us-east4", **{f"cluster__{name}": value for name, value in own.items()}
+    )
+    assert elsewhere.usd and elsewhere.is_lower_bound
+    assert "boot disk hyperdisk-balanced in us-east4" in elsewhere.missing
 
 
 def test_old_prices_are_an_assumption() -> None:
     old, new = (estimated(RoundPrices(is_old=value))[0] for value in (True, False))
-    assert any("90 days" in sentence for sentence in old.assumptions)
+    (said,) = [sentence for sentence in old.assumptions if "90 days" in sentence]
+    assert "a2-ultragpu-8g (2026-01-01)" in said and "plan.prices_file" in said
     assert not any("90 days" in sentence for sentence in new.assumptions)
 
 

@@ -104,12 +104,14 @@ def test_a_step_that_holds_a_whole_model_gets_a_disk_of_its_own(seventy_b: Model
 
 
 def test_the_disk_of_a_job_is_planned_too(seventy_b: ModelShape) -> None:
-    small = load_run_file(SEVENTY_B, ["cluster.boot_disk_size_gb=100"])
+    small = load_run_file(SEVENTY_B, ["cluster.boot_disk_size_gb=100", "cluster.evaluate_machine=null"])
     found = errors(small, seventy_b)
     assert [error.partition(":")[0] for error in found] == ["job train", "job evaluate"]
     field, _, size = found[1].rpartition("; set ")[2].partition("=")
     assert field == "cluster.boot_disk_size_gb"
-    assert not errors(load_run_file(SEVENTY_B, [f"{field}={size}"]), seventy_b), "the remedy that is printed"
+    assert not errors(load_run_file(SEVENTY_B, [f"{field}={size}", "cluster.evaluate_machine=null"]), seventy_b), (
+        "the remedy that is printed"
+    )
 
 
 @pytest.mark.parametrize(
