@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.catalog.machines import load_catalog
@@ -18,6 +16,7 @@ from vlmpipe.config.target_requirements import require_reached_files, require_ve
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.checks.data_look import look_at_source
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
+from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
@@ -26,9 +25,9 @@ from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.file_systems import limits_of
-from vlmpipe.trainer.storage.model_folders import bucket_address
 from vlmpipe.trainer.storage.user_folders import expanded
 
 if TYPE_CHECKING:
@@ -53,6 +52,11 @@ class Finding:
 
 def check_run(config: RunConfig) -> list[Finding]:
     """Check everything that needs no network, no GPU and no job; of several stages each."""
+    with without_hub():
+        return _check_offline(config)
+
+
+def _check_offline(config: RunConfig) -> list[Finding]:
     findings = [Finding("run file", "ok", f"{config.name}: all fields are known and in range")]
     findings += of_stages({name: _check_training(run) for name, run in config.stage_runs().items()})
     if config.sweep:
@@ -128,12 +132,12 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     model = config.model
     for field, part in model.sources.items():
         name = "model" if field == "pretrained" else field.replace("_", " ")
-        yield _weights(name, part) if part else Finding(name, "ok", "a new one, with random weights")
+        yield (Finding(name, *look_at_weights(part)) if part else Finding(name, "ok", "a new one, with random weights"))
     tokenizer = model.tokenizer
     if tokenizer.startswith("train:"):
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
-        yield _weights("tokenizer", WeightsConfig(weights=tokenizer, revision="", config={}))
+        yield Finding("tokenizer", *look_at_weights(WeightsConfig(weights=tokenizer, revision="", config={})))
     try:
         yield from _chat_template(config)
     except UserError as error:
@@ -208,26 +212,6 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
         yield Finding("plan", state, text, ExitCode.CONFIG if on_vertex else ExitCode.OK)
     if on_vertex and plan.time and (text := time_limit_note(config, plan.time.train_hours)):
         yield Finding("plan", "warning", text)
-
-
-def _weights(name: str, part: WeightsConfig) -> Finding:
-    if part.config:
-        return Finding(name, "ok", f"{part.config['model_type']} with random weights")
-    if address := bucket_address(part.weights):
-        return Finding(name, "unchecked", f"{address} is read when the run starts")
-    if expanded(part.weights).is_dir():
-        return Finding(name, "ok", f"folder {part.weights}")
-    if part.weights.startswith((".", "/", "~")):
-        return Finding(name, "failed", f"no folder {part.weights}", ExitCode.CONFIG)
-    cached = _hub_cache() / f"models--{part.weights.replace('/', '--')}"
-    if cached.is_dir():
-        return Finding(name, "ok", f"{part.weights} from the Hugging Face cache")
-    return Finding(name, "unchecked", f"{part.weights} will be fetched from the Hugging Face hub by the job")
-
-
-def _hub_cache() -> Path:
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub")))  # as huggingface_hub does
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:

@@ -1,10 +1,47 @@
-"""What the Hugging Face hub's answers mean, as errors for users."""
+"""What the Hugging Face hub's answers mean, as errors for users, and blocks in which it is not asked."""
 
 from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
 
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 TOKEN = "set model.hub_token_secret or HF_TOKEN, or log in with hf auth login"
+
+
+class _Blocks:
+    """Blocks without the hub, in all threads, and the client's own setting before the first one."""
+
+    def __init__(self) -> None:
+        self.lock, self.open, self.before = threading.Lock(), 0, False
+
+
+_BLOCKS = _Blocks()
+
+
+@contextlib.contextmanager
+def without_hub() -> Iterator[None]:
+    """Let the hub's client ask nothing inside the block: it reads its cache, and anything else fails at once.
+
+    Without a network it would retry each request for half a minute. Holds for all threads; processes that are started
+    meanwhile ask as ever.
+    """
+    from huggingface_hub import constants
+
+    with _BLOCKS.lock:
+        if not _BLOCKS.open:
+            _BLOCKS.before = constants.HF_HUB_OFFLINE
+        _BLOCKS.open += 1
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        with _BLOCKS.lock:
+            _BLOCKS.open -= 1
+            if not _BLOCKS.open:
+                constants.HF_HUB_OFFLINE = _BLOCKS.before
 
 
 def hub_error(error: BaseException, name: str, revision: str, file: str) -> UserError | None:
@@ -26,7 +63,9 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
     if isinstance(cause, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
         why = f"{constants.ENDPOINT} does not answer"
         fix = "check the network and HF_ENDPOINT, or download the model once and give its folder"
-        if constants.HF_HUB_OFFLINE:
+        if _BLOCKS.open:
+            why, fix = "the hub is not asked here", "download it once, or give a folder; a run asks the hub"
+        elif constants.HF_HUB_OFFLINE:
             why, fix = "HF_HUB_OFFLINE is set", "unset it, or give a folder"
         return meant(f"{name}{at} is not on this machine, and {why}", fix, ExitCode.UNAVAILABLE)
     if isinstance(cause, errors.GatedRepoError):

@@ -12,6 +12,7 @@ process:
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import hashlib
 import json
@@ -33,6 +34,7 @@ from vlmpipe.trainer.storage.user_folders import expanded
 CACHE_FOLDER = ".models"
 CONFIG, WEIGHTS, INDEX = "config.json", ".safetensors", ".safetensors.index.json"
 SETTINGS = (".json", ".txt", ".model", ".jinja")  # endings of configurations and tokenizers
+CLOSE = 0.8  # of names, by which a typing error is told from another name
 KEPT = 3  # copies that no process uses, of which the machine keeps those used last
 REVISION_DIGITS = 16
 _in_use: dict[Path, int] = {}  # folders that this process reads -> descriptor of the lock
@@ -80,11 +82,25 @@ def local_folder(name: str, revision: str = "", *, weights: bool = True, also: s
         return _staged(address, revision, _Wanted(weights, also))
     folder = expanded(name)
     if not folder.is_dir():
+        if "/" not in name and (close := folder_like(name)):  # almost every hub id has an owner
+            raise ConfigError(
+                f"there is no folder {name}", expected="a folder, or a hub id", fix=f"did you mean {close}?"
+            )
         return None
     require_regular_files(folder)
     if weights and (folder / MARKER).is_file():
         _check_once(folder.absolute())
     return folder
+
+
+def folder_like(name: str) -> str:
+    """The folder of a model on this machine whose name is nearly this one, which names none; empty without one."""
+    path = Path(os.path.expanduser(name))
+    with contextlib.suppress(OSError):
+        models = [found.parent.name for found in path.parent.glob(f"*/{CONFIG}")]
+        if not path.exists() and (close := difflib.get_close_matches(path.name, models, 1, CLOSE)):
+            return str(path.with_name(close[0]))
+    return ""
 
 
 def revision_of(address: str, expected: str = "") -> str:

@@ -13,7 +13,7 @@ import typer
 from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import Root
-from vlmpipe.trainer.errors import ConfigError, DataError, UserError, os_errors
+from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.job import JobConfig
@@ -184,16 +184,11 @@ def serve(
         else:
             with serving(run_uri) as server:
                 found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
-    if not as_json:
+    if as_json:
+        print_json({"ok": found.share >= min_agreement, **found.as_json()})
+    else:
         print_lines([found.sentence()])
-        require_agreement(found, min_agreement)
-        return
-    print_json({"ok": found.share >= min_agreement, **found.as_json()})
-    try:
-        require_agreement(found, min_agreement)
-    except UserError as error:  # on stdout is one JSON document, which says it already
-        print_error(error, as_json=False)
-        raise typer.Exit(int(error.code)) from None
+    require_agreement(found, min_agreement)
 
 
 ALL = (ask, predict, serve)

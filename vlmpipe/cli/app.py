@@ -24,7 +24,7 @@ from vlmpipe.cli import start as start_commands
 from vlmpipe.cli import tune as tune_command
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, Stage, TargetOption, load, load_training, run_files
 from vlmpipe.cli.examples import add_examples
-from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
+from vlmpipe.cli.output import begin, doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import (
     DEBUG_VARIABLE,
@@ -294,12 +294,17 @@ def main() -> None:
 
 
 def _main() -> None:
+    begin()
     try:
         arguments = sys.argv[1:]
         _require_no_dashed_override(arguments)
         debug = ["--debug"] if "--debug" in arguments else []  # an option of vlmpipe, wherever it is typed
         with missing_packages():
             app([*debug, *(each for each in arguments if each != "--debug")], prog_name="vlmpipe")
+    except SystemExit as leaving:
+        if _was_interrupted(leaving):  # typer makes an exit code of Ctrl-C, and says nothing
+            to_stderr("stopped by Ctrl-C")
+        raise
     except KeyboardInterrupt:
         to_stderr("stopped by Ctrl-C")
         sys.exit(int(ExitCode.INTERRUPTED))
@@ -315,6 +320,13 @@ def _main() -> None:
         unexpected = UserError(f"unexpected {type(error).__name__}: {error}", fix=fix, code=ExitCode.UNEXPECTED)
         print_error(unexpected, as_json="--json" in sys.argv)
         sys.exit(ExitCode.UNEXPECTED)
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def _require_no_dashed_override(arguments: Sequence[str]) -> None:

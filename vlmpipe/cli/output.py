@@ -16,7 +16,21 @@ from vlmpipe.trainer.errors import DEBUG_VARIABLE, UserError
 SILENT_S = 1.0
 
 
+class _Document:
+    """Whether this command has printed its JSON document: there is one, also where it ends with an error."""
+
+    is_written = False
+
+
+def begin() -> None:
+    """A command begins: it has printed nothing yet."""
+    _Document.is_written = False
+
+
 def print_json(value: dict[str, Any]) -> None:
+    """Print the command's JSON document, the only one on standard output."""
+    assert not _Document.is_written, "a program that reads the output expects one document"
+    _Document.is_written = True
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -41,10 +55,13 @@ def doing(text: str) -> Iterator[None]:
 
 
 def print_error(error: UserError, *, as_json: bool) -> None:
-    """Print the error; call it in the exception's handler. With --debug, the traceback comes first."""
+    """Print the error; call it in the exception's handler. With --debug, the traceback comes first.
+
+    As JSON, unless the command has printed its document, which then has the exit code.
+    """
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()
-    if as_json:
+    if as_json and not _Document.is_written:
         print_json({"ok": False, "error": _as_dict(error)})
     else:
         to_stderr(f"error: {error.text()}")

@@ -75,7 +75,10 @@ def status(
         _check_files(run, root, as_json)
         return
     if watching:
-        leave(watch_and_show(run, read, on_service=on_service, plain=plain, as_json=as_json), fail_on_reject)
+        found = watch_and_show(
+            run, read, on_service=on_service, plain=plain, as_json=as_json, fail_on_reject=fail_on_reject
+        )
+        leave(found, fail_on_reject)
     if fail_on_reject:
         raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
     with doing(f"asking {'its service' if on_service else 'its records'} for the status of run {run}"):
@@ -95,7 +98,8 @@ def _check_files(run: str, root: str, as_json: bool) -> None:
         if not as_json:
             print_lines([check.line()])
     if as_json:
-        print_json({"checks": [check.as_json() for check in checks]})
+        is_whole = not any(check.problem for check in checks)
+        print_json({"ok": is_whole, "checks": [check.as_json() for check in checks]})
     if damaged := [check for check in checks if check.problem]:
         raise DataError(
             f"{damaged[0].part}: {damaged[0].problem}",
@@ -265,11 +269,21 @@ def watch_and_show(
     on_service: bool,
     plain: bool,
     as_json: bool,
+    fail_on_reject: bool = False,
 ) -> AnyStatus:
     """Follow a run to its end and show how it ended."""
     found = follow(run, read, on_service=on_service, plain=plain or as_json, say=to_stderr if as_json else print)
-    print_json(found.as_json()) if as_json else print_lines(["", *found.lines()])
+    show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
     return found
+
+
+def show_end(found: AnyStatus, *, as_json: bool, fail_on_reject: bool) -> None:
+    """Print how a run ended: as JSON with the exit code that `leave` ends this command with."""
+    if as_json:
+        code = ExitCode.REJECTED if _is_rejected(found, fail_on_reject) else found.exit_code
+        print_json({**found.as_json(), "exit_code": code})
+    else:
+        print_lines(["", *found.lines()])
 
 
 def follow(
@@ -285,15 +299,19 @@ def follow(
 
 def leave(found: AnyStatus, fail_on_reject: bool) -> NoReturn:
     """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
-    decision = found.as_json().get("decision") or {}
-    if fail_on_reject and not found.exit_code and decision.get("accepted") is False:
+    if _is_rejected(found, fail_on_reject):
         raise UserError(
-            f"the gate rejected the model. {decision.get('reason', '')}",
+            f"the gate rejected the model. {found.as_json()['decision'].get('reason', '')}",
             expected="an accepted model, because --fail-on-reject is given",
             fix="train for longer or on other data, or change the gate section of the run file",
             code=ExitCode.REJECTED,
         )
     raise typer.Exit(found.exit_code or 0)
+
+
+def _is_rejected(found: AnyStatus, fail_on_reject: bool) -> bool:
+    decision = found.as_json().get("decision") or {}
+    return fail_on_reject and not found.exit_code and decision.get("accepted") is False
 
 
 def show(found: AnyStatus, as_json: bool) -> None:

@@ -109,10 +109,7 @@ def run(
         say=say,
         raise_on_failure=False,
     )
-    if as_json:
-        print_json(found.as_json())
-    else:
-        print_lines(["", *found.lines()])
+    run_commands.show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
     run_commands.leave(found, fail_on_reject)
 
 
@@ -204,7 +201,9 @@ def submit(
     if watching:
         read = vertex_reader(submitted.address)
         name = submitted.address.argument
-        found = run_commands.watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
+        found = run_commands.watch_and_show(
+            name, read, on_service=True, plain=plain, as_json=as_json, fail_on_reject=fail_on_reject
+        )
         run_commands.leave(found, fail_on_reject)
 
 
@@ -322,7 +321,12 @@ def _submit_to_kubeflow(
     if submitted.run and watching:
         name = submitted.run.argument
         found = run_commands.watch_and_show(
-            name, kubeflow_reader(submitted.run), on_service=True, plain=plain, as_json=as_json
+            name,
+            kubeflow_reader(submitted.run),
+            on_service=True,
+            plain=plain,
+            as_json=as_json,
+            fail_on_reject=fail_on_reject,
         )
         run_commands.leave(found, fail_on_reject)
 

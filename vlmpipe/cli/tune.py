@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -130,7 +132,8 @@ def _run(search: Search, *, as_json: bool) -> None:
     if not as_json:
         to_stderr(f"search {search.search_id}: {search.uri}")
     try:
-        trials = run_search(search)
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # lines of the trials
+            trials = run_search(search)
     except SearchStoppedError as stopped:
         if stopped.trials and not as_json:
             print_lines(table_lines(ranked(stopped.trials, search.tune.goal), search.tune.metric))

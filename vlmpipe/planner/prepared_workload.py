@@ -8,6 +8,7 @@ from vlmpipe.planner.sequence_fill import fill_by_length
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
@@ -24,11 +25,16 @@ def planned_workload(config: RunConfig, model: Architecture, paths: RunPaths) ->
 def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
     if any("://" in uri for uri in (paths.root_uri, *(source.uri for source in config.data.all_sources))):
         return None
+    job = JobConfig.model_validate(config.to_run_json(paths))
+    with without_hub():  # what has been prepared here was prepared with files that are here
+        return _prepared_here(config, job, paths)
+
+
+def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> Workload | None:
     from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
     from vlmpipe.trainer.data.sampler import PackedBatchSampler
     from vlmpipe.trainer.data.shards.index import Index
 
-    job = JobConfig.model_validate(config.to_run_json(paths))
     try:
         uri = join_uri(paths.prepared_root, fingerprint(job))
         if open_storage(uri).stat(DONE) is None:

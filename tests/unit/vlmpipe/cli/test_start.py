@@ -85,6 +85,17 @@ def rejecting_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("rejecting_pipeline")
+def test_a_rejected_model_is_one_json_document_with_its_exit_code(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    run = ("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--json")
+    watch = ("status", "mine", "--root", str(tmp_path), "--watch", "--json")
+    for command in (run, watch):
+        answer = vlmpipe(*command, "--fail-on-reject")
+        assert (answer.code, answer.json["exit_code"]) == (76, 76)
+        assert "the gate rejected the model" in answer.err
+    assert vlmpipe(*watch).json["exit_code"] == 0
+
+
+@pytest.mark.usefixtures("rejecting_pipeline")
 def test_a_rejected_model_ends_with_76_where_that_is_asked_for(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     command = ("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--plain")
     answer = vlmpipe(*command, "--fail-on-reject")

@@ -1,0 +1,37 @@
+"""Where a part's weights are, by what is on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.errors import ExitCode
+from vlmpipe.trainer.storage.model_folders import bucket_address, folder_like
+from vlmpipe.trainer.storage.user_folders import expanded
+
+State = Literal["ok", "warning", "failed", "unchecked"]
+
+
+def look_at_weights(part: WeightsConfig) -> tuple[State, str, int]:
+    """State, text and exit code of a finding."""
+    if part.config:
+        return "ok", f"{part.config['model_type']} with random weights", ExitCode.OK
+    if address := bucket_address(part.weights):
+        return "unchecked", f"{address} is read when the run starts", ExitCode.OK
+    if expanded(part.weights).is_dir():
+        return "ok", f"folder {part.weights}", ExitCode.OK
+    if part.weights.startswith((".", "/", "~")):
+        return "failed", f"no folder {part.weights}", ExitCode.CONFIG
+    if (_hub_cache() / f"models--{part.weights.replace('/', '--')}").is_dir():
+        return "ok", f"{part.weights} from the Hugging Face cache", ExitCode.OK
+    text = f"{part.weights} will be fetched from the Hugging Face hub by the job"
+    if close := folder_like(part.weights):
+        return "warning", f"{text}: there is no such folder here. Did you mean {close}?", ExitCode.OK
+    return "unchecked", text, ExitCode.OK
+
+
+def _hub_cache() -> Path:
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE", f"{home}/hub")))  # as huggingface_hub does
