@@ -47,10 +47,11 @@ def images_within(config: ModelConfig, tiles: int) -> int:
 def published_inputs(
     published: PublishedImages, images: Sequence[bytes], samples: Sequence[int] | None = None
 ) -> Images:
-    """What a model's own processor makes of images: of one sample after the other, because it may count them."""
-    pictures = map(decoded, images)
+    """What a model's own processor makes of images: of each sample by itself, because it may count them."""
+    pictures = iter(for_each(decoded, images))
     counts = [1] * len(images) if samples is None else samples
-    return Images(join([published.tensors(list(itertools.islice(pictures, count))) for count in counts if count]))
+    of_samples = [list(itertools.islice(pictures, count)) for count in counts if count]
+    return Images(join(for_each(published.tensors, of_samples)))
 
 
 class TilePreparer:

@@ -14,8 +14,7 @@ MAX_THREADS = 8  # of a rank: what keeps a GPU busy, and few that wait for Pytho
 CHANNELS = 3
 SQUARE_S = 0.007  # a photo of half a megapixel, assumed, shrunk to a square: 5 ms of a quarter, 12 ms of a whole one
 # Seconds for a megapixel, between what a busy machine and a quieter one took. Patches: 30 to 57 ms. Tiles: of all tiles
-# of an image, for which it is enlarged, 43 to 57 ms. The library's processor, Qwen2-VL's, which family hf runs in one
-# thread: 64 ms.
+# of an image, for which it is enlarged, 43 to 57 ms. The library's processor, Qwen2-VL's, which family hf runs: 64 ms.
 PATCHES_S, TILES_S, LIBRARY_S = 0.036, 0.046, 0.066
 THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU is half a core. Assumed
 
@@ -37,5 +36,5 @@ def preparation_s(family: str, shape: ModelShape) -> float:
 
 def rank_preparation_s(family: str, shape: ModelShape, *, cores: int, ranks: int) -> float:
     """Wall time of one image in a rank's threads, while the other ranks of the machine prepare theirs."""
-    threads = 1 if family == "hf" else threads_of(cores, ranks)
+    threads = threads_of(cores, ranks)
     return preparation_s(family, shape) / (1 if threads == 1 else threads * THREAD_SHARE)

@@ -5,10 +5,12 @@ Video processors need torchvision even where a processor never sees a video, so 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +50,7 @@ class ImageText:
 
 
 class PublishedImages:
-    """The image half of a published processor. Safe to use from several threads.
+    """The image half of a published processor. Safe to use from several threads: each has a copy of it.
 
     placeholder: what a chat template writes for an image. image_token: what features replace; often the same.
     """
@@ -67,6 +69,7 @@ class PublishedImages:
         settings = self.processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt")
         own = inspect.getfullargspec(self.processor._process_images).args
         self._images_kwargs = settings["images_kwargs"] | {name: settings[name] for name in own if name in settings}
+        self._of_thread = threading.local()
         self.texts = functools.lru_cache(KEPT_TEXTS)(self._texts)
         self.layout = functools.lru_cache(KEPT_LAYOUTS)(self._layout)
 
@@ -150,9 +153,18 @@ class PublishedImages:
     def _processed(self, images: Sequence[Image.Image]) -> tuple[Tensors, list[str]]:
         text = [self.placeholder * len(images)]
         with unset_fake_temporarily():  # in traces it is asked for sizes
-            laid_out = self.processor.prepare_inputs_layout(images=list(images), text=text)[0]
-            made, written = self.processor._process_images(laid_out, **self._images_kwargs)
+            processor = self._own_processor()
+            laid_out = processor.prepare_inputs_layout(images=list(images), text=text)[0]
+            made, written = processor._process_images(laid_out, **self._images_kwargs)
         return {name: torch.as_tensor(value) for name, value in made.items() if name in self.inputs}, written
+
+    def _own_processor(self) -> Any:
+        """This thread's: what one keeps while it works is its model's own affair."""
+        if not hasattr(self._of_thread, "processor"):
+            own = copy.copy(self.processor)
+            own.image_processor = copy.deepcopy(self.processor.image_processor)
+            self._of_thread.processor = own
+        return self._of_thread.processor
 
     def save(self, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
         """Write what `AutoProcessor` reads, with the published video processor's settings where there are any."""

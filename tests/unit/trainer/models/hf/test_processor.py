@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from transformers import PixtralImageProcessorPil
 
-from tests.support.hf.kinds import TEXT, VISION
+from tests.support.hf.kinds import INSTALLED, TEXT, VISION
 from tests.support.hf.publish import model_section, publish, tokenizer_of
+from tests.support.short_form import chosen
+from tests.support.trainer.native_models import picture
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models import image_threads
 from vlmpipe.trainer.models.hf.processor import ImageText, _in_runs, join, published_images
+from vlmpipe.trainer.models.image_processor import published_inputs
+
+SAMPLES = {1: ((16, 16),), 10: ((64, 16), (16, 64)), 20: ((48, 32),), 30: ((32, 48), (64, 64), (16, 32))}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +61,46 @@ def test_a_model_that_takes_no_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TEXT | {"model_type": "llama"}))
     with pytest.raises(ConfigError, match=r"no processor|no image-text model"):
         published_images(WeightsConfig(weights=str(tmp_path)), None)
+
+
+def of_published(name: str) -> bool:
+    return name in ("internvl", "llava_next", "qwen2_5_vl")
+
+
+@pytest.mark.parametrize("model_type", chosen(INSTALLED, of_published))
+def test_threads_make_the_bits_of_one(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples of several images and sizes, three times each, so that threads meet."""
+    images = published_images(WeightsConfig(weights=str(publish(model_type, tmp_path))), None)
+    samples = [[picture(seed + place, size) for place, size in enumerate(sizes)] for seed, sizes in SAMPLES.items()] * 3
+    flat, counts = [one for sample in samples for one in sample], [len(sample) for sample in samples]
+    made = list[dict[str, torch.Tensor]]()
+    for threads in (1, 4):
+        monkeypatch.setattr(image_threads, "num_threads", lambda threads=threads: threads)
+        image_threads._pool.cache_clear()
+        made.append(published_inputs(images, flat, counts).values)
+    image_threads._pool.cache_clear()
+    one, several = made
+    assert one.keys() == several.keys() and "pixel_values" in one
+    assert all(torch.equal(one[name], several[name]) for name in one)
+
+
+def test_several_threads_work_at_once_and_each_has_a_processor_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = published_images(WeightsConfig(weights=str(publish("internvl", tmp_path))), None)
+    monkeypatch.setattr(image_threads, "num_threads", lambda: 2)
+    image_threads._pool.cache_clear()
+    together, seen, tensors = threading.Barrier(2), list[object](), images.tensors
+
+    def met(pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        together.wait(20)
+        seen.append(images._own_processor().image_processor)
+        return tensors(pictures)
+
+    monkeypatch.setattr(images, "tensors", met)
+    published_inputs(images, [picture(1, (16, 16)), picture(2, (16, 16))])
+    image_threads._pool.cache_clear()
+    assert len({id(one) for one in seen}) == 2
 
 
 def test_settings_of_the_image_processor_can_be_changed(tmp_path: Path) -> None:
