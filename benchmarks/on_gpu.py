@@ -38,6 +38,7 @@ SUITE = Suite(
         Part("memory", "gpu.memory", 120, "the planner's peak, beside the allocator's and the device's"),
         Part("speed", "gpu.speed", 130, "useful tokens a second and MFU of a 1.3-billion-parameter model"),
         Part("devices", "gpu.devices", 20, "contexts on GPUs of other ranks after a save"),
+        Part("copies", "gpu.copies", 40, "copies of one model's tower on tensor-parallel ranks, after some steps"),
         Part("checkpoint", "gpu.checkpoint", 60, "how long a snapshot holds training up"),
     ],
     rounds=5,

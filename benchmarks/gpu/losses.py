@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 import traceback
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.gpu.run import OFFLOAD_ALL, TINY, WARM_UP, alone, case_of, each
 from benchmarks.support.report import Side
@@ -26,6 +30,7 @@ from tests.support.trainer.memory_cases import (
     Case,
 )
 
+MOMENTS = {"8-bit moments": False, "8-bit moments, after a resume": True}  # whether it resumes
 ALONE = ("ddp", "fsdp", "zero1", "zero2", "zero3")  # strategies that one process can run
 ON_DEVICE_ONLY = {
     "train.compile",
@@ -102,18 +107,31 @@ def reads(bench: Bench) -> None:
         cached = kind == "cached features"
         case = replace(case_of(TINY, "ddp", {} if cached else ONLINE, cached=cached), family=family)
         with bench.going_on(label):
-            place = alone(wait_of, case, TINY, bench.worker)
-            if place is None:
-                continue
-            claim = "the host waits for the device in a step"
-            bench.report.figure(claim, "tiny", "1 is yes", Side(label, [float(bool(place))]))
-            if place:
-                bench.report.note(f"{label}: {place}")
+            report_wait(bench, label, alone(wait_of, case, TINY, bench.worker))
+    for label, moment in each(bench, MOMENTS, len(MOMENTS)):
+        with bench.going_on(label):
+            case = case_of(TINY, "fsdp", IN_8_BITS)
+            report_wait(bench, label, alone(partial(wait_of, resumes=moment), case, TINY, bench.worker))
 
 
-def wait_of(run: TinyRun) -> str | None:
-    """What CUDA says of the place in a step where the host waits; empty where it does not. None without a GPU."""
+def report_wait(bench: Bench, label: str, place: str | None) -> None:
+    if place is None:
+        return
+    claim = "the host waits for the device in a step"
+    bench.report.figure(claim, "tiny", "1 is yes", Side(label, [float(bool(place))]))
+    if place:
+        bench.report.note(f"{label}: {place}")
+
+
+def wait_of(run: TinyRun, *, resumes: bool = False) -> str | None:
+    """What CUDA says of the place in a step where the host waits; empty where it does not. None without a GPU.
+
+    resumes: of a step after the state was saved and loaded.
+    """
     for _ in range(WARM_UP):
+        run.step()
+    if resumes:
+        save_and_load(run)
         run.step()
     if run.worker.device.type != "cuda":
         run.step()
@@ -127,3 +145,10 @@ def wait_of(run: TinyRun) -> str | None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return ""
+
+
+def save_and_load(run: TinyRun) -> None:
+    """As a resume: state goes through a checkpoint's files."""
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-bench-") as scratch:
+        run.strategy.snapshot(Path(scratch), dist.new_group(backend="gloo"))()
+        run.strategy.load(Path(scratch))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.losses import ALONE
+from benchmarks.gpu.copies import RANKS, hf_run
+from benchmarks.gpu.losses import ALONE, wait_of
+from benchmarks.gpu.run import TINY, alone, case_of
 from benchmarks.gpu.speed import peak_flops
+from benchmarks.support.processes import call
+from benchmarks.support.tiny_run import TinyRun
 from tests.support.drivers.train_alone import MARK
 from tests.support.short_form import chosen, only_whole
+from tests.support.trainer.memory_cases import IN_8_BITS
 from tests.support.trainer.runs import run_ranks
+from vlmpipe.trainer.distributed.process import start_worker
 
 pytestmark = only_whole  # benchmarks are no laws: make test-whole runs them
 
@@ -60,3 +67,29 @@ def test_the_peak_of_a_gpu_is_the_catalogues(name: str, tflops: float) -> None:
 )
 def test_a_gpu_that_is_not_in_the_catalogue_has_no_peak(name: str) -> None:
     assert peak_flops(name) is None
+
+
+def test_copies_of_a_tower_on_tensor_parallel_ranks_can_be_compared(tmp_path: Path) -> None:
+    config = hf_run(tmp_path, steps=2)
+    arguments = {"config": config, "combined": True}
+    assert call("benchmarks.gpu.copies:largest_apart", arguments, ranks=RANKS) == 0.0
+    assert call("benchmarks.gpu.copies:largest_apart", arguments | {"combined": False}, ranks=RANKS) < 1e-5
+
+
+def test_a_step_after_a_resume_with_8_bit_moments_can_be_watched() -> None:
+    """Without a GPU there is nothing to see: the run goes on after its state was saved and loaded."""
+    said = call("tests.integration.benchmarks.test_gpu:losses_around_a_resume", {})
+    assert said["resumed"] == said["straight"]
+
+
+def losses_around_a_resume() -> dict[str, list[float]]:
+    """Of the steps after two, with and without a save and a load between."""
+    worker, found = start_worker(), {}
+    for name in ("straight", "resumed"):
+
+        def steps(run: TinyRun, *, resumes: bool = name == "resumed") -> list[float]:
+            assert wait_of(run, resumes=resumes) is None
+            return [float(run.step()) for _ in range(2)]
+
+        found[name] = alone(steps, case_of(TINY, "fsdp", IN_8_BITS), TINY, worker)
+    return {"straight": found["straight"][1:], "resumed": found["resumed"][:1]}

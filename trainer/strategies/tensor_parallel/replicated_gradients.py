@@ -34,9 +34,9 @@ class ReplicatedGradients:
     def combine(self) -> None:
         """Give all ranks of the group the same gradients. Collective."""
         _all_reduce(_gradients(self._partial), self._group)
-        same = _gradients(self._same)
-        torch._foreach_div_(same, self._group.size())
-        _all_reduce(same, self._group)
+        if same := _gradients(self._same):  # else all that is trained is sharded, or used in part
+            torch._foreach_div_(same, self._group.size())
+            _all_reduce(same, self._group)
 
 
 def _trained(module: nn.Module) -> Iterator[Parameter]:

@@ -18,7 +18,7 @@ STOP_STEP = 2
 # So different that each alone shows in the losses, see below.
 CHANGES: dict[str, Any] = {
     "train.optimizer.learning_rate": 1e-2,
-    "train.optimizer.projector_learning_rate": 5e-2,
+    "train.optimizer.projector_learning_rate": 1e-1,
     "train.optimizer.tower_learning_rate": 2e-2,  # which it had none of: ZeRO cuts its state by groups of parameters
     "train.optimizer.batch_scaling": "sqrt",
     "train.optimizer.reference_batch_size": 4,

@@ -101,3 +101,21 @@ def test_equal_gradients_are_left_as_they_are_and_parts_are_summed() -> None:
         assert model.frozen.weight.grad is None
         for found, own in zip(model.parameters(), expected.parameters(), strict=True):
             assert (found.grad is None and own.grad is None) or torch.equal(found.grad, own.grad)  # type: ignore[arg-type]
+
+
+def test_a_model_of_which_ranks_compute_nothing_whole_has_nothing_to_be_averaged() -> None:
+    def combined(rank: int, group: ProcessGroup) -> Model:
+        model = copy.deepcopy(START)
+        model.tower.requires_grad_(False)
+        replicated = ReplicatedGradients(model, [(model.heads, "weight"), (model.heads, "bias")], group)
+        gradients(model, 0, rank=0)
+        replicated.combine()
+        return model
+
+    expected = copy.deepcopy(START)
+    expected.tower.requires_grad_(False)
+    gradients(expected, 0, rank=0)
+    assert expected.heads.weight.grad is not None
+    for model in on_ranks(combined):
+        assert model.heads.weight.grad is not None
+        assert torch.equal(model.heads.weight.grad, 2 * expected.heads.weight.grad)
