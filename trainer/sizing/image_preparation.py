@@ -36,5 +36,6 @@ def preparation_s(family: str, shape: ModelShape) -> float:
 
 def rank_preparation_s(family: str, shape: ModelShape, *, cores: int, ranks: int) -> float:
     """Wall time of one image in a rank's threads, while the other ranks of the machine prepare theirs."""
-    threads = threads_of(cores, ranks)
+    # What its threads gain with the library's processors was not measured on a machine with cores to give.
+    threads = 1 if family == "hf" else threads_of(cores, ranks)
     return preparation_s(family, shape) / (1 if threads == 1 else threads * THREAD_SHARE)
