@@ -16,6 +16,7 @@ from vlmpipe.config.target_requirements import require_reached_files, require_ve
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.checks.data_look import look_at_source
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
+from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
@@ -25,6 +26,7 @@ from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.extras import install_command
 from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.file_systems import limits_of
@@ -101,6 +103,7 @@ def _check_training(config: RunConfig) -> list[Finding]:
     checks: list[tuple[str, Callable[[RunConfig], Iterator[Finding]]]] = [
         ("model", _model),
         ("trainer", _trainer),
+        ("packages", _packages),
         ("data", _data),
         ("benchmarks", _benchmarks),
         ("batch", _batch),
@@ -169,6 +172,23 @@ def _trainer(config: RunConfig) -> Iterator[Finding]:
             text = f"{trainer.name} resumes without train.trainer.resume_as_model: transformers may then leave weights "
             text += "of a vision-language model out (see the log for missing keys)"
             yield Finding("trainer", "warning", text)
+
+
+def _packages(config: RunConfig) -> Iterator[Finding]:
+    """What later steps need of this machine, and of the trainer's image."""
+    is_only_here = bool(list(_missing_for_vertex(config)))
+    missing = list(missing_here(config))
+    for need, module in missing:
+        text = (
+            f"{need.field} needs {module} in step {need.step}: {install_command(need.extra)} for a run on this machine"
+        )
+        yield Finding("packages", *(("failed", text, ExitCode.UNAVAILABLE) if is_only_here else ("warning", text)))
+    if not missing:
+        yield Finding("packages", "ok", "every step has the packages that the run file needs, on this machine")
+    if not is_only_here:
+        for extra, field in extras_of_image(config).items():
+            text = f"{field} needs a trainer image of make build EXTRAS={extra}; what is in an image is not looked at"
+            yield Finding("packages", "unchecked", text)
 
 
 def _chat_template(config: RunConfig) -> Iterator[Finding]:

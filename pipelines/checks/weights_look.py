@@ -8,7 +8,7 @@ from typing import Literal
 
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ExitCode
-from vlmpipe.trainer.storage.model_folders import bucket_address, folder_like
+from vlmpipe.trainer.storage.model_folders import bucket_address, folder_like, making
 from vlmpipe.trainer.storage.user_folders import expanded
 
 State = Literal["ok", "warning", "failed", "unchecked"]
@@ -22,8 +22,9 @@ def look_at_weights(part: WeightsConfig) -> tuple[State, str, int]:
         return "unchecked", f"{address} is read when the run starts", ExitCode.OK
     if expanded(part.weights).is_dir():
         return "ok", f"folder {part.weights}", ExitCode.OK
-    if part.weights.startswith((".", "/", "~")):
-        return "failed", f"no folder {part.weights}", ExitCode.CONFIG
+    if part.weights.startswith((".", "/", "~")) or part.weights.count("/") > 1:  # a hub id is OWNER/NAME
+        made = making(part.weights)
+        return "failed", f"no folder {part.weights}{made and f': {made}'}", ExitCode.CONFIG
     if (_hub_cache() / f"models--{part.weights.replace('/', '--')}").is_dir():
         return "ok", f"{part.weights} from the Hugging Face cache", ExitCode.OK
     text = f"{part.weights} will be fetched from the Hugging Face hub by the job"

@@ -35,6 +35,7 @@ CACHE_FOLDER = ".models"
 CONFIG, WEIGHTS, INDEX = "config.json", ".safetensors", ".safetensors.index.json"
 SETTINGS = (".json", ".txt", ".model", ".jinja")  # endings of configurations and tokenizers
 CLOSE = 0.8  # of names, by which a typing error is told from another name
+RECIPES = "build/recipes/"  # folders of the models of recipes/, which make prepares
 KEPT = 3  # copies that no process uses, of which the machine keeps those used last
 REVISION_DIGITS = 16
 _in_use: dict[Path, int] = {}  # folders that this process reads -> descriptor of the lock
@@ -91,6 +92,11 @@ def local_folder(name: str, revision: str = "", *, weights: bool = True, also: s
     if weights and (folder / MARKER).is_file():
         _check_once(folder.absolute())
     return folder
+
+
+def making(name: str) -> str:
+    """How a folder that is not there is made, if it is one of the shipped recipes."""
+    return f"make {name}/{CONFIG} makes it, in a clone of vlmpipe" if name.startswith(RECIPES) else ""
 
 
 def folder_like(name: str) -> str:

@@ -22,7 +22,7 @@ from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.freeze import require_frozen_tower, require_something_trained
 from vlmpipe.trainer.sizing.model_shape import ModelShape
-from vlmpipe.trainer.storage.model_folders import bucket_address, local_folder
+from vlmpipe.trainer.storage.model_folders import bucket_address, local_folder, making
 
 HUB_TIMEOUT_S = 2.0
 Verdict = tuple[str, str, str] | None  # the fields of a ConfigError; None for a model that can be split
@@ -180,6 +180,7 @@ def _require_hub_id(name: str) -> None:
         raise ConfigError(
             f"no folder {name!r}, and it is no name of a model on the Hugging Face hub",
             expected="a local folder with config.json, or a hub id such as Qwen/Qwen2.5-0.5B",
+            fix=making(name),
         ) from error
 
 

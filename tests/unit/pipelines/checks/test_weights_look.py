@@ -34,6 +34,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("tiny-qwen", "ok", "folder tiny-qwen"),
         ("models/tiny-qwn", "warning", "Did you mean models/tiny-qwen?"),
         ("./tiny-qwn", "failed", "no folder ./tiny-qwn"),
+        ("build/recipes/tiny", "failed", "make build/recipes/tiny/config.json makes it"),
         ("Qwen/Qwen2.5-0.5B", "unchecked", "will be fetched"),
         ("gpt2", "unchecked", "will be fetched"),
     ],
