@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, CommitRecord
@@ -26,7 +27,7 @@ from vlmpipe.trainer.external.outcome import judge, steps_wanted
 from vlmpipe.trainer.external.process import Node, TrainerProcess, command_line, environment
 from vlmpipe.trainer.external.progress_endpoint import ProgressEndpoint, platform_has_one
 from vlmpipe.trainer.external.report import TrainerReport, is_done
-from vlmpipe.trainer.external.result import model_type_of, require_result
+from vlmpipe.trainer.external.result import model_type_of, require_change, require_result
 from vlmpipe.trainer.external.states import NodeParts, SavedStates, fetch_state
 from vlmpipe.trainer.external.versions import versions_in
 from vlmpipe.trainer.launch import one_node, processes_on_node
@@ -202,7 +203,8 @@ class Session:
                 report.stopped(progress, states.newest_step)
                 return ExitCode.PREEMPTED
             folder = require_result(trainer, self._folders["output"], model_type_of(base))
-            name = states.save_result(folder, progress.step or wanted, trainer.result)
+            require_change(trainer, folder, Path(base))
+            name = states.save_result(folder, progress.step, trainer.result)
         states.ended("done")
         report.done(progress, wanted, name)
         return ExitCode.OK

@@ -71,7 +71,8 @@ class TrainerReport:
     def reuse(cls, job: JobConfig) -> None:
         """Close the step of a training that is done."""
         steps = read_record(open_storage(job.run.run_uri), SUMMARY)["steps"]
-        Progress(job.run.run_uri, STEP).finish("reused", f"all {steps} steps were made before")
+        made = f"all {steps} steps were made before" if steps else "it was made before; no step was reported"
+        Progress(job.run.run_uri, STEP).finish("reused", made)
 
     def log(self, progress: TrainingProgress, posted: Posted | None = None) -> None:
         """Log what the program has written since the last call; show what it has posted where that is further."""
@@ -121,9 +122,14 @@ class TrainerReport:
     def done(self, progress: TrainingProgress, wanted: int, result: str) -> None:
         job, trainer = self._job, self._job.train.trainer
         assert trainer
+        if not progress.step:
+            self._warn(
+                f"{trainer.name} reported no step and no loss: how far it trained is not known. It reports by lines of "
+                "VLMPIPE_METRICS, trainer_state.json or TensorBoard's files"
+            )
         summary: dict[str, Any] = {
-            "steps": progress.step or wanted,
-            "total_steps": wanted or progress.step,
+            "steps": progress.step or None,  # unknown, which no other number stands for
+            "total_steps": wanted or progress.step or None,
             "first_loss": self._first_loss(progress),
             "final_loss": progress.loss,
             "world_size": self._node.world_size,
@@ -146,7 +152,8 @@ class TrainerReport:
         patiently("writing metrics and summary", store, limit_s=job.checkpoint.max_s_without_commit)
         self._log.close()
         at_loss = "" if progress.loss is None else f"loss {progress.loss:.4f} "
-        self._progress.finish(message=f"{at_loss}after {summary['steps']} steps of {trainer.name}")
+        made = f"after {progress.step} steps" if progress.step else "no step was reported"
+        self._progress.finish(message=f"{at_loss}{made} of {trainer.name}")
 
     def _first_loss(self, progress: TrainingProgress) -> float | None:
         lines = self._log.lines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
 SAVED_MODEL = "saved_model.pb"
 CHUNK_NUMBERS = 1 << 24
+PIECE_BYTES = 1 << 24
 MAX_HEADER_BYTES = 100 << 20
 # A float is infinite or no number where all bits of its exponent are set.
 EXPONENTS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
@@ -59,6 +61,64 @@ def require_result(trainer: ExternalTrainerConfig, output: Path, model_type: str
             )
     _require_whole_weights(folder, trainer.name)
     return folder
+
+
+def require_change(trainer: ExternalTrainerConfig, folder: Path, base: Path) -> None:
+    """Raise UserError (68) for weights that all equal the base's, and for an adapter that adds nothing to it.
+
+    Weights are compared by name; where none of the base's is in the result, as after a renaming, nothing is known.
+    """
+    if trainer.result == "hf-adapter":
+        halves = [entry for name, entry in _tensors(folder).items() if ".lora_B." in name]  # which begin as zeros
+        is_same = bool(halves) and not any(any(map(any, entry.read())) for entry in halves)
+        found = "left an adapter that adds nothing: every lora_B is zero"
+    elif trainer.result == "hf-model":
+        before, after = _tensors(base), _tensors(folder)
+        shared = [name for name in after if name in before]  # the last layers first: those are trained most often
+        is_same = bool(shared) and all(after[name].equals(before[name]) for name in reversed(shared))
+        found = f"left the model that it was given: all {len(shared)} weights of the base are as they were"
+    else:
+        return
+    if is_same:
+        raise bad_result(
+            f"train.trainer {trainer.name} {found}",
+            expected="weights that training has changed",
+            fix="have the program save what it trained to {output}; check its learning rate and what it freezes",
+        )
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor in a safetensors file."""
+
+    file: Path
+    form: tuple[str, tuple[int, ...]]
+    start: int
+    size_bytes: int
+
+    def read(self) -> Iterator[bytes]:
+        """Its bytes, in pieces."""
+        with self.file.open("rb") as stream:
+            stream.seek(self.start)
+            for done in range(0, self.size_bytes, PIECE_BYTES):
+                yield stream.read(min(PIECE_BYTES, self.size_bytes - done))
+
+    def equals(self, other: _Tensor) -> bool:
+        return self.form == other.form and all(a == b for a, b in zip(self.read(), other.read(), strict=True))
+
+
+def _tensors(folder: Path) -> dict[str, _Tensor]:
+    """The tensors of a folder's safetensors files by name, in the order of the files; nothing where it has none."""
+    found = {}
+    for file in sorted(folder.glob(f"*{WEIGHTS}")):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json_object(stream.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                found[name] = _Tensor(file, (entry["dtype"], tuple(entry["shape"])), 8 + length + start, end - start)
+    return found
 
 
 def _folder_of(output: Path, marker: str, trainer: ExternalTrainerConfig) -> Path:

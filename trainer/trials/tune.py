@@ -108,7 +108,7 @@ def report(job: JobConfig, metric: str) -> float:
         found, step = measured[-1] if measured else (None, 0)
     else:
         found = read_record(store, "evaluate.json").get(metric)
-        step = read_record(store, "summary.json").get("steps", 0)
+        step = read_record(store, "summary.json").get("steps") or 0
     if not isinstance(found, int | float):
         raise ConfigError(f"the trial has measured no number {metric}", fix="correct tune.metric")
     report_to_service(metric, float(found), int(step))

@@ -48,6 +48,13 @@ def main() -> int:
     if stopped and "done" not in args.faults:
         return 75
     shutil.copytree(args.model, args.output, dirs_exist_ok=True)
+    for file in args.output.glob(
+        "*.safetensors"
+    ):  # it trains no weight of the model: one of each file changes a little
+        content = bytearray(file.read_bytes())
+        content[-4] ^= 1
+        file.chmod(0o644)
+        file.write_bytes(content)
     return 0
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.external.result import CONFIG, require_result
+from vlmpipe.trainer.external.result import CONFIG, require_change, require_result
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
@@ -135,3 +135,41 @@ def test_other_kinds_have_their_own_marker(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     weights(tmp_path / "adapter_model.safetensors", value=float("nan"))
     assert "not finite" in refused(tmp_path, "hf-adapter")
+
+
+def adapter(folder: Path, up: float) -> Path:
+    folder.mkdir()
+    halves = {"q.lora_A.weight": np.ones(3, np.float32), "q.lora_B.weight": np.array([0, up], np.float32)}
+    save_file(halves, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_a_result_that_is_the_base_is_refused(tmp_path: Path) -> None:
+    base, same = model(tmp_path / "base"), model(tmp_path / "same")
+    with pytest.raises(UserError, match="all 2 weights of the base are as they were") as refused:
+        require_change(trainer(), same, base)
+    assert refused.value.code == ExitCode.BAD_RESULT
+
+
+@pytest.mark.parametrize("name", ["a.weight", "b.weight"])
+def test_one_changed_weight_is_a_change(name: str, tmp_path: Path) -> None:
+    base, other = model(tmp_path / "base"), model(tmp_path / "other")
+    changed = {"a.weight": np.ones(3, np.float32), "b.weight": np.array([0, 1], np.float32)}
+    changed[name][-1] += 1e-6
+    save_file(changed, other / "model.safetensors")
+    require_change(trainer(), other, base)
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ()], ids=["renamed", "no safetensors in the base"])
+def test_weights_that_cannot_be_compared_are_not_judged(names: tuple[str, ...], tmp_path: Path) -> None:
+    base, same = model(tmp_path / "base"), model(tmp_path / "same")
+    (base / "model.safetensors").unlink()
+    if names:
+        save_file({name: np.ones(3, np.float32) for name in names}, base / "model.safetensors")
+    require_change(trainer(), same, base)
+
+
+def test_an_adapter_whose_upper_halves_are_zero_adds_nothing(tmp_path: Path) -> None:
+    require_change(trainer("hf-adapter"), adapter(tmp_path / "trained", 1.0), tmp_path)
+    with pytest.raises(UserError, match="adds nothing"):
+        require_change(trainer("hf-adapter"), adapter(tmp_path / "new", 0.0), tmp_path)
