@@ -17,6 +17,7 @@ from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.pipelines.checks.data_look import look_at_source
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
 from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
+from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
 
 LEAST_FREE_GIB = 2
-EXAMPLE_PROJECT = "example-project"
 # Rules that `vlmpipe.config.run_config.warnings` reports in the run file's own terms: a longest wait, a restart, an
 # image by tag.
 RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")

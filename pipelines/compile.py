@@ -16,6 +16,7 @@ from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
 from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
+from vlmpipe.pipelines.checks.readiness import unready
 from vlmpipe.pipelines.step_metadata import check_step_metadata
 from vlmpipe.pipelines.targets import TARGETS, TargetName
 from vlmpipe.pipelines.training import build
@@ -40,6 +41,7 @@ class Compiled:
     steps: int
     jobs: int
     unused: tuple[Problem, ...] = ()  # settings of the run file without effect on the target
+    unready: tuple[Problem, ...] = ()  # those with which no run there can start
 
 
 def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compiled:
@@ -63,7 +65,8 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
-    return replace(described(path, pipeline.pipeline_spec), unused=tuple(TARGETS[target].unused(config)))
+    compiled = described(path, pipeline.pipeline_spec)
+    return replace(compiled, unused=tuple(TARGETS[target].unused(config)), unready=tuple(unready(config, target)))
 
 
 def check_sweep_jobs(config: RunConfig, sweep: SweepConfig, run_uri: str) -> None:

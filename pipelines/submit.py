@@ -16,7 +16,7 @@ from vlmpipe.backends.vertex.bucket_checks import require_buckets
 from vlmpipe.backends.vertex.client import endpoint, pipeline_client
 from vlmpipe.backends.vertex.pipeline_job import Submission, job_id_at, prepare, send
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
-from vlmpipe.pipelines.check import EXAMPLE_PROJECT
+from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
 from vlmpipe.pipelines.compile import FOLDER, Compiled, compile_pipeline
 from vlmpipe.planner.cost.approval import (
     Spending,

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, require_package
 from vlmpipe.trainer.storage import open_storage
@@ -36,19 +38,23 @@ class LocalServer:
     process: subprocess.Popen[bytes]
 
     def wait(self) -> None:
-        """Until the server ends."""
-        self.process.wait()
+        """Until the server ends. Raises UserError (69) where it does so by itself: Ctrl-C ends the wait instead."""
+        code = self.process.wait()
+        raise UserError(
+            f"the server ended with code {code}", expected="a server that runs until Ctrl-C", code=ExitCode.UNAVAILABLE
+        )
 
 
 @contextlib.contextmanager
 def serving(run_uri: str, *, port: int = 0) -> Iterator[LocalServer]:
     """Serve the run's export in the precision of its evaluation; stops at the end of the block.
 
-    Raises UserError (69) without the packages of the extra `serving` or when the server does not start, ConfigError
-    for an adapter alone, DataError for a damaged export.
+    Raises UserError (69) without the packages of the extra `serving`, for a port that is in use and when the server
+    does not start, ConfigError for an adapter alone, DataError for a damaged export.
     """
     for module in NEEDED:
         require_package(module)
+    require_free_port(port)
     store = open_storage(run_uri)
     if require_whole_export(store).get("is_adapter"):
         raise ConfigError(
@@ -83,7 +89,8 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     while process.poll() is None and time.monotonic() < until:
         with contextlib.suppress(OSError, urllib.error.URLError):
             urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5).close()
-            return
+            if _listens(process, port):  # not another program, which took the port meanwhile
+                return
         time.sleep(0.2)
     said = "\n  ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
     raise UserError(
@@ -91,6 +98,31 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         expected=f"an answer to http://{HOST}:{port}/health within {START_S:.0f} s",
         code=ExitCode.UNAVAILABLE,
     )
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether the process, or one that it has started, is what answers at the port."""
+    with contextlib.suppress(psutil.Error):
+        server = psutil.Process(process.pid)
+        for one in (server, *server.children(recursive=True)):
+            if any(place.laddr and place.laddr.port == port for place in one.net_connections("tcp")):
+                return True
+    return False
+
+
+def require_free_port(port: int) -> None:
+    """Raise UserError (69) for a port that is in use; 0 takes a free one."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections are no reason, a listener is
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UserError(
+                f"port {port} of this machine cannot be used: {error.strerror}",
+                expected="a free port",
+                fix="--port 0 takes a free one, or give another",
+                code=ExitCode.UNAVAILABLE,
+            ) from error
 
 
 def _free_port() -> int:

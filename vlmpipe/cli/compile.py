@@ -35,8 +35,9 @@ def compile_(
     """Compile run files into pipelines. One YAML file each, named <name>.<target>.yaml."""
     with collector_off():
         for _, compiled in _compiled(configs, target, output):
-            print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, checked")
-            print_lines([f"  {one}" for one in compiled.unused])
+            how = "valid, but no run of it can start:" if compiled.unready else "checked"
+            print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, {how}")
+            print_lines([f"  {one}" for one in (*compiled.unready, *compiled.unused)])
 
 
 def publish(

@@ -20,7 +20,7 @@ from vlmpipe.backends.vertex.bucket_checks import buckets_of
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.target_requirements import require_vertex
-from vlmpipe.pipelines.check import EXAMPLE_PROJECT
+from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
 from vlmpipe.rehearsal.gcs_server import GcsServer
 from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of
 from vlmpipe.rehearsal.vertex.server import VertexServer

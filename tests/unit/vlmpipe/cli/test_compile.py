@@ -10,12 +10,26 @@ from tests.support.command_line import Vlmpipe
 from tests.support.paths import ROOT
 
 DIGITS = "configs/digits.yaml"
+IMAGES = ("cluster.image_uri", "gcp.pipeline_image")
 
 
 def test_compile_reports_settings_without_effect_on_kubeflow(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     answer = vlmpipe("compile", "configs/llava-7b-lora.yaml", "--target", "kubeflow", "--output", str(tmp_path))
     assert answer.code == 0 and (tmp_path / "llava-7b-lora.kubeflow.yaml").exists()
     assert "  cluster.scheduling_strategy: spot: has no effect on Kubeflow" in answer.out
+
+
+def test_compile_names_what_keeps_a_run_from_starting(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    fields = (f"data.source={tmp_path / 'photos'}", "--output", str(tmp_path))
+    said = vlmpipe("compile", DIGITS, *fields).out
+    assert "jobs, valid, but no run of it can start:" in said and "checked" not in said
+    for field in ("data.source", "gcp.project", "cluster.image_uri", "gcp.pipeline_image"):
+        assert f"  {field}: found " in said
+    own = ["gcp.project=my-project", *(f"{field}=us-docker.pkg.dev/p/r/i@sha256:{64 * 'a'}" for field in IMAGES)]
+    assert vlmpipe("compile", DIGITS, *own, "--output", str(tmp_path)).out.rstrip().endswith("jobs, checked")
+    local = vlmpipe("compile", DIGITS, "--target", "local", *fields)
+    assert local.out.rstrip().endswith("jobs, checked")
 
 
 def test_compiling_needs_no_planner_and_no_numpy(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""The port of a server on this machine: it must be free, and what answers there must be the server."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.serving import local_server
+from vlmpipe.trainer.serving.local_server import LocalServer, require_free_port, serving
+
+
+@pytest.fixture
+def other() -> Iterator[int]:
+    """The port of another program, which says that it is well."""
+
+    class Healthy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer((local_server.HOST, 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_port_in_use_is_refused_before_the_model_is_loaded(
+    other: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=f"port {other} of this machine cannot be used") as refused:
+        require_free_port(other)
+    assert refused.value.code == ExitCode.UNAVAILABLE and "--port 0" in refused.value.fix
+    require_free_port(0)
+    monkeypatch.setattr(local_server, "require_package", lambda module: None)
+    monkeypatch.setattr(local_server, "require_whole_export", lambda store: {})
+    with pytest.raises(UserError, match="cannot be used"), serving(str(tmp_path), port=other):
+        pass
+
+
+def test_another_program_that_answers_is_not_the_server(other: int, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit('address already in use')"])
+    (tmp_path / "log").write_text("address already in use")
+    with pytest.raises(UserError, match="address already in use"):
+        local_server._wait(process, other, tmp_path / "log")
+
+
+def test_a_server_that_ends_by_itself_is_an_error() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(0)"])
+    with pytest.raises(UserError, match="ended with code 0"):
+        LocalServer("http://x/v1", "m", process).wait()
