@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlmpipe.trainer.config.job import DataPointers, JobConfig
 from vlmpipe.trainer.data.prepare.dataset_diff import CHANGES_FILE
-from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.errors import DataError, print_warning
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 from vlmpipe.trainer.trials.files import SWEEP_FILE
@@ -81,7 +81,7 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     Encoding needs a frozen tower: the output of one that is trained changes.
     """
-    from vlmpipe.trainer.feature_cache.reader import missing_images
+    from vlmpipe.trainer.feature_cache.reader import FeatureShards
     from vlmpipe.trainer.feature_cache.store import features_uri
 
     uri = features_uri(job.run.features_root, job.model, job.train.precision)
@@ -91,8 +91,11 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
     if wants_cache:
         from vlmpipe.trainer.data.shards.index import Index
 
-        images = Index.load(prepared_uri).unique_images()
-        features = "encode" if missing_images(uri, images) else "reuse"
+        images, store = Index.load(prepared_uri).unique_images(), FeatureShards(uri)
+        if store.lost:
+            text = f"{len(store.lost)} of the feature shards in {uri} are gone or cut (such as {store.lost[0]})"
+            print_warning(f"{text}: their images are encoded again", step="prepare-data")
+        features = "encode" if store.missing(images) else "reuse"
     return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features=features)
 
 

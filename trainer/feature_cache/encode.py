@@ -25,7 +25,15 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.distributed.agreement import agree, meet
 from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
 from vlmpipe.trainer.feature_cache.reader import FeatureShards
-from vlmpipe.trainer.feature_cache.store import DESCRIPTION, features_uri, shard_name, write_description, write_shard
+from vlmpipe.trainer.feature_cache.store import (
+    DESCRIPTION,
+    SHARD,
+    SIDECAR,
+    features_uri,
+    shard_name,
+    write_description,
+    write_shard,
+)
 from vlmpipe.trainer.models.image_inputs import Images
 from vlmpipe.trainer.models.image_processor import image_preparer, images_within
 from vlmpipe.trainer.models.image_tokens import image_form_of
@@ -65,7 +73,7 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
     store = open_storage(uri)
     if worker.is_first and store.stat(DESCRIPTION) is None:
         write_description(store, job.model, precision)
-    rank = OwnShards(shards, worker, store)
+    rank = OwnShards(shards, worker, store, lost=there.lost)
     batches = (batch for shard in rank.begin() for batch in batches_of(job, shard))
     made = encode_batches(job, tower, batches, lambda sha256: reader.image(places[sha256]), worker.device)
     features: dict[str, Tensor] = {}
@@ -99,15 +107,19 @@ def build(job: JobConfig, worker: ProcessContext) -> int:
 class OwnShards:
     """The shards that this rank encodes."""
 
-    def __init__(self, shards: Sequence[Sequence[str]], worker: ProcessContext, store: Storage) -> None:
-        self._shards, self._worker, self._store = shards, worker, store
+    def __init__(
+        self, shards: Sequence[Sequence[str]], worker: ProcessContext, store: Storage, *, lost: Sequence[str] = ()
+    ) -> None:
+        """`lost`: shards of which the sidecar alone is there."""
+        self._shards, self._worker, self._store, self._lost = shards, worker, store, frozenset(lost)
         self.begun: deque[tuple[int, Sequence[str]]] = deque()  # taken from `begin`, by number among all ranks'
 
     def begin(self) -> Iterator[Sequence[str]]:
         """Every n-th shard that no other job has written meanwhile."""
         for number, shard in enumerate(self._shards):
             is_own = number % self._worker.world_size == self._worker.rank
-            if is_own and self._store.stat(f"{shard_name(shard)}.json") is None:
+            name = shard_name(shard)
+            if is_own and (f"{name}{SHARD}" in self._lost or self._store.stat(f"{name}{SIDECAR}") is None):
                 self.begun.append((number, shard))
                 yield shard
 

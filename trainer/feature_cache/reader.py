@@ -21,7 +21,7 @@ from vlmpipe.trainer.data.shards.verified_files import ShardFiles, Sidecar
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.feature_cache.store import SHARD, SIDECAR, shard_name
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.base import ObjectInfo, Storage
 from vlmpipe.trainer.storage.records import unseal
 from vlmpipe.trainer.threads import thread_pool
 
@@ -34,7 +34,11 @@ HEADER_BYTES = 8  # of the length that a safetensors file begins with (its docum
 
 
 class FeatureShards:
-    """The complete shards of a store and the shard of each image, from the sidecars, which are read once."""
+    """The complete shards of a store and the shard of each image, from the sidecars, which are read once.
+
+    A shard whose file is gone or has another size than was written does not count, so that its images are encoded
+    again: a rule of the bucket, a clean-up or half a copy may have taken the file alone.
+    """
 
     kind = "features"
 
@@ -43,9 +47,14 @@ class FeatureShards:
         self.names: list[str] = []
         # Digest of the weights of the tower that made all features; None for an empty store.
         self.tower_sha256: str | None = None
+        self.lost: list[str] = []  # shards that do not count
         self._sidecars: dict[str, Sidecar] = {}
         images: list[NDArray[np.bytes_]] = [np.empty(0, HASHES)]
-        for sidecar in self._read_sidecars():
+        files = {info.name: info for info in self.storage.list()}
+        for sidecar in self._read_sidecars(files):
+            if not _is_whole(files.get(sidecar["shard"]), sidecar):
+                self.lost.append(sidecar["shard"])
+                continue
             if self.names and sidecar["tower_sha256"] != self.tower_sha256:
                 raise self._mixed(sidecar)
             self.names.append(sidecar["shard"])
@@ -105,9 +114,8 @@ class FeatureShards:
         offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(split)))])
         return Needs(offsets, self.of_places(places[places >= 0]))
 
-    def _read_sidecars(self) -> Iterator[dict[str, Any]]:
-        names = [info.name for info in self.storage.list() if info.name.startswith("shard-")]
-        names = sorted(name for name in names if name.endswith(SIDECAR))
+    def _read_sidecars(self, files: Iterable[str]) -> Iterator[dict[str, Any]]:
+        names = sorted(name for name in files if name.startswith("shard-") and name.endswith(SIDECAR))
         with thread_pool(READS, name="sidecars") as pool:
             for name, content in zip(names, pool.map(self.storage.read, names), strict=True):
                 shard = name.removesuffix(SIDECAR)
@@ -119,6 +127,15 @@ class FeatureShards:
                 if not is_whole:
                     raise self.damaged(shard + SHARD, f"{self.storage.uri(name)} is not the sidecar that was written")
                 yield sidecar | {"shard": shard + SHARD}
+
+
+def _is_whole(file: ObjectInfo | None, sidecar: Mapping[str, Any]) -> bool:
+    """Whether a shard's file is there with the size, and where the store keeps one the checksum, of the sidecar."""
+    return (
+        file is not None
+        and file.size_bytes == sidecar["bytes"]
+        and (file.crc32c is None or file.crc32c == sidecar["crc32c"])
+    )
 
 
 @dataclass(frozen=True)

@@ -131,4 +131,8 @@ def test_a_rank_takes_its_shards_that_are_not_there() -> None:
     store: Any = type("Store", (), {"stat": lambda self, name: name if name in there else None})()
     rank = OwnShards(shards, ProcessContext(1, 2, 1, 2, CPU), store)
     assert list(rank.begin()) == [["1"], ["5"]]
+    of_lost = OwnShards(
+        shards, ProcessContext(1, 2, 1, 2, CPU), store, lost=[f"{encode.shard_name(shards[3])}.safetensors"]
+    )
+    assert list(of_lost.begin()) == [["1"], ["3"], ["5"]], "a sidecar without its shard is not a shard"
     assert list(rank.begun) == [(1, ["1"]), (5, ["5"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.fakes.gcs.server import FakeGcs
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.feature_cache.reader import FeatureReader, FeatureShards
-from vlmpipe.trainer.feature_cache.store import write_shard
+from vlmpipe.trainer.feature_cache.store import shard_name, write_shard
+from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.local import LocalStorage
 
 WIDTH = 4
@@ -69,3 +72,43 @@ def test_features_of_another_tower_are_refused_and_an_empty_store_takes_any(tmp_
     FeatureShards(str(tmp_path / "store")).require_tower("old")
     with pytest.raises(ConfigError, match=r"come from another tower \(old\)"):
         FeatureShards(str(tmp_path / "store")).require_tower("new")
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "gone": lambda path: path.unlink(),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("number", range(3))
+def test_images_of_a_shard_that_is_gone_or_cut_are_missing_until_they_are_encoded_again(
+    tmp_path: Path, damage: str, number: int
+) -> None:
+    store, groups = LocalStorage(tmp_path / "store"), [IMAGES[start::3] for start in range(3)]
+    for images in groups:
+        write_shard(store, tmp_path, {image: features_of(image) for image in images}, tower_sha256="0")
+    assert FeatureShards(str(tmp_path / "store")).missing(IMAGES) == []
+    shard = tmp_path / "store" / f"{shard_name(groups[number])}.safetensors"
+    DAMAGES[damage](shard)
+    found = FeatureShards(str(tmp_path / "store"))
+    assert found.missing(IMAGES) == groups[number] and found.lost == [shard.name]
+    rest = [image for image in IMAGES if image not in groups[number]]
+    assert len(FeatureReader.open(str(tmp_path / "store")).read_all(rest)) > 0
+    write_shard(store, tmp_path, {image: features_of(image) for image in groups[number]}, tower_sha256="0")
+    again = FeatureShards(str(tmp_path / "store"))
+    assert (again.missing(IMAGES), again.lost) == ([], [])
+
+
+def test_a_shard_whose_bytes_in_a_bucket_are_others_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeGcs(buckets=["bucket"]) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        store = open_storage("gs://bucket/features")
+        write_shard(store, tmp_path, {image: features_of(image) for image in IMAGES}, tower_sha256="0")
+        name = f"{shard_name(IMAGES)}.safetensors"
+        assert FeatureShards("gs://bucket/features").lost == []
+        data = store.read(name)
+        store.write(name, data[:-1] + bytes([data[-1] ^ 1]))
+        assert FeatureShards("gs://bucket/features").lost == [name]
