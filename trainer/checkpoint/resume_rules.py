@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.train import TrainConfig
 
+AnySection = TypeVar("AnySection", bound=BaseModel)
 Outcome = Literal["taken", "refused", "prepared", "same"]
 SECTIONS: dict[str, type[BaseModel]] = {"train": TrainConfig, "data": DataConfig, "model": ModelConfig}
 OUTCOMES: dict[Outcome, str] = {
@@ -211,6 +212,28 @@ def settings_of(job: JobConfig) -> dict[str, Any]:
     recorded = {field for rule in RULES if rule.outcome in ("taken", "refused") for field in rule.fields}
     values = {field: _value_at(job, field) for field in recorded if not field.startswith("train.trainer.")}
     return {field: values[field] for field in sorted(values) if values[field] != _DEFAULTS[field]}
+
+
+def as_trained(job: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
+    """The job with the settings that its training had, by `settings_of` then, in place of those that a resume takes.
+
+    A run file that has changed since the last step says nothing about the model. Not validated: to be read.
+    """
+    train = job.train
+    for rule in RULES:
+        for field in rule.fields if rule.outcome == "taken" else ():
+            if field.startswith("train.") and not field.startswith("train.trainer."):
+                train = _with_value(train, field.split(".")[1:], settings.get(field, _DEFAULTS[field]))
+    return job.model_copy(update={"train": train})
+
+
+def _with_value(section: AnySection, path: Sequence[str], value: Any) -> AnySection:
+    """A copy of a section with a value at a path; where a section on the way is null, it stays so."""
+    name, *rest = path
+    inner = getattr(section, name)
+    if rest:
+        value = inner and _with_value(inner, rest, value)
+    return section.model_copy(update={name: value})
 
 
 def changes(found: Mapping[str, Any], expected: Mapping[str, Any], checkpoint_format: str) -> list[Change]:

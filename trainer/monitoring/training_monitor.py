@@ -362,5 +362,6 @@ class TrainingMonitor:
             "features": setup.features,
             "initial_weights": job.model.origins(),
             "checkpoint": checkpoint,
+            "settings": setup.record.settings,
             "versions": setup.record.versions,
         }

@@ -232,11 +232,15 @@ def _number(name: str) -> int:
     return int(name.split("/versions/")[1][:6])
 
 
-def overtaken(alias: str, model: str, now: int | None, version: int, instead_of: int | None) -> UserError:
-    """The error of a promotion whose comparison is out of date."""
-    return UserError(
+class OvertakenError(UserError):
+    """A promotion whose comparison is out of date: another run was promoted since (exit 75)."""
+
+
+def overtaken(alias: str, model: str, now: int | None, version: int, instead_of: int | None) -> OvertakenError:
+    return OvertakenError(
         f"the {alias} of model {model!r} is version {now}, but version {version} was compared "
         f"with {'none' if instead_of is None else f'version {instead_of}'}: another run was faster",
-        fix="run the step decide again, so that the comparison is made with the model now in use",
-        code=ExitCode.UNEXPECTED,
+        expected="a comparison with the model in use",
+        fix="continue the run: its gate decides again, beside the model now in use, and nothing is trained again",
+        code=ExitCode.PREEMPTED,
     )

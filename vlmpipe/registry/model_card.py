@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
+from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.layers.freeze import described
 from vlmpipe.trainer.storage.base import BUCKET_SCHEMES
 
@@ -23,6 +25,7 @@ PART_NAMES = {
 OF_OUR_TRAINER = (
     "Not trained", "Adapters", "Packed sequences per step", "Peak learning rate", "Weights", "Precision", "Strategy",
 )  # fmt: skip
+_HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
 CONTROL_NAMES = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
 
 
@@ -70,9 +73,9 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
     slices, controls = evaluation.get("slices") or {}, evaluation.get("controls") or {}
     scored = {name: value["exact_match"] for name, value in slices.items() if value.get("exact_match") is not None}
     weakest = min(scored, key=lambda name: scored[name]) if len(scored) > 1 else None
-    loss = evaluation.get("loss")
+    loss, metadata = evaluation.get("loss"), _metadata(config, evaluation, model)
     card = _template("model_card.md.j2").render(
-        header=yaml.safe_dump(_metadata(config, evaluation, model), sort_keys=False, allow_unicode=True),
+        header=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
         model=model,
         config=config,
         facts=_training(config, summary),
@@ -85,7 +88,20 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
         form=_form(config.model),
         load=_load(config.model),
     )
+    _require_header(card, metadata)
     return f"{card}\n"
+
+
+def _require_header(card: str, metadata: Mapping[str, Any]) -> None:
+    """Read the header as the hub does. Raises UserError (exit 1) where that is not what was meant."""
+    match = _HEADER.match(card)
+    if match is None or yaml.safe_dump(yaml.safe_load(match[1])) != yaml.safe_dump(dict(metadata)):
+        raise UserError(
+            "the model card's header reads as something else than was meant",
+            expected="the metadata of the run",
+            fix="nothing was registered; please report it with the run file",
+            code=ExitCode.UNEXPECTED,
+        )
 
 
 def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from vlmpipe.config.sections.output import GateConfig
-from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, Registry
-from vlmpipe.registry.gate import AgainstChampion, Decision, decide
+from vlmpipe.registry.folder import Candidate, Entry, FolderRegistry, OvertakenError, Registry
+from vlmpipe.registry.gate import AgainstChampion, Champion, Decision, decide
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.registry.recorded_answers import recorded_answers
+from vlmpipe.trainer.checkpoint.resume_rules import as_trained
 from vlmpipe.trainer.config.job import DataPointers, JobConfig, run_uri_of
-from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
 from vlmpipe.trainer.storage.records import read_record, write_record
+
+MOST_RACES = 10  # with other runs, for the champion's place
 
 
 def decide_run(run_uri: str) -> Decision:
@@ -77,8 +81,10 @@ def was_accepted(run_uri: str) -> bool:
 def register_run(run_uri: str) -> Entry:
     """Register an accepted run's export, make it the champion and write `registered.json`. Safe to repeat.
 
-    Raises ConfigError for a run that was not accepted, DataError for a damaged export, UserError when another run
-    became champion since the decision.
+    Where another run became champion since the decision, the gate decides again, beside that one.
+
+    Raises ConfigError for a run that was not accepted, DataError for a damaged export, UserError (exit 76) for a run
+    that is rejected beside a newer champion, OvertakenError where that changes again and again.
     """
     store = open_storage(run_uri)
     settings = _read(store, "run.json", "resolve-run")
@@ -104,14 +110,43 @@ def register_run(run_uri: str) -> Entry:
         config_digest=run_sha256(store),
         base=base.origin(config.model.seed) if base else "",
     )
-    card = model_card(config, evaluation, summary, model=model)
+    trained = as_trained(config, summary["settings"]) if "settings" in summary else config
+    card = model_card(trained, evaluation, summary, model=model)
+    champion = registry.champion(model)
+    if _version(champion) != _version(decision.champion) and (not champion or champion.run_id != candidate.run_id):
+        decision = _decided_again(run_uri)  # before files are copied
     entry = registry.register(model, candidate, card)
-    registry.promote(model, entry.version, instead_of=decision.champion.version if decision.champion else None)
+    for races in itertools.count(1):
+        try:
+            registry.promote(model, entry.version, instead_of=_version(decision.champion))
+            break
+        except OvertakenError:
+            if races == MOST_RACES:
+                raise
+            decision = _decided_again(run_uri)
     registered = {"model": model, "version": entry.version, "uri": entry.model_uri, "alias": alias}
     if entry.resource:
         registered["resource"] = entry.resource
     write_record(store, "registered.json", registered, indent=1)
     return entry
+
+
+def _decided_again(run_uri: str) -> Decision:
+    """The gate's answer beside the champion of now. Raises UserError where it is no."""
+    decision = decide_run(run_uri)
+    print(f"another run became champion since the decision; beside it: {decision.reason}", flush=True)
+    if not decision.accepted:
+        raise UserError(
+            f"another run became champion since the decision, and beside it: {decision.reason}",
+            expected="a model that the gate accepts beside the champion",
+            fix="train further or change the gate's thresholds, then run the pipeline again",
+            code=ExitCode.REJECTED,
+        )
+    return decision
+
+
+def _version(model: Entry | Champion | None) -> int | None:
+    return model.version if model else None
 
 
 def open_registry(settings: dict[str, Any]) -> tuple[Registry, str, str]:

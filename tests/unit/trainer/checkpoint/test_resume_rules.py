@@ -27,6 +27,7 @@ from vlmpipe.trainer.checkpoint.resume_rules import (
     SECTIONS,
     Outcome,
     Rule,
+    as_trained,
     changes,
     leaves,
     rules_by_field,
@@ -156,6 +157,14 @@ def test_a_taken_value_is_said_and_one_that_cannot_matter_is_not() -> None:
         before, after = settings_of(base_of(path)), settings_of(changed_job(path))
         found = changes(before, after, "dcp")
         assert [change.field for change in found] == ([path] if rule.outcome in ("taken", "refused") else []), path
+
+
+def test_a_job_as_it_was_trained_has_every_setting_that_a_resume_would_take() -> None:
+    for path, rule in ours():
+        if rule.outcome == "taken":
+            before, after = base_of(path), changed_job(path)
+            assert settings_of(as_trained(after, settings_of(before))) == settings_of(before), path
+            assert settings_of(as_trained(after, settings_of(after))) == settings_of(after), path
 
 
 def test_prepared_data_has_another_name_where_the_rule_says_so_and_nowhere_else() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+import yaml
+
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.registry.model_card import _data, model_card
 from vlmpipe.trainer.config.data import DataConfig
@@ -23,3 +26,15 @@ def test_tokens_are_those_of_all_starts_and_the_card_says_so() -> None:
     assert "| Tokens | 6,500 (in 2 starts, at least 5 steps made twice) |" in model_card(job, {}, summary, model="m")
     once = model_card(job, {}, {"steps": 60, "tokens": 6000, "starts": 1, "steps_repeated": 0}, model="m")
     assert "| Tokens | 6,000 |" in once
+
+
+@pytest.mark.parametrize(
+    "text", ["a\n---\nb: c\n", "\u2028x\u0085y\r\x7f\x80", "'\"#: {x}", "---", "größe \U0001f600", "\n"]
+)
+def test_the_cards_header_reads_as_it_was_meant_whatever_texts_are_in_it(text: str) -> None:
+    job = JobConfig.model_validate(TINY | {"run": {"run_id": "r", "root_uri": "/runs"}})
+    job = job.model_copy(update={"data": job.data.model_copy(update={"source": text})})
+    card = model_card(job, {"exact_match": 0.5, "loss": 1.0}, {}, model="m")
+    header = yaml.safe_load(card.split("---\n", 1)[1].split("\n---\n", 1)[0])
+    (result,) = header["model-index"][0]["results"]
+    assert result["dataset"]["name"] == text and header["library_name"] == "transformers"

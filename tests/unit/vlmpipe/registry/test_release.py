@@ -10,9 +10,11 @@ import pytest
 from huggingface_hub import ModelCard
 
 from tests.support.reports import RUN_ID, make_run, write_export, write_json
-from vlmpipe.registry.folder import FolderRegistry
-from vlmpipe.registry.release import decide_run, register_run, was_accepted
-from vlmpipe.trainer.errors import ConfigError, DataError, UserError
+from vlmpipe.registry.folder import FolderRegistry, overtaken
+from vlmpipe.registry.release import MOST_RACES, decide_run, register_run, was_accepted
+from vlmpipe.trainer.checkpoint.resume_rules import settings_of
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.records import read_record_file
 
 
@@ -114,12 +116,63 @@ def test_a_champion_that_changed_since_the_decision_is_not_replaced_unseen(run: 
     decide_run(str(slow))
     decide_run(str(fast))
     register_run(str(fast))
-    with pytest.raises(UserError, match="another run was faster"):
+    with pytest.raises(UserError, match="became champion since the decision, and beside it: Rejected") as caught:
         register_run(str(slow))
+    assert caught.value.code == ExitCode.REJECTED
+    assert [entry.run_id for entry in FolderRegistry(f"{tmp_path}/registry").versions("digits")] == ["fast"]
     champion = FolderRegistry(f"{tmp_path}/registry").champion("digits")
     assert champion is not None
     assert champion.run_id == "fast"
     assert not decide_run(str(slow)).accepted  # deciding again compares with the new champion
+
+
+@pytest.mark.parametrize("gate", [{}, {"max_regression": None}])
+def test_a_run_that_is_accepted_beside_the_new_champion_takes_its_place(
+    run: Path, tmp_path: Path, gate: dict[str, Any]
+) -> None:
+    edit(run / "run.json", gate=gate)
+    slow, fast = another(run, "slow", exact_match=0.97), another(run, "fast", exact_match=0.95)
+    decide_run(str(slow))
+    decide_run(str(fast))
+    register_run(str(fast))
+    entry = register_run(str(slow))
+    assert FolderRegistry(f"{tmp_path}/registry").champion("digits") == entry and entry.run_id == "slow"
+    decision = read_record_file(slow / "decision.json")
+    assert decision["accepted"] and decision["champion"]["run_id"] == "fast", "the decision on record is the last"
+
+
+def test_a_champion_that_changes_while_files_are_copied_is_compared_with(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fast run is promoted between the slow one's copy and its promotion."""
+    slow, fast = another(run, "slow", exact_match=0.97), another(run, "fast", exact_match=0.95)
+    decide_run(str(slow))
+    decide_run(str(fast))
+    promote = FolderRegistry.promote
+
+    def late(self: FolderRegistry, model: str, version: int, *, instead_of: int | None) -> None:
+        monkeypatch.setattr(FolderRegistry, "promote", promote)
+        register_run(str(fast))
+        promote(self, model, version, instead_of=instead_of)
+
+    monkeypatch.setattr(FolderRegistry, "promote", late)
+    assert register_run(str(slow)).version == 1
+    champion = FolderRegistry(f"{tmp_path}/registry").champion("digits")
+    assert champion is not None and champion.run_id == "slow"
+
+
+def test_a_race_without_an_end_is_ended(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def never(self: FolderRegistry, model: str, version: int, *, instead_of: int | None) -> None:
+        tries.append(version)
+        raise overtaken("champion", model, 7, version, instead_of)
+
+    monkeypatch.setattr(FolderRegistry, "promote", never)
+    decide_run(str(run))
+    with pytest.raises(UserError, match="another run was faster") as caught:
+        register_run(str(run))
+    assert caught.value.code == ExitCode.PREEMPTED and len(tries) == MOST_RACES
 
 
 def test_deciding_about_the_champion_itself_is_refused(run: Path) -> None:
@@ -144,6 +197,20 @@ def test_a_missing_file_names_the_step_that_writes_it(run: Path, name: str) -> N
     (run / name).unlink()
     with pytest.raises(ConfigError, match=f"missing .*{name}, which the step .* writes"):
         decide_run(str(run))
+
+
+def test_the_card_names_the_settings_of_the_training_and_not_of_a_later_run_file(run: Path) -> None:
+    """A clone with another rate finds all steps made, and trains nothing."""
+    job = JobConfig.load(str(run / "run.json"))
+    edit(run / "summary.json", settings=settings_of(job))
+    content = json.loads((run / "run.json").read_text())
+    content["train"]["optimizer"] |= {"learning_rate": 0.5}
+    content["train"] |= {"lr_schedule": "linear", "ema_decay": 0.9}
+    write_json(run / "run.json", content)
+    decide_run(str(run))
+    card = Path(register_run(str(run)).model_uri, "README.md").read_text()
+    rate = job.train.optimizer.learning_rate
+    assert f"| Peak learning rate | {rate:g}, {job.train.lr_schedule} |" in card and "decay 0.9" not in card
 
 
 def test_the_model_card_is_what_the_hub_reads(run: Path) -> None:
