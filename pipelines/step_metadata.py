@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.components.runtime.resolve import compiled_settings
+from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.config.sections.sweep import variants_of
 from vlmpipe.job_spec.build import jobs_of, worker_pools
 from vlmpipe.trainer.errors import ConfigError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 MAX_BYTES = 200_000  # "should not exceed 200KB" (Execution.metadata, v1)
-RUN_ID_CHARS = 80  # of a run without --run-id: its name, date and time
+RUN_ID_CHARS = 87  # of a run without --run-id: its name, date, time and random digits
 
 
 def check_step_metadata(config: RunConfig) -> None:

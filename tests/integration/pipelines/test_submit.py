@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -167,7 +168,7 @@ def test_no_step_is_cached_by_the_service(vertex: FakeVertex, vlmpipe_submit: Su
 def test_the_name_of_a_job_is_one_that_vertex_takes(name: str) -> None:
     config = load_run_file(CONFIG, [f"name={name}"])
     job_id = vertex_job.job_id_at(config, datetime(2026, 11, 20, 3, 4, 5))
-    assert job_id == f"{name}-20261120-030405"
+    assert re.fullmatch(rf"{name}-20261120-030405-[0-9a-f]{{6}}", job_id)
     assert len(job_id) <= 128
 
 

@@ -230,7 +230,7 @@ def _api_error(error: GoogleAPICallError, place: Place, role: str, what: str) ->
     if status == 409:
         return UserError(
             f"another {what} of this name exists already: {said}",
-            fix="submit again: the name holds the time, to the second",
+            fix="submit again: a new name is drawn",
             code=ExitCode.UNAVAILABLE,
         )
     if status == 429:

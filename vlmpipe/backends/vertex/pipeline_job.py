@@ -60,11 +60,12 @@ class Submission:
 
 
 def job_id_at(config: RunConfig, moment: datetime) -> str:
-    """Name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>.
+    """A new name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>-<six random digits>.
 
-    At most 63 + 16 of the 128 characters that Vertex AI takes; a run file's name holds no others than it does.
+    Of the seeds of a matrix several are submitted in one second, and a name that two have is one folder. At most 63 +
+    23 of the 128 characters that Vertex AI takes; a run file's name holds no others than it does.
     """
-    return f"{config.name}-{moment:%Y%m%d-%H%M%S}"
+    return f"{config.name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "", template_uri: str = "") -> Submission:
