@@ -15,6 +15,9 @@ unexport config builder args target# words of one call: a make that it starts ha
 given_config = $(if $(filter file,$(origin config)),,$(config))# only one that the user named
 args ?=
 
+# One word for the shell, whatever is in it.
+quoted = '$(subst ','\'',$(1))'
+
 # DeepSpeed builds small extensions at first use: they live and die with the environment, and ninja is found in it.
 TORCH_EXTENSIONS_DIR := $(abspath $(VENV))/torch_extensions
 PATH := $(abspath $(BIN)):$(PATH)
@@ -31,7 +34,7 @@ GCP_FIELDS := $(foreach pair, \
     project:VERTEX_PROJECT_ID location:VERTEX_LOCATION pipeline_root:VERTEX_PIPELINE_ROOT \
     service_account:VERTEX_SA_EMAIL job_service_account:VERTEX_JOB_SA_EMAIL \
     network:VERTEX_NETWORK encryption_spec_key_name:VERTEX_CMEK_IDENTIFIER, \
-    $(if $($(word 2,$(subst :, ,$(pair)))),gcp.$(word 1,$(subst :, ,$(pair)))=$($(word 2,$(subst :, ,$(pair))))))
+    $(if $($(word 2,$(subst :, ,$(pair)))),$(call quoted,gcp.$(word 1,$(subst :, ,$(pair)))=$($(word 2,$(subst :, ,$(pair)))))))
 
 # A stamp is newer than pyproject.toml and constraints.txt when the environment is up to date.
 INSTALLED := $(VENV)/.installed
@@ -159,43 +162,43 @@ arr-coc: $(INSTALLED)  ## a small model and a relevance module that learns which
 
 .PHONY: check
 check: $(INSTALLED)  ## check a run file: make check config=configs/x.yaml
-	@$(BIN)/vlmpipe check $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/vlmpipe check $(call quoted,$(config)) $(GCP_FIELDS) $(args)
 
 .PHONY: doctor
 doctor: $(INSTALLED)  ## ask Google Cloud and the hub whether a run could start: make doctor config=configs/x.yaml
-	@$(BIN)/vlmpipe doctor $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/vlmpipe doctor $(call quoted,$(config)) $(GCP_FIELDS) $(args)
 
 .PHONY: plan
 plan: $(INSTALLED)  ## what a run would do, and whether its job specs are valid, before anything is submitted
-	@$(BIN)/vlmpipe plan $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/vlmpipe plan $(call quoted,$(config)) $(GCP_FIELDS) $(args)
 
 .PHONY: run
 run: $(INSTALLED)  ## run a run file's pipeline on this machine
-	@$(BIN)/vlmpipe run $(config) $(args)
+	@$(BIN)/vlmpipe run $(call quoted,$(config)) $(args)
 
 .PHONY: compile-pipeline
 compile-pipeline: $(INSTALLED)  ## compile every run file in configs/ into build/pipelines, or one: config=configs/x.yaml target=kubeflow|local
-	@$(BIN)/vlmpipe compile $(or $(given_config),configs/*.yaml) $(GCP_FIELDS) --target $(or $(target),vertex) $(args)
+	@$(BIN)/vlmpipe compile $(if $(given_config),$(call quoted,$(given_config)),configs/*.yaml) $(GCP_FIELDS) --target $(or $(target),vertex) $(args)
 
 .PHONY: publish
 publish: $(INSTALLED)  ## publish a run file's pipeline as a template of Vertex AI, with tags: make publish config=configs/x.yaml
-	@$(BIN)/vlmpipe publish $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/vlmpipe publish $(call quoted,$(config)) $(GCP_FIELDS) $(args)
 
 .PHONY: submit
 submit: $(INSTALLED)  ## start a run on Vertex AI; asks before much is spent: make submit config=configs/x.yaml
-	@$(BIN)/vlmpipe submit $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/vlmpipe submit $(call quoted,$(config)) $(GCP_FIELDS) $(args)
 
 .PHONY: schedule
 schedule: $(INSTALLED)  ## create or change a run file's schedule on Vertex AI; asks before much is spent: make schedule config=configs/x.yaml
-	@$(BIN)/vlmpipe schedule apply $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/vlmpipe schedule apply $(call quoted,$(config)) $(GCP_FIELDS) $(args)
 
 .PHONY: rehearse
 rehearse: $(INSTALLED)  ## a strict Vertex AI on this machine, to submit a run file to: make rehearse config=configs/x.yaml
-	@$(BIN)/vlmpipe rehearse $(config) $(GCP_FIELDS) $(args)
+	@$(BIN)/vlmpipe rehearse $(call quoted,$(config)) $(GCP_FIELDS) $(args)
 
 .PHONY: build
 build:  ## build and push the container images, and put their digests into config=FILE (builder=docker or gcloud)
-	@VLMPIPE_PYTHON=$(BIN)/python container/build.sh $(builder) $(given_config)
+	@VLMPIPE_PYTHON=$(BIN)/python container/build.sh $(builder) $(if $(given_config),$(call quoted,$(given_config)))
 
 .PHONY: image-test
 image-test: $(INSTALLED_DEV)  ## build both images without a registry and run them (needs root, buildah, debootstrap)

@@ -19,14 +19,22 @@ def notify(
         status: How the steps ended, in the pipeline service's words; a hint, the run's own records decide.
     """
     import os
+    from urllib.parse import quote
 
     from vlmpipe.components.runtime.step_context import STOPPED_VARIABLE, step_context
     from vlmpipe.components.runtime.step_logic import close_run
     from vlmpipe.components.runtime.vertex_experiments import log_run
     from vlmpipe.components.runtime.webhook import send_notification
-    from vlmpipe.runs.ending import ending_of
-    from vlmpipe.trainer.config.job import run_uri_of
+    from vlmpipe.runs.ending import FIRST, Ending, ending_of
+    from vlmpipe.trainer.config.job import require_run_id, run_uri_of
+    from vlmpipe.trainer.errors import ConfigError
 
+    try:
+        require_run_id(run_id or job_name)
+    except ConfigError as error:  # as the first step said; nothing is written outside the runs' folder
+        refused = run_uri_of(root_uri, quote(run_id or job_name, safe=""), "")
+        print(send_notification(webhook, refused, Ending("failed", FIRST, int(error.code), error.found)), flush=True)
+        return
     run_uri = run_uri_of(root_uri, run_id, job_name)
     word = "stopped" if os.environ.get(STOPPED_VARIABLE) else status.state
     with step_context(run_uri, "notify", even_when_stopped=True) as progress:

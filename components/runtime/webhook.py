@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from vlmpipe.runs.ending import Ending
 from vlmpipe.trainer.secret_manager import SECRET_NAME, SecretNotRead, read_secret
@@ -56,10 +56,16 @@ def message_of(run_uri: str, ending: Ending) -> dict[str, Any]:
         message["note"] = ending.note
     where = f" in {ending.step}" if ending.step else ""
     said = ". ".join(filter(None, [message.get("error") or message.get("reason") or "", ending.note]))
-    # The report, for a browser where it lies in a bucket.
-    link = f"{run_uri}/report.html".replace("gs://", "https://storage.cloud.google.com/", 1)
+    link = link_of(f"{run_uri}/report.html")
     message["text"] = f"Run {message['run_id']}: {ending.outcome}{where}{f'. {said}' if said else ''}\n{link}"
     return message
+
+
+def link_of(uri: str) -> str:
+    """The address for a browser of a file in a bucket of Google's; any other as it is."""
+    if not uri.startswith("gs://"):
+        return uri
+    return f"https://storage.cloud.google.com/{quote(uri.removeprefix('gs://'), safe='/')}"
 
 
 def body_for(address: str, message: dict[str, Any]) -> dict[str, Any]:

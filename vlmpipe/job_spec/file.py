@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from vlmpipe.catalog.machines import Catalog
+from vlmpipe.config.file_kinds import JOB_SPEC, kind_of_content
 from vlmpipe.config.yaml_loader import read_text
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.schema import Spelling, camel_case, load_fields, read_message, snake_case
@@ -24,11 +25,6 @@ Form = Literal["job", "spec", "pools"]
 
 _HARMLESS = ("name", "display_name", "labels", "state", "create_time", "start_time", "end_time", "update_time", "error")
 _JOB_KEYS = {"job_spec": "CustomJob", "trial_job_spec": "HyperparameterTuningJob"}
-_OTHER_FILES = (
-    ({"pipelineSpec", "deploymentSpec", "pipelineInfo"}, "a compiled pipeline", "its jobs are made when it runs"),
-    ({"model", "data", "train"}, "a run file", "leave --job-spec out: vlmpipe check {path}"),
-    ({"apiVersion", "kind"}, "a Kubernetes object", "give the spec of a Vertex AI CustomJob"),
-)
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,9 @@ def read_spec_file(path: str | Path) -> SpecFile:
     """Read a job spec. Raises ConfigError for a file that cannot be read, is no YAML or JSON, or names a key twice."""
     text = read_text(Path(path), "a job spec")
     content = _parse(text, str(path))
-    if isinstance(content, Mapping):
-        for keys, kind, fix in _OTHER_FILES:
-            if len(keys & set(content)) > 1:
-                raise ConfigError(f"{path} is {kind}", expected="a CustomJob's spec", fix=fix.format(path=path))
+    kind = kind_of_content(content) if isinstance(content, Mapping) else None
+    if kind and kind is not JOB_SPEC:
+        raise ConfigError(f"{path} is {kind.name}", expected="a CustomJob's spec", fix=kind.fix_for(path))
     if not isinstance(content, Mapping | list):
         found = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigError(f"{path} is {found}", expected="a CustomJob, its spec, or a list of worker pools")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from kfp.dsl import PipelineTaskFinalStatus
 
 from tests.fakes.receiver import Receiver
 from tests.support.paths import ROOT
+from vlmpipe.components.notify import notify
 from vlmpipe.components.runtime import webhook
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.ending import Ending
@@ -147,3 +150,22 @@ def test_what_may_not_is_refused_without_being_repeated(value: str, said: str) -
 def test_recipients_that_the_service_would_not_take_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"notify\.email"):
         load_run_file(DIGITS, [f"notify.email={value}"])
+
+
+def test_a_link_is_percent_encoded() -> None:
+    message = webhook.message_of("gs://bucket/größe a#1/runs/r?1", FAILED)
+    link = message["text"].splitlines()[-1]
+    assert link == "https://storage.cloud.google.com/bucket/gr%C3%B6%C3%9Fe%20a%231/runs/r%3F1/report.html"
+
+
+@pytest.mark.parametrize("run_id", ["../x", "my run", "a/b", "x\n", "{{$.pipeline_job_name}}"])
+def test_the_exit_handler_writes_nothing_for_a_run_id_that_is_refused(
+    run_id: str, receiver: Receiver, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    status = PipelineTaskFinalStatus("FAILED", "projects/p/j", "run", 1, "resolve-run failed")
+    notify(run_id, "job-1", str(root), receiver.address, "register-model", status)
+    (message,) = receiver.messages
+    assert (message["outcome"], message["step"], message["exit_code"]) == ("failed", "resolve-run", 64)
+    assert "run_id is" in message["text"] and list(tmp_path.rglob("*")) == [root]
