@@ -40,6 +40,7 @@ def resolve_run(
         run_uri: The run's folder.
         stage_state: accepted where an earlier attempt of the run finished this stage with these settings, else open.
     """
+    from vlmpipe.components.runtime.differences import record_differences
     from vlmpipe.components.runtime.resolve import resolve
     from vlmpipe.components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.sections.stages import run_uri
@@ -63,6 +64,7 @@ def resolve_run(
             resume=resume,
             min_exact_match=min_exact_match,
         )
+        record_differences(progress, resolved.differences)
         stage_state = "accepted" if was_accepted(resolved.run_uri) else "open"
         progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")
     return (

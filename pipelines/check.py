@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.catalog.machines import unknown_region
 from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
@@ -20,6 +20,7 @@ from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
 from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
+from vlmpipe.planner.cost.cron import require_starts
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.runs.local.run import require_writable
@@ -65,8 +66,8 @@ def _check_offline(config: RunConfig) -> list[Finding]:
         findings += _check_variants(config, findings)
     if config.tune:
         findings += _caught("tuning", _tuning, config)
-    findings += [Finding("settings", "warning", str(problem)) for problem in warnings(config)]
-    return findings
+    settings = (Finding("settings", "warning", str(problem)) for problem in warnings(config))
+    return [*findings, *_schedule(config), *settings]
 
 
 def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Finding]:
@@ -372,20 +373,18 @@ def _tuning(config: RunConfig) -> Iterator[Finding]:
     yield Finding("tuning", "ok", f"{tune.max_trial_count} trials over {', '.join(tune.parameters)}")
 
 
-def _unknown_region(location: str) -> str:
-    """A warning for a region without known GPUs, else empty. New regions appear, so it is no error."""
-    known = sorted({region for regions in load_catalog().regions.values() for region in regions})
-    if location in known:
-        return ""
-    closest = difflib.get_close_matches(location, known, 1)
-    hint = f": did you mean {closest[0]}?" if closest else ""
-    return f"gcp.location {location} is no region that has GPUs{hint}"
+def _schedule(config: RunConfig) -> Iterator[Finding]:
+    """A schedule that starts nothing, which keeps nobody from a run by hand."""
+    try:
+        require_starts(config.schedule, datetime.now(UTC))
+    except ConfigError as error:
+        yield Finding("schedule", "warning", error.text())
 
 
 def _vertex(config: RunConfig) -> Iterator[Finding]:
     if missing := list(_missing_for_vertex(config)):
         yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
-    elif odd := _unknown_region(config.gcp.location):
+    elif odd := unknown_region(config.gcp.location):
         yield Finding("vertex", "warning", odd)
     elif config.gcp.project == EXAMPLE_PROJECT:
         yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import re
+import copy
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import yaml
 from google.protobuf import json_format
 from kfp.compiler.pipeline_spec_builder import extract_comments_from_pipeline_spec
 from kfp.dsl.base_component import BaseComponent
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from vlmpipe.backends.vertex.pipeline_yaml import dump_documents
+from vlmpipe.backends.vertex.pipeline_yaml import documents, dump_documents
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
 from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
@@ -20,7 +23,7 @@ from vlmpipe.pipelines.checks.readiness import unready
 from vlmpipe.pipelines.step_metadata import check_step_metadata
 from vlmpipe.pipelines.targets import TARGETS, TargetName
 from vlmpipe.pipelines.training import build
-from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.errors import ExitCode, UserError, os_errors
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -61,7 +64,9 @@ def compile_pipeline(config: RunConfig, target: TargetName, path: Path) -> Compi
     if config.sweep:
         check_sweep_jobs(config, config.sweep, join_uri(config.root_uri(target), "runs", config.name))
     check_exit_tasks(pipeline.pipeline_spec)
-    data = check_file(yaml_of(pipeline), target)
+    contents = contents_of(pipeline)
+    data = yaml_of(contents, pipeline.description or "")
+    check_file(data, target, contents)
     with os_errors(f"writing {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     LocalStorage(path.parent).write(path.name, data)
@@ -78,13 +83,28 @@ def check_sweep_jobs(config: RunConfig, sweep: SweepConfig, run_uri: str) -> Non
             check_job_spec(sweep_job_spec(run, run_uri, 0), region=region)
 
 
-def yaml_of(pipeline: BaseComponent) -> bytes:
-    """The text that `kfp.compiler.Compiler().compile` writes, made by libyaml where PyYAML has it, in a seventh of the
-    time; long lines are broken elsewhere."""
-    content = json_format.MessageToDict(pipeline.pipeline_spec)
+def contents_of(pipeline: BaseComponent) -> list[dict[str, Any]]:
+    """The documents of the pipeline's file: its spec, and on Kubeflow settings of its steps if there are any."""
     further = [json_format.MessageToDict(pipeline.platform_spec)] if pipeline.platform_spec.platforms else []
-    comments = extract_comments_from_pipeline_spec(content, pipeline.description)
-    return (comments + dump_documents([content, *further])).encode()
+    return [json_format.MessageToDict(pipeline.pipeline_spec), *further]
+
+
+def yaml_of(contents: Sequence[Mapping[str, Any]], description: str) -> bytes:
+    """The text that `kfp.compiler.Compiler().compile` writes, made by libyaml where PyYAML has it, in a seventh of the
+    time; long lines are broken elsewhere, and comments hold no character that breaks a line or that YAML refuses."""
+    comments = extract_comments_from_pipeline_spec(_with_printable_defaults(contents[0]), description)
+    return (comments + dump_documents(contents)).encode()
+
+
+def _with_printable_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec for KFP's comments, into which it writes texts as they are (kubeflow/pipelines 10438)."""
+    shown = copy.deepcopy({name: content[name] for name in ("pipelineInfo", "root")})
+    for parameter in shown["root"].get("inputDefinitions", {}).get("parameters", {}).values():
+        if isinstance(text := parameter.get("defaultValue"), str):
+            parameter["defaultValue"] = "".join(
+                one if one.isprintable() else json.dumps(one)[1:-1] if one != "\x7f" else r"\u007f" for one in text
+            )
+    return shown
 
 
 def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
@@ -94,7 +114,9 @@ def described(path: Path, spec: pipeline_spec_pb2.PipelineSpec) -> Compiled:
 
 
 def check_exit_tasks(spec: pipeline_spec_pb2.PipelineSpec) -> None:
-    """An assert, as in `check_file`: tasks that run whatever became of others are tasks of the pipeline itself.
+    """Tasks that run whatever became of others are tasks of the pipeline itself.
+
+    An assert, because no run file can lead elsewhere, only a change of the graph or of kfp.
 
     kfp allows an exit handler only there, but does not look into a pipeline that is used as a step. No service is known
     to run one inside another.
@@ -110,13 +132,23 @@ def check_exit_tasks(spec: pipeline_spec_pb2.PipelineSpec) -> None:
     assert not inside, f"exit tasks inside groups: {inside}"
 
 
-def check_file(data: bytes, target: TargetName) -> bytes:
-    """`data`, a compiled file, if the target's service reads it and it is not too large.
+def check_file(data: bytes, target: TargetName, contents: Sequence[Mapping[str, Any]]) -> None:
+    """Read a compiled file as its service will: it holds what was meant, in one document unless it is for Kubeflow.
 
-    An assert, because no run file can lead there, only a change of the graph or of kfp. Tests compare the file with the
-    pipeline: reading it takes as long as writing it.
+    Raises UserError (exit 1): no run file is known that leads there, and a published file could not be taken back.
     """
-    is_one = target == "kubeflow" or not re.search(rb"^---", data, re.MULTILINE)
-    assert is_one, "compiled to two documents: a step has Kubernetes settings"
-    assert len(data) <= LARGEST_FILE_BYTES, f"compiled to {len(data)} bytes"
-    return data
+    found = f"{len(data):,} bytes" if len(data) > LARGEST_FILE_BYTES else ""
+    if target != "kubeflow" and len(contents) > 1:
+        found = "two documents: a step has Kubernetes settings"
+    try:
+        if not found and documents(data) != list(contents):
+            found = "YAML that says something else than the pipeline"
+    except yaml.YAMLError as error:
+        found = f"YAML that cannot be read: {str(error).splitlines()[0]}"
+    if found:
+        raise UserError(
+            f"the pipeline was compiled to {found}",
+            expected=f"one document of at most {LARGEST_FILE_BYTES:,} bytes that reads as the pipeline",
+            fix="nothing was written; please report it with the run file",
+            code=ExitCode.UNEXPECTED,
+        )

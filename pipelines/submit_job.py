@@ -16,7 +16,8 @@ from vlmpipe.backends.vertex.client import Place, endpoint, job_client
 from vlmpipe.backends.vertex.custom_job import JobSubmission
 from vlmpipe.backends.vertex.pipeline_job import job_id_at
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.parameters import compiled_settings
+from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.labels import require_labels

@@ -44,7 +44,7 @@ from vlmpipe.components.prepare_data import prepare_data
 from vlmpipe.components.register_model import register_model
 from vlmpipe.components.resolve_run import resolve_run
 from vlmpipe.components.reuse_features import reuse_features
-from vlmpipe.components.runtime.resolve import PARAMETER_FIELDS, compiled_settings, parameter_defaults
+from vlmpipe.components.runtime.parameters import PARAMETER_FIELDS, compiled_settings, parameter_defaults
 from vlmpipe.components.stages.reuse_stage import reuse_stage
 from vlmpipe.components.sweep.compare_variants import compare_variants
 from vlmpipe.components.sweep.list_jobs import list_jobs

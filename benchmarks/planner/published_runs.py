@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.catalog.machines import MIB_PER_GIB, Gpu, Machine, load_catalog, read_yaml
+from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import parse_run_config
-from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import architecture

@@ -8,8 +8,8 @@ from functools import partial
 from benchmarks.planner.commands import PLANNED
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
+from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
-from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.plan import plan_basis
 from vlmpipe.planner.search.search import Goal, suggest
 

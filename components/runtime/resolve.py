@@ -9,11 +9,13 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id, with_overrides
+from vlmpipe.components.runtime.parameters import from_compiled, require_fixed, with_parameters
+from vlmpipe.config.overrides import Differences
+from vlmpipe.config.run_config import RunConfig
+from vlmpipe.config.sections.stages import naming_stage, run_uri, stage_run_id
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files, require_vertex
 from vlmpipe.config.yaml_loader import parse_yaml
@@ -34,23 +36,6 @@ from vlmpipe.trainer.storage.records import write_record
 if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
 
-# Settings that are compiled into the pipeline: changing them for one run would have no effect.
-FIXED = (
-    "name", "output", "gcp", "notify", "cluster.timeout", "cluster.scheduling_strategy", "cluster.max_wait_duration",
-    "cluster.step_disks", "cluster.restart_job_on_worker_restart", "cluster.capacity_fallback",
-    "cluster.disable_retries", "kubeflow.s3_endpoint", "kubeflow.secret_env", "kubeflow.volumes",
-)  # fmt: skip
-NO_DISKS: Mapping[str, Mapping[str, int]] = {}  # every step has the default one
-PARAMETER_FIELDS = {
-    "data_uri": "data.source",
-    "epochs": "train.epochs",
-    "max_steps": "train.max_steps",
-    "learning_rate": "train.optimizer.learning_rate",
-    "seed": "train.seed",
-    "resume": "train.resume",
-    "min_exact_match": "gate.min_exact_match",
-}
-
 
 @dataclass(frozen=True)
 class Resolved:
@@ -62,30 +47,7 @@ class Resolved:
     train_pools: list[dict[str, Any]]
     evaluate_pools: list[dict[str, Any]]
     benchmark_pools: list[dict[str, Any]]  # empty without evaluate.lmms_eval
-
-
-def parameter_defaults(config: RunConfig) -> dict[str, Any]:
-    """Defaults of the pipeline's parameters: the run file's values, which the console shows."""
-    content = config.to_dict()
-    return {name: _look_up(content, field) for name, field in PARAMETER_FIELDS.items()}
-
-
-def compiled_settings(
-    config: RunConfig, target: str, root_uri: str, stage: str = "", disks: Mapping[str, Mapping[str, int]] = NO_DISKS
-) -> str:
-    """JSON text of what `resolve` needs from compile time: target, root, the stage that it begins, all stages, their
-    fixed fields and the disks of their steps, and parameter defaults."""
-    runs = {name: run.to_dict() for name, run in config.stage_runs().items()}
-    settings = {
-        "target": target,
-        "root_uri": root_uri,
-        "stage": stage,
-        "stages": list(runs),
-        "fixed": {name: {field: _look_up(run, field) for field in FIXED} for name, run in runs.items()},
-        "parameters": parameter_defaults(config),
-        "disks": disks,
-    }
-    return json.dumps(settings, sort_keys=True)
+    differences: Differences = field(default_factory=dict)  # from the compiled run file
 
 
 def resolve(
@@ -112,13 +74,7 @@ def resolve(
     """
     run_uri(compiled, run_id, job_name)  # checks the id
     settings = json.loads(compiled)
-    defaults = settings["parameters"]
-    given = {PARAMETER_FIELDS[name]: value for name, value in parameters.items() if _is_changed(value, defaults[name])}
-    wanted = _object(overrides or "{}", "overrides")
-    if twice := sorted(set(given) & set(wanted)):
-        raise ConfigError(f"{', '.join(twice)} is given as a parameter and in overrides", fix="give it once")
-    content = with_overrides(_object(run_file, "run_file"), {**given, **wanted})
-    whole = parse_run_config(content, "run file with this run's parameters")
+    whole = with_parameters(run_file, settings, overrides, parameters)
     runs, stages = whole.stage_runs(), settings["stages"]
     if list(runs) != stages:
         raise ConfigError(
@@ -168,6 +124,7 @@ def resolve(
         train_pools=worker_pools(config, "train", this.run_uri),
         evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
         benchmark_pools=worker_pools(config, "benchmark", this.run_uri) if config.evaluate.lmms_eval else [],
+        differences=from_compiled(whole, settings["run_file"], stage),
     )
 
 
@@ -225,7 +182,7 @@ def _checked(
     config: RunConfig, settings: Mapping[str, Any], stage: str, paths: RunPaths
 ) -> tuple[RunConfig, Plan | None]:
     """The run file as its jobs get it, with its plan. Raises ConfigError where it cannot run."""
-    _require_fixed(config.to_dict(), settings["fixed"][stage])
+    require_fixed(config.to_dict(), settings["fixed"][stage])
     if settings["target"] == "vertex":
         require_vertex(config)
         require_reached_files(config, "vertex")
@@ -275,6 +232,7 @@ def open_run_folder(run_file: str, root_uri: str, *, run_id: str, overrides: str
             "root_uri": root_uri,
             "stage": "",
             "stages": [""],
+            "run_file": {},
             "fixed": {"": {}},
             "parameters": {},
             "disks": {},
@@ -367,40 +325,3 @@ def _with_decided_cache(config: RunConfig, plan: Plan | None) -> RunConfig:
         return config
     features = config.features.model_copy(update={"cache": plan.features_cache.state})
     return config.model_copy(update={"features": features})
-
-
-def _is_changed(value: str | int | float, default: str | int | float) -> bool:
-    if isinstance(value, str):
-        return bool(value.strip()) and value != default
-    return float(value) != float(default)  # pipeline parameters are doubles: a larger seed arrives rounded
-
-
-def _object(text: str, parameter: str) -> dict[str, Any]:
-    example = '{"train.epochs": 2}' if parameter == "overrides" else "a run file as JSON"
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"parameter {parameter} is not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
-            expected=f"a JSON object such as {example}" if parameter == "overrides" else example,
-        ) from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"parameter {parameter} is {text[:60]!r}", expected=f"a JSON object such as {example}")
-    return value
-
-
-def _require_fixed(content: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    changed = [field for field in fixed if _look_up(content, field) != fixed[field]]
-    if changed:
-        raise ConfigError(
-            f"{', '.join(changed)} differs from the compiled pipeline, where it is fixed",
-            expected="the values that the pipeline was compiled with",
-            fix="change the run file and compile again",
-        )
-
-
-def _look_up(content: Mapping[str, Any], field: str) -> Any:
-    value: Any = content
-    for part in field.split("."):
-        value = value[part]
-    return value

@@ -25,7 +25,7 @@ from vlmpipe.planner.cost.approval import (
     require_approval,
     spending_of,
 )
-from vlmpipe.planner.cost.cron import runs_per_month, starts_after
+from vlmpipe.planner.cost.cron import require_starts, runs_per_month, starts_after
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.trainer.errors import ConfigError
 
@@ -135,6 +135,7 @@ def plan_schedule(
             f"{config.name} has no schedule section",
             expected="schedule.cron at least, for example schedule.cron='0 3 * * 1'",
         )
+    require_starts(settings, now)
     spending = spending_of(config, plan_config(config))
     fail_on_error(spending, force=False)
     wanted, pipeline = _wanted(config, settings, template, target)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig, Value
-from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
 from vlmpipe.pipelines.tune.status import SEARCH_FILE, TABLE, LocalSearch, Trial, ranked
 from vlmpipe.trainer.config.job import RunPaths

@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+import unicodedata
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[int, Field(gt=0)]
 _BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]*(/|$)")
+# Of addresses that people write with one slash, or none: a path would make a folder of that name.
+_MISTYPED = re.compile(r"(?i:gs|s3|file|https?|bq|hf):(?!//)")
+_LINES = ("Cc", "Zl", "Zp")  # characters that end a line, or control a terminal
 
 
 def storage_uri(value: str) -> str:
-    """Raise ValueError for what `open_storage` does not open."""
-    if "://" in value and not value.startswith("file://") and not _BUCKET.match(value):
+    """The address as `open_storage` takes it: `file:///folder` is the path, as everywhere else.
+
+    Raises ValueError for what it does not open, and for typing errors that would be another place: spaces at the ends,
+    line breaks, one slash behind a scheme, and empty or relative parts in a bucket, where they are names like others.
+    """
+    if value != value.strip() or any(unicodedata.category(one) in _LINES for one in value):
+        raise ValueError("expected an address without line breaks, and without spaces at its ends")
+    if match := _MISTYPED.match(value):
+        scheme = match[0].lower()
+        raise ValueError(f"expected {scheme}//{'/' if scheme == 'file:' else ''}{value[match.end() :].lstrip('/')}")
+    if value.startswith("file://"):
+        if not value.startswith("file:///"):
+            raise ValueError("expected file:///folder with a path from the root, or the path alone")
+        return value.removeprefix("file://")
+    if "://" not in value:
+        return value
+    if not _BUCKET.match(value):
         raise ValueError("expected a local path, gs://bucket/path or s3://bucket/path")
+    parts = value.removesuffix("/").split("/")[3:]
+    if "." in parts or ".." in parts:
+        raise ValueError("expected no . and .. between its slashes: in a bucket they are names like others")
+    if "" in parts:
+        raise ValueError("expected one slash between its parts: in a bucket an empty name is a folder of its own")
     return value
 
 
@@ -27,3 +52,23 @@ class Section(BaseModel):
     """Base of every section: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Pydantic reads true as 1."""
+        if _holds_a_switch(value):
+            annotation = cls.model_fields[str(info.field_name)].annotation
+            if _takes(annotation, int, float) and not _takes(annotation, bool):
+                raise ValueError("expected a number")
+        return value
+
+
+def _holds_a_switch(value: Any) -> bool:
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return isinstance(value, bool) or any(isinstance(one, bool) for one in inside)
+
+
+def _takes(annotation: Any, *kinds: type) -> bool:
+    """Whether a field of this annotation takes values of one of these types, itself or inside."""
+    return annotation in (*kinds, Any) or any(_takes(option, *kinds) for option in get_args(annotation))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from vlmpipe.trainer.config.base import Section
+from vlmpipe.trainer.config.base import Section, StorageUri
 
 
 class CheckpointConfig(Section):
@@ -17,7 +17,7 @@ class CheckpointConfig(Section):
         0, ge=0, description="Keep checkpoints at multiples of this step for ever, beside train.keep_checkpoints."
     )
     keep_best: bool = Field(False, description="Keep the checkpoint with the lowest training loss as well.")
-    mirror_uri: str = Field(
+    mirror_uri: StorageUri = Field(
         "",
         description="Second folder or bucket's prefix, such as in another region. Checkpoints are copied there "
         "during training, which resumes from the copy when the first store is lost.",

@@ -19,6 +19,7 @@ from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.strategies import DEFERRING
 from vlmpipe.trainer.config.train import TrainConfig
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.secret_manager import use_hub_token
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
@@ -167,6 +168,15 @@ class JobConfig(BaseModel):
 def defers_weights(model: ModelConfig, train: TrainConfig) -> bool:
     """Whether stored weights are read layer by layer while they are sharded, so that no rank holds the model whole."""
     return train.strategy in DEFERRING and bool(model.language_model.weights) and not model.quantizes_base
+
+
+def require_run_id(name: str) -> None:
+    """Raise ConfigError for a run's id that cannot be a folder's name, or that would lead out of the runs' folder."""
+    if not RUN_ID.fullmatch(name):
+        raise ConfigError(
+            f"run_id is {name!r}",
+            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
+        )
 
 
 def run_uri_of(root_uri: str, run_id: str, job_name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
-from vlmpipe.trainer.config.base import Positive, Section
+from vlmpipe.trainer.config.base import Positive, Section, StorageUri
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 # Families whose tower and language model come together: `model.pretrained` is where both are from.
@@ -30,7 +30,7 @@ IMAGE_PAD = "<|image_pad|>"  # image token of the Qwen-VL models' tokenizers
 class WeightsConfig(Section):
     """Where a part of the model comes from: pretrained `weights`, or a `config` to draw at random. Exactly one."""
 
-    weights: str = Field(
+    weights: StorageUri = Field(
         "",
         description="Pretrained weights: a Hugging Face hub id, a folder, local or in a bucket (gs://, s3://), or "
         "run:RUN_ID for the export of a run under output.root_uri.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import re
@@ -167,3 +168,13 @@ def _with_source(entry: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str,
     """`entry` with title and date of its source, which it names by a key of `sources`."""
     source = data["sources"][entry["source"]]
     return {**entry, "source": source["title"], "date": str(source["date"])}
+
+
+def unknown_region(location: str) -> str:
+    """A warning for a region without known GPUs, else empty. New regions appear, so it is no error."""
+    known = sorted({region for regions in load_catalog().regions.values() for region in regions})
+    if location in known:
+        return ""
+    closest = difflib.get_close_matches(location, known, 1)
+    hint = f": did you mean {closest[0]}?" if closest else ""
+    return f"gcp.location {location} is no region that has GPUs{hint}"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from vlmpipe.config.overrides import parse_overrides
 from vlmpipe.config.rules.secrets import secret_problems
 from vlmpipe.config.rules.sections import section_problems
 from vlmpipe.config.rules.sweep import sweep_problems
@@ -45,7 +46,7 @@ from vlmpipe.config.validation_errors import (
     from_validation_error,
     show,
 )
-from vlmpipe.config.yaml_loader import parse_overrides, read_run_file
+from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.data import DataConfig
@@ -163,16 +164,16 @@ class RunConfig(Section):
             return {"": self}
         return {name: RunConfig.model_validate(content) for name, content in self._stage_contents().items()}
 
-    def _given(self, *without: str) -> dict[str, Any]:
+    def given(self, *without: str) -> dict[str, Any]:
         """The run file without defaults, so that each stage's or variant's file knows which fields were given."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={*without})
 
     def _stage_contents(self) -> dict[str, dict[str, Any]]:
-        return stage_contents(self._given("stages", "sweep"), self.stages)
+        return stage_contents(self.given("stages", "sweep"), self.stages)
 
     def variant(self, variant: Variant) -> RunConfig:
         """The run file of one variant of the sweep. Raises RunFileError that lists every problem."""
-        return _parsed(with_overrides(self._given("sweep"), variant.values), f"variant {variant.name}")
+        return _parsed(with_overrides(self.given("sweep"), variant.values), f"variant {variant.name}")
 
     def training_of(self, variant: Variant) -> RunConfig:
         """The run file of the variant's trainings: that of its last stage. Raises as `variant`."""

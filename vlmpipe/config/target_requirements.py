@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
+from vlmpipe.config import service_forms as forms
+from vlmpipe.config.service_forms import Form
 from vlmpipe.config.validation_errors import Problem, RunFileError, show
 from vlmpipe.trainer.config.data import BIGQUERY
 from vlmpipe.trainer.config.external_trainer import WITH_ROLES
@@ -13,28 +14,16 @@ from vlmpipe.trainer.config.external_trainer import WITH_ROLES
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
-_GCP_IMAGE = r"[a-z0-9.-]+\.[a-z]{2,}(:[0-9]+)?/[a-z0-9._/-]+(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]{1,128})$"
-_AN_IMAGE = "an image such as <location>-docker.pkg.dev/...@sha256:..."
-_ANY_IMAGE = r"[a-z0-9.-]+(:[0-9]+)?/[a-z0-9._/-]+(:[A-Za-z0-9._-]{1,128})?(@sha256:[0-9a-f]{64})?$"
-_A_PULLABLE_IMAGE = "an image that the cluster can pull, best by digest"
-
-Form = tuple[str, str, str]  # a field, the pattern that its value begins with, and what is expected
-VERTEX: tuple[Form, ...] = (
-    ("gcp.project", r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a project id such as my-project"),
-    (
-        "gcp.service_account",
-        r"[a-z0-9-]+@[a-z0-9.:-]+\.gserviceaccount\.com$",
-        "a service account such as trainer@my-project.iam.gserviceaccount.com",
-    ),
-    ("gcp.pipeline_image", _GCP_IMAGE, _AN_IMAGE),
-    ("cluster.image_uri", _GCP_IMAGE, _AN_IMAGE),
-    ("gcp.pipeline_root", r"gs://[a-z0-9][a-z0-9._-]+", "gs://bucket/folder"),
-    ("register.registry", r"$|gs://|vertex://", "gs:// or vertex://MODEL_ID: no step sees a folder here"),
-)
-KUBEFLOW: tuple[Form, ...] = (
-    ("gcp.pipeline_image", _ANY_IMAGE, _A_PULLABLE_IMAGE),
-    ("cluster.image_uri", _ANY_IMAGE, _A_PULLABLE_IMAGE),
-)
+REGISTRY = Form(r"|(gs|vertex)://.*", "gs:// or vertex://MODEL_ID: no step sees a folder here")
+VERTEX: Mapping[str, Form] = {
+    "gcp.project": forms.PROJECT,
+    "gcp.service_account": forms.SERVICE_ACCOUNT,
+    "gcp.pipeline_image": forms.IMAGE,
+    "cluster.image_uri": forms.IMAGE,
+    "gcp.pipeline_root": forms.BUCKET_PREFIX,
+    "register.registry": REGISTRY,
+}
+KUBEFLOW: Mapping[str, Form] = {"gcp.pipeline_image": forms.PULLABLE_IMAGE, "cluster.image_uri": forms.PULLABLE_IMAGE}
 REACHED = "gs://bucket/folder, s3://bucket/folder or a folder on one of kubeflow.volumes"
 NAMED_TEMPLATES = ("", "native", "vlmpipe")
 # Fields of Vertex AI without effect on Kubeflow, and what applies there instead.
@@ -60,12 +49,12 @@ NOT_ON_KUBEFLOW = {
 
 def require_vertex(config: RunConfig) -> None:
     """Raise RunFileError unless the run file has what Vertex AI needs to compile a pipeline."""
-    deploys = [] if config.register_.serving else _deploys_image(config, _GCP_IMAGE, _AN_IMAGE)
+    deploys = [] if config.register_.serving else _deploys_image(config, forms.IMAGE)
     if config.deploy and not config.register_.registry.startswith("vertex://"):
         text = f"found with register.registry {show(config.register_.registry)}, expected vertex://MODEL_ID"
         deploys.append(Problem("deploy", f"{text}: an endpoint serves models of Vertex AI Model Registry"))
     problems = [*_violated(config, VERTEX), *_packages_elsewhere(config), *deploys, *_hub_token_elsewhere(config)]
-    problems += _lmms_eval_image(config, _GCP_IMAGE, _AN_IMAGE)
+    problems += _lmms_eval_image(config, forms.IMAGE)
     _raise(config, "Vertex AI", problems)
 
 
@@ -81,8 +70,8 @@ def require_kubeflow(config: RunConfig) -> None:
         problems.append(Problem("register.registry", text))
     for name in sorted(set(config.kubeflow.secret_env) & {*config.cluster.env, *config.kubeflow.env}):
         problems.append(Problem(f"kubeflow.secret_env.{name}", "is set by another field as well; expected one of them"))
-    problems += [*_deploys_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE), *_hub_token_elsewhere(config)]
-    problems += _lmms_eval_image(config, _ANY_IMAGE, _A_PULLABLE_IMAGE)
+    problems += [*_deploys_image(config, forms.PULLABLE_IMAGE), *_hub_token_elsewhere(config)]
+    problems += _lmms_eval_image(config, forms.PULLABLE_IMAGE)
     if trainer := config.train.trainer:
         if trainer.kind == "package":
             text = "found package, expected command: a TrainJob runs an image and installs no packages"
@@ -93,19 +82,19 @@ def require_kubeflow(config: RunConfig) -> None:
     _raise(config, "Kubeflow", problems)
 
 
-def _deploys_image(config: RunConfig, pattern: str, expected: str) -> list[Problem]:
+def _deploys_image(config: RunConfig, form: Form) -> list[Problem]:
     """The image that serves, if there is a section deploy."""
-    if config.deploy is None or re.match(pattern, config.deploy.image_uri):
+    if config.deploy is None or form.fits(config.deploy.image_uri):
         return []
-    return [Problem("deploy.image_uri", f"found {show(config.deploy.image_uri)}, expected {expected}")]
+    return [Problem("deploy.image_uri", f"found {show(config.deploy.image_uri)}, expected {form.expected}")]
 
 
-def _lmms_eval_image(config: RunConfig, pattern: str, expected: str) -> list[Problem]:
+def _lmms_eval_image(config: RunConfig, form: Form) -> list[Problem]:
     """The image of the job benchmark, if there is one."""
     lmms_eval = config.evaluate.lmms_eval
-    if lmms_eval is None or re.match(pattern, lmms_eval.image_uri):
+    if lmms_eval is None or form.fits(lmms_eval.image_uri):
         return []
-    return [Problem("evaluate.lmms_eval.image_uri", f"found {show(lmms_eval.image_uri)}, expected {expected}")]
+    return [Problem("evaluate.lmms_eval.image_uri", f"found {show(lmms_eval.image_uri)}, expected {form.expected}")]
 
 
 def _hub_token_elsewhere(config: RunConfig) -> list[Problem]:
@@ -166,13 +155,15 @@ def unused_on_kubeflow(config: RunConfig) -> list[Problem]:
     return found
 
 
-def _violated(config: RunConfig, forms: tuple[Form, ...]) -> list[Problem]:
+def _violated(config: RunConfig, of_fields: Mapping[str, Form]) -> list[Problem]:
     problems, content = [], config.to_dict()
-    for path, pattern, expected in forms:
+    for path, form in of_fields.items():
         section, _, field = path.partition(".")
         value = content[section][field]
-        if not re.match(pattern, value):
-            problems.append(Problem(path, f"{f'found {show(value)}' if value else 'missing'}, expected {expected}"))
+        if not form.fits(value):
+            problems.append(
+                Problem(path, f"{f'found {show(value)}' if value else 'missing'}, expected {form.expected}")
+            )
     return problems
 
 

@@ -1,17 +1,17 @@
-"""Reads a user's YAML files: run files, with `a.b=c` overrides, and what they name. Safe YAML 1.2."""
+"""Reads a user's YAML files: run files and what they name. Safe YAML 1.2."""
 
 from __future__ import annotations
 
-import copy
 import difflib
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vlmpipe.config.validation_errors import Problem, RunFileError, did_you_mean
+from vlmpipe.config.file_kinds import RUN_FILE, is_html, kind_of_content
+from vlmpipe.config.validation_errors import Problem, RunFileError
 from vlmpipe.trainer.errors import ConfigError, os_errors
 from vlmpipe.trainer.storage.records import KEY, damaged_record, unseal
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularFileError, kind_of, read_regular
@@ -132,7 +132,13 @@ def read_run_file(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _missing(path)
     text = read_text(path, "a run file")
-    data = read_mapping(path, text, "a run file with sections such as model, data and train")
+    expected = "a run file with sections such as model, data and train"
+    if is_html(text):
+        raise ConfigError(f"{path} is a page for a browser", expected=expected, fix="open it there; give the run file")
+    data = read_mapping(path, text, expected)
+    kind = kind_of_content(data)
+    if kind and kind is not RUN_FILE and not RUN_FILE.keys & data.keys():
+        raise ConfigError(f"{path} is {kind.name}", expected=expected, fix=kind.fix_for(path))
     if KEY in data:  # the copy in a run's folder
         try:
             return unseal(text.encode())
@@ -154,62 +160,3 @@ def _missing(path: Path) -> ConfigError:
         if others
         else "give the path of one; docs/reference/run-file.md lists its fields",
     )
-
-
-def parse_overrides(texts: Sequence[str]) -> dict[str, Any]:
-    """`["train.epochs=2", ...]` as {dotted key: value}. Values are read as YAML; `a.b=` sets an empty text."""
-    overrides: dict[str, Any] = {}
-    problems = []
-    for text in texts:
-        key, equals, value = text.partition("=")
-        key = key.strip()
-        # Bytes that are not UTF-8 reach Python as surrogates, which encode to nothing.
-        if "\0" in text or text.encode(errors="ignore").decode() != text:
-            problems.append(Problem("", f"found {text!r}, expected text in UTF-8 without NUL"))
-        elif not equals or not all(key.split(".")):
-            problems.append(Problem("", f"found {text!r}, expected an override of the form section.field=value"))
-        elif key in overrides:
-            problems.append(Problem(key, "overridden twice"))
-        else:
-            overrides[key] = parse_yaml(value, f"override {key}") if value.strip() else ""
-    if problems:
-        raise RunFileError("command line", problems)
-    return overrides
-
-
-def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the run file `data` with dotted keys replaced. Keys are not checked here: the schema does that.
-
-    In a list of sections a key has the section's name: stages.align.train.epochs. Raises RunFileError when a key leads
-    through a plain value, or to a section that the list has not.
-    """
-    result = copy.deepcopy(dict(data))
-    problems = []
-    for key, value in overrides.items():
-        *sections, last = key.split(".")
-        place: Any = result
-        for section in sections:
-            inner = _section(place, section)
-            if isinstance(inner, str):
-                problems.append(Problem(key, inner))
-                break
-            place = inner
-        else:
-            if isinstance(place, dict):
-                place[last] = value
-            else:
-                problems.append(Problem(key, f"{sections[-1]} is a list, and {last} is no section of it"))
-    if problems:
-        raise RunFileError("overrides", problems)
-    return result
-
-
-def _section(place: dict[str, Any] | list[Any], name: str) -> dict[str, Any] | list[Any] | str:
-    """The section of that name, also in a list of named ones; else what is wrong."""
-    if isinstance(place, list):
-        named = {str(one["name"]): one for one in place if isinstance(one, dict) and "name" in one}
-        return named.get(name) or f"there is no {name} in the list{did_you_mean(name, list(named))}"
-    if place.get(name) is None:
-        place[name] = {}
-    inner = place[name]
-    return inner if isinstance(inner, dict | list) else f"{name} is a single value and has no fields of its own"

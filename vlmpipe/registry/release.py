@@ -113,7 +113,8 @@ def register_run(run_uri: str) -> Entry:
     trained = as_trained(config, summary["settings"]) if "settings" in summary else config
     card = model_card(trained, evaluation, summary, model=model)
     champion = registry.champion(model)
-    if _version(champion) != _version(decision.champion) and (not champion or champion.run_id != candidate.run_id):
+    is_itself = champion and (champion.run_id, champion.checkpoint) == (candidate.run_id, candidate.checkpoint)
+    if _version(champion) != _version(decision.champion) and not is_itself:
         decision = _decided_again(run_uri)  # before files are copied
     entry = registry.register(model, candidate, card)
     for races in itertools.count(1):

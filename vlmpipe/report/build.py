@@ -107,6 +107,7 @@ def _context(files: RunFiles, stages: dict[str, RunFiles]) -> dict[str, Any]:
         "split_rows": split_rows,
         "data": data_view(files),
         "config": _config(files.config),
+        "changed": tables.changed_settings(files),
         "versions": _versions(files.summary),
     }
 

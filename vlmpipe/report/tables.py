@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlmpipe.report.load import RunFiles, column, count, duration, number, percent
+from vlmpipe.report.load import RunFiles, column, count, duration, mapping, number, percent, sequence
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.confusion_matrix import Confusion, confusion_of
 from vlmpipe.trainer.evaluation.metrics import normalise
@@ -199,6 +199,13 @@ def reused(files: RunFiles) -> list[str]:
     if resumed:
         found.append(f"Training continued from the checkpoint of step {resumed}.")
     return found
+
+
+def changed_settings(files: RunFiles) -> list[tuple[str, str, str]]:
+    """Field, compiled value and the run's value where they differ."""
+    record: dict[str, Any] = next((one for one in files.steps if one.get("step") == "resolve-run"), {})
+    rows = sequence(mapping(record.get("detail")).get("changed_settings"))
+    return [(str(row[0]), str(row[1]), str(row[2])) for row in rows if isinstance(row, list) and len(row) == 3]
 
 
 def training_facts(files: RunFiles) -> list[tuple[str, str]]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.trainer.errors import ExitCode
 
 SMALL: dict[str, Any] = {

@@ -15,7 +15,8 @@ from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import Spec, all_tasks, steps
 from vlmpipe.backends.vertex.pipeline_yaml import documents
 from vlmpipe.components.decide import decide
-from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.parameters import compiled_settings
+from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import check_job_spec
 from vlmpipe.pipelines.compile import compile_pipeline

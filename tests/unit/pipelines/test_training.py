@@ -17,14 +17,14 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
-from vlmpipe.backends.vertex.pipeline_yaml import documents
+from vlmpipe.backends.vertex.pipeline_yaml import documents, dump_documents
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.target_requirements import require_kubeflow, require_reached_files
 from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
 from vlmpipe.pipelines.compile import check_file, compile_pipeline
 from vlmpipe.pipelines.targets import TargetName
 from vlmpipe.pipelines.training import build
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.preflight.bought import VARIABLE
 
 RUN_FILES = [
@@ -176,9 +176,14 @@ def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConf
 
 def test_two_documents_are_never_written(digits: RunConfig, tmp_path: Path) -> None:
     data = compile_pipeline(digits, "vertex", tmp_path / "p.yaml").path.read_bytes()
-    assert check_file(data, "vertex") == data
-    with pytest.raises(AssertionError, match="two documents"):
-        check_file(data + b"---\nplatforms: {kubernetes: {}}\n", "vertex")
+    contents = documents(data)
+    check_file(data, "vertex", contents)
+    further = {"platforms": {"kubernetes": {}}}
+    with pytest.raises(UserError, match="two documents"):
+        check_file(dump_documents([*contents, further]).encode(), "vertex", [*contents, further])
+    for changed in (data + b"---\nplatforms: {kubernetes: {}}\n", data.replace(b"digits", b"digit5"), data + b"\x80"):
+        with pytest.raises(UserError, match="the pipeline was compiled to YAML that"):
+            check_file(changed, "vertex", contents)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -227,7 +232,8 @@ ON_S3 = [
     "data.source=s3://bucket/data.json",
     "register.registry=s3://bucket/registry",
     "kubeflow.s3_endpoint=http://minio.example.com:9000",
-    "kubeflow.secret_env={AWS_ACCESS_KEY_ID: minio/accesskey, AWS_SECRET_ACCESS_KEY: minio/secretkey}",
+    "kubeflow.secret_env.AWS_ACCESS_KEY_ID=minio/accesskey",
+    "kubeflow.secret_env.AWS_SECRET_ACCESS_KEY=minio/secretkey",
 ]
 ON_A_VOLUME = [
     "output.root_uri=/mnt/team/root",

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from vlmpipe.config.service_forms import REGION
 from vlmpipe.trainer.config.base import Positive, Section
 from vlmpipe.trainer.secret_detection import form_of_secret, is_secret_name
 
@@ -152,9 +153,8 @@ class CapacityOption(Section):
     reservation: bool = Field(
         False, description="Use cluster.reservation_affinity, which other options do not; needs standard."
     )
-    location: str = Field(
+    location: Annotated[str, AfterValidator(REGION.required)] = Field(
         "",
-        pattern=r"^([a-z]+-[a-z]+[0-9]+)?$",
         description="Region of the machines, such as us-east1; empty is gcp.location, where the run's bucket is.",
     )
     wait: Duration = Field(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Annotated
 
+from pydantic import AfterValidator, Field, model_validator
+
+from vlmpipe.config import service_forms as forms
 from vlmpipe.config.sections.labels import MOST_LABELS, LabelKey, LabelValue
-from vlmpipe.trainer.config.base import Section
+from vlmpipe.config.validation_errors import Problem, ProblemsError
+from vlmpipe.trainer.config.base import Section, StorageUri
+
+Region = Annotated[str, AfterValidator(forms.REGION.required)]
 
 
 class DnsPeeringConfig(Section):
@@ -31,7 +37,7 @@ class GcpConfig(Section):
     """The Google Cloud project in which the pipeline runs. On Kubeflow only pipeline_image and pipeline_root count."""
 
     project: str = Field("", description="Project id.")
-    location: str = Field("us-central1", pattern=r"^[a-z]+-[a-z]+[0-9]+$", description="Region of pipeline and jobs.")
+    location: Annotated[Region, Field(min_length=1)] = Field("us-central1", description="Region of pipeline and jobs.")
     pipeline_image: str = Field("", description="Image of the pipeline's CPU steps, best by digest.")
     service_account: str = Field("", description="E-mail of the service account that the pipeline's steps run as.")
     job_service_account: str = Field(
@@ -40,7 +46,7 @@ class GcpConfig(Section):
         description="E-mail of the service account that the jobs run as, which needs to start nothing; empty takes "
         "service_account.",
     )
-    pipeline_root: str = Field("", description="gs:// prefix for the pipeline's own artifacts.")
+    pipeline_root: StorageUri = Field("", description="gs:// prefix for the pipeline's own artifacts.")
     network: str = Field("", description="VPC network to peer with: projects/<number>/global/networks/<name>.")
     reserved_ip_ranges: tuple[str, ...] = Field(
         (), description="Names of reserved IP ranges of network to use for the jobs; empty for any."
@@ -54,13 +60,17 @@ class GcpConfig(Section):
         description="Labels of pipeline, jobs, model and endpoint; vlmpipe and Vertex AI add some of their own. At "
         "most 63 of a to z, digits, dashes and underscores; a letter or digit at the ends, a letter first in a name.",
     )
-    tensorboard: str = Field("", description="Vertex AI TensorBoard instance, full resource name.")
+    tensorboard: Annotated[str, AfterValidator(forms.TENSORBOARD.required)] = Field(
+        "", description="Vertex AI TensorBoard instance in location, full resource name."
+    )
     experiment: str = Field(
         "",
         pattern=r"^([a-z0-9][a-z0-9-]{3,59})?$",
         description="Vertex AI experiment in which each run logs its settings and final metrics; empty for none.",
     )
-    encryption_spec_key_name: str = Field("", description="Customer-managed encryption key, full resource name.")
+    encryption_spec_key_name: Annotated[str, AfterValidator(forms.ENCRYPTION_KEY.required)] = Field(
+        "", description="Customer-managed encryption key in location, full resource name."
+    )
     persistent_resource_id: str = Field(
         "", description="Persistent resource in location to run the jobs on, by its id; it must have their machines."
     )
@@ -75,4 +85,14 @@ class GcpConfig(Section):
     def _one_network(self) -> GcpConfig:
         if self.network and self.psc_interface_config:
             raise ValueError("give network or psc_interface_config, not both: a job has one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_region(self) -> GcpConfig:
+        for field, form in (("tensorboard", forms.TENSORBOARD), ("encryption_spec_key_name", forms.ENCRYPTION_KEY)):
+            region = form.region_of(getattr(self, field))
+            if region and region != self.location:
+                raise ProblemsError(
+                    [Problem(f"gcp.{field}", f"is in {region}, expected one in gcp.location, {self.location}")]
+                )
         return self

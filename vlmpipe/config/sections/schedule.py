@@ -6,13 +6,17 @@ import zoneinfo
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from vlmpipe.trainer.config.base import Positive, Section
 
+# Names that this machine's zones have, and that mean another thing, or nothing, elsewhere.
+_OF_A_MACHINE = ("localtime", "posixrules", "Factory", "leapseconds")
+_VARIANTS = ("posix/", "right/")
+
 
 def _timezone(name: str) -> str:
-    if name not in zoneinfo.available_timezones():
+    if name in _OF_A_MACHINE or name.startswith(_VARIANTS) or name not in zoneinfo.available_timezones():
         raise ValueError("not a known time zone, give one such as UTC or Europe/Paris")
     return name
 
@@ -22,7 +26,7 @@ def _cron(text: str) -> str:
         raise ValueError("leave TZ= out and set schedule.timezone")
     if len(text.split()) != 5:
         raise ValueError("a cron line has five fields (minute hour day month weekday), for example 0 3 * * 1")
-    return text
+    return " ".join(text.split())  # the service takes one space between them, and none at the end
 
 
 def _with_zone(moment: datetime) -> datetime:
@@ -54,3 +58,10 @@ class ScheduleConfig(Section):
         description="Queue a run that is due while too many are active, or skip it; on Kubeflow, start each that was "
         "due meanwhile, or the last.",
     )
+
+    @model_validator(mode="after")
+    def _begins_before_it_ends(self) -> ScheduleConfig:
+        if self.start_time and self.end_time and self.end_time <= self.start_time:
+            text = f"end_time {self.end_time.isoformat()} is not after start_time {self.start_time.isoformat()}"
+            raise ValueError(f"{text}; expected a later one")
+        return self

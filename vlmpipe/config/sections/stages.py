@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import Field
 
+from vlmpipe.config.overrides import apply_overrides, leaves, merged
 from vlmpipe.config.sections.sweep import hidden_by_sweep
-from vlmpipe.config.validation_errors import Problem, RunFileError, show
-from vlmpipe.config.yaml_loader import apply_overrides
+from vlmpipe.config.validation_errors import Problem, ProblemsError, RunFileError, show
 from vlmpipe.trainer.config.base import Section
-from vlmpipe.trainer.config.job import RUN_ID, run_uri_of
+from vlmpipe.trainer.config.job import require_run_id, run_uri_of
 from vlmpipe.trainer.config.model import ModelPart
-from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_record
@@ -67,9 +67,10 @@ class StageConfig(Section):
 
     def changes(self) -> dict[str, Any]:
         """The stage's own values, in the run file's sections."""
-        changes = self.model_dump(mode="json", exclude={"name", "freeze"})
+        sections = self.model_dump(mode="json", exclude={"name", "freeze"})
+        changes = {name: section for name, section in sections.items() if section}
         if self.freeze is not None:
-            changes["model"] = {**changes["model"], "freeze": list(self.freeze)}
+            changes["model"] = {**sections["model"], "freeze": list(self.freeze)}
         return changes
 
 
@@ -94,11 +95,7 @@ def _began_s(store: Storage, record: str) -> float:
 
 def run_uri(compiled: str, run_id: str, job_name: str) -> str:
     """The folder of the run or of one of its stages. Raises ConfigError for an id that cannot be a folder's name."""
-    if run_id and not RUN_ID.fullmatch(run_id):
-        raise ConfigError(
-            f"run_id is {run_id!r}",
-            expected="letters, digits, dots, dashes and underscores, at most 128, starting with a letter or digit",
-        )
+    require_run_id(run_id or job_name)
     settings = json.loads(compiled)
     return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")
 
@@ -108,10 +105,16 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
 
     Args:
         content: the run file's sections, without stages.
+
+    Raises ProblemsError for a value of a stage that has no place in the run file.
     """
     found = {}
     for stage in stages:
-        own = _merged(content, stage.changes())
+        try:
+            own = merged(content, stage.changes())
+        except ProblemsError as error:
+            problems = [Problem(path_in(stage.name, one.field), one.text) for one in error.problems]
+            raise ProblemsError(problems) from None
         if stage is not stages[-1]:  # its model is registered by nobody, so it has no champion and no common bounds
             own |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
         found[stage.name] = {**own, "schedule": None}
@@ -212,9 +215,10 @@ def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[
     for stage in (one for one in stages if isinstance(one, Mapping)):
         others = ("name",) if stage is stages[-1] else ("name", "gate")
         own: dict[str, Any] = {name: one for name, one in stage.items() if name not in others}
+        paths = [path for path, value in leaves(own) if value != {}]
         if own.get("freeze") is not None:
-            own = _merged(own, {"model": {"freeze": own["freeze"]}})
-        for path in _leaves(own):
+            paths.append("model.freeze")
+        for path in paths:
             for field in fields:
                 if f"{path}.".startswith(f"{field}.") or f"{field}.".startswith(f"{path}."):
                     found.setdefault(field, []).append(str(stage.get("name")))
@@ -222,35 +226,17 @@ def hidden_by_stages(content: Mapping[str, Any], fields: Sequence[str]) -> dict[
 
 
 def with_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the run file with dotted keys replaced. Raises RunFileError for one that a stage or each variant of a
-    sweep has its own value of: that value would stay."""
-    content = apply_overrides(data, overrides)
-    hidden = hidden_by_stages(content, list(overrides))
+    """A copy of the run file with overrides merged into it. Raises RunFileError for one that a stage or each variant of
+    a sweep has its own value of: that value would stay."""
+    content, fields = apply_overrides(data, overrides), [path for path, _ in leaves(overrides)]
+    hidden = hidden_by_stages(content, fields)
     if hidden:
         problems = [
             Problem(field, f"stage {stages[0]} has its own; expected {path_in(stages[0], field)}, or another stage's")
             for field, stages in hidden.items()
         ]
         raise RunFileError("overrides", problems)
-    if swept := hidden_by_sweep(content, overrides):
+    if swept := hidden_by_sweep(content, fields):
         text = "every variant of the sweep has its own; expected one in sweep.grid or sweep.variants"
         raise RunFileError("overrides", [Problem(field, text) for field in swept])
     return content
-
-
-def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(content)
-    for name, value in changes.items():
-        before = result.get(name)
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            value = _merged(before, value)
-        result[name] = value
-    return result
-
-
-def _leaves(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from vlmpipe.config.overrides import leaves
 from vlmpipe.trainer.config.base import Positive, Section
 
 Metric = Literal["exact_match", "vqa_accuracy", "anls"]
@@ -91,7 +92,7 @@ def hidden_by_sweep(content: Mapping[str, Any], fields: Iterable[str]) -> list[s
     sweep = content.get("sweep")
     if not isinstance(sweep, Mapping):
         return []
-    named = [set(values or {}) for values in (sweep.get("variants") or {}).values()]
+    named = [{path for path, _ in leaves(values or {})} for values in (sweep.get("variants") or {}).values()]
     paths = {*(sweep.get("grid") or {}), *(set.intersection(*named) if named else ())}
     return [field for field in fields if any(f"{field}.".startswith(f"{path}.") for path in paths)]
 

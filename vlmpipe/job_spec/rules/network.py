@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from vlmpipe.config.service_forms import NETWORK
 from vlmpipe.job_spec.rules.base import Job, Pool
 from vlmpipe.job_spec.violation import FieldPath, Violation
 
-_NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z]([a-z0-9-]*[a-z0-9])?")
 _ADDRESS = re.compile(r"[0-9.]+(/[0-9]+)?|[0-9a-fA-F:]*:[0-9a-fA-F:]*(/[0-9]+)?")
 _FOLDER = re.compile(r"[A-Za-z0-9._-]+")
 _MOUNTS = {
@@ -35,10 +35,9 @@ def check(job: Job) -> Iterator[Violation]:
     network, psc = job.spec.get("network"), job.spec.get("psc_interface_config")
     if network and psc:
         yield Violation("VP501", ("psc_interface_config",), "given with network", "one of the two")
-    if network and not _NETWORK.fullmatch(network):
-        expected = "projects/NUMBER/global/networks/NAME with the project's number"
+    if network and not NETWORK.fits(network):
         fix = "gcloud projects describe PROJECT --format='value(projectNumber)' prints it"
-        yield Violation("VP502", ("network",), network, expected, fix)
+        yield Violation("VP502", ("network",), network, NETWORK.expected, fix)
     for index, name in enumerate(job.spec.get("reserved_ip_ranges", ())):
         if _ADDRESS.fullmatch(name):
             fix = "gcloud compute addresses list --global --filter=purpose=VPC_PEERING prints the names"

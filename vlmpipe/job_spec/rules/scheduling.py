@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S
+from vlmpipe.config.service_forms import PERSISTENT_RESOURCE
 from vlmpipe.job_spec.rules.base import Job
 from vlmpipe.job_spec.violation import Violation
 from vlmpipe.job_spec.worker_pools import POOLS
 
 SPOT, FLEX_START = "SPOT", "FLEX_START"
-_RESOURCE_ID = re.compile(r"[a-z]([a-z0-9-]{0,126}[a-z0-9])?")
 
 _SCHEDULING = "scheduling"
 
@@ -37,7 +36,7 @@ def _persistent_resource(job: Job) -> Iterator[Violation]:
         job.scheduling("strategy"),
         ("persistent_resource_id",),
     )
-    if name and not _RESOURCE_ID.fullmatch(name):
+    if name and not PERSISTENT_RESOURCE.fits(name):
         expected = "its id: lower case, digits and dashes, without project and location, which are the job's"
         yield Violation("VP408", path, name, expected, f"write {name.rpartition('/')[2]}" if "/" in name else "")
     if name and strategy in (SPOT, FLEX_START):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
 from vlmpipe.trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vlmpipe.config.sections.schedule import ScheduleConfig
 
 FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day of the month", 1, 31), ("month", 1, 12), ("day of the week", 0, 7))
 
@@ -44,6 +48,28 @@ def starts_after(cron: str, timezone: str, moment: dt.datetime) -> Iterator[dt.d
         exists = start.astimezone(dt.UTC).astimezone(zone).replace(tzinfo=None) == local
         if exists and start > moment:
             yield start
+
+
+def require_starts(schedule: ScheduleConfig | None, now: dt.datetime) -> None:
+    """Raise ConfigError for a schedule that starts no run any more: a day that is in no month, or an end in the past.
+
+    Both services take one, and say nothing.
+    """
+    if schedule is None:
+        return
+    first = max(now, schedule.start_time or now)
+    start = next(starts_after(schedule.cron, schedule.timezone, first), None)
+    if start is None:
+        raise ConfigError(
+            f"schedule.cron is {schedule.cron!r}, which never starts a run",
+            expected="a day that is in one of its months, for example 0 3 28 2 *",
+        )
+    if schedule.end_time and start > schedule.end_time:
+        raise ConfigError(
+            f"schedule.end_time is {schedule.end_time.isoformat()}, and the next start {start.isoformat()}",
+            expected="an end after at least one start",
+            fix="set schedule.end_time to a later moment, or leave it out",
+        )
 
 
 def _read(cron: str, moment: dt.datetime) -> CronSim | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlmpipe.catalog.machines import Gpu, Machine
+from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.memory.activations import activations, tower_ahead_bytes
 from vlmpipe.planner.memory.components import MemoryPart, Setting
 from vlmpipe.planner.memory.host import CPU_SHARE, PROCESS_BYTES, host_memory, micro_batches, start_memory

@@ -18,8 +18,8 @@ from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
+from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.job_spec.build import job_violations, jobs_of
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.memory.estimate import estimate_memory

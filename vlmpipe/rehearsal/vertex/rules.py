@@ -10,16 +10,20 @@ from collections.abc import Iterable, Mapping
 
 from google.cloud.aiplatform_v1 import types as api
 
+from vlmpipe.config.service_forms import (
+    ENCRYPTION_KEY,
+    LABEL_KEY,
+    LABEL_VALUE,
+    LABELS_OF_A_RESOURCE,
+    NETWORK,
+    RESERVED_LABELS,
+    SERVICE_ACCOUNT,
+    TENSORBOARD,
+)
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.rehearsal.vertex.messages import fields_of
 
-LABEL_KEY, LABEL_VALUE = re.compile(r"[a-z][a-z0-9_-]{0,62}"), re.compile(r"[a-z0-9_-]{0,63}")
-MAX_LABELS = 64
 DISPLAY_NAME_CHARS = 128
-KEY = re.compile(r"projects/[^/]+/locations/([^/]+)/keyRings/[^/]+/cryptoKeys/[^/]+")
-NETWORK = re.compile(r"projects/[0-9]+/global/networks/[a-z][a-z0-9-]*")
-SERVICE_ACCOUNT = re.compile(r"[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com")
-TENSORBOARD = re.compile(r"projects/[^/]+/locations/([^/]+)/tensorboards/[^/]+")
 C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_VARIABLES = MAX_PACKAGES = 100
 BOOT_DISKS = ("", "pd-ssd", "pd-standard", "hyperdisk-balanced")
@@ -33,10 +37,10 @@ def check_display_name(name: str) -> None:
 
 def check_labels(labels: Mapping[str, str]) -> None:
     """At most 64; lower-case letters, digits, underscores and dashes."""
-    if len(labels) > MAX_LABELS:
-        raise ApiError(400, f"labels: {len(labels)} are more than {MAX_LABELS}")
+    if len(labels) > LABELS_OF_A_RESOURCE:
+        raise ApiError(400, f"labels: {len(labels)} are more than {LABELS_OF_A_RESOURCE}")
     for key, value in labels.items():
-        if not LABEL_KEY.fullmatch(key) or not LABEL_VALUE.fullmatch(value):
+        if not LABEL_KEY.fits(key) or not LABEL_VALUE.fits(value) or key.startswith(RESERVED_LABELS):
             raise ApiError(400, f"labels: {key}={value} is not a label")
 
 
@@ -44,17 +48,18 @@ def check_encryption_key(spec: api.EncryptionSpec, location: str) -> None:
     """Of the form that the comment gives, and in the resource's region."""
     if not spec:
         return
-    match = KEY.fullmatch(spec.kms_key_name)
-    if not match:
-        raise ApiError(400, f"encryption_spec.kms_key_name: {spec.kms_key_name!r} does not match {KEY.pattern}")
-    if match[1] != location:
-        raise ApiError(400, f"encryption_spec.kms_key_name: the key is in {match[1]}, the resource in {location}")
+    region = ENCRYPTION_KEY.region_of(spec.kms_key_name)
+    if not region:
+        found = f"{spec.kms_key_name!r} does not match {ENCRYPTION_KEY.pattern}"
+        raise ApiError(400, f"encryption_spec.kms_key_name: {found}")
+    if region != location:
+        raise ApiError(400, f"encryption_spec.kms_key_name: the key is in {region}, the resource in {location}")
 
 
 def check_account_and_network(account: str, network: str) -> None:
     """Each of its documented form, where it is set."""
     for field, value, form in (("service_account", account, SERVICE_ACCOUNT), ("network", network, NETWORK)):
-        if value and not form.fullmatch(value):
+        if value and not form.fits(value):
             raise ApiError(400, f"{field}: {value!r} does not match {form.pattern}")
 
 
@@ -66,8 +71,7 @@ def check_custom_job_spec(spec: api.CustomJobSpec, location: str) -> None:
     if spec.network and spec.psc_interface_config.network_attachment:
         raise ApiError(400, "network and psc_interface_config are both set")
     if spec.tensorboard:
-        match = TENSORBOARD.fullmatch(spec.tensorboard)
-        if not match or match[1] != location:
+        if TENSORBOARD.region_of(spec.tensorboard) != location:
             raise ApiError(400, f"tensorboard: {spec.tensorboard!r} is not one of {location}")
         if not spec.service_account:
             raise ApiError(400, "service_account: required with tensorboard")

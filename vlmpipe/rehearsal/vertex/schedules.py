@@ -147,7 +147,7 @@ class Schedules:
     def _plan_next(self, schedule: Schedule) -> None:
         match = CRON.fullmatch(schedule.cron)
         assert match
-        schedule.next_run_time = next(starts_after(match[2], match[1] or "UTC", dt.datetime.now(dt.UTC)))
+        schedule.next_run_time = next(starts_after(match[2], match[1] or "UTC", dt.datetime.now(dt.UTC)), None)
 
 
 def _snake(path: str) -> str:

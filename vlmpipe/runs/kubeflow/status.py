@@ -64,9 +64,10 @@ class KubeflowStatus(ServiceRun):
             comparison = self.files.content("comparison.json")
             results = map(self.files.content, RESULTS[1:4])
             lines += comparison_lines(comparison) if comparison else result_lines(*results)
+        notes = list(self.state.notes)
         if self.files.unreadable:
-            lines.append(f"note: progress, messages and exit codes are missing, because {self.files.unreadable}")
-        return lines
+            notes.append(f"progress, messages and exit codes are missing, because {self.files.unreadable}")
+        return lines + [f"note: {note}" for note in notes]
 
     def as_json(self) -> dict[str, Any]:
         """For programs; the fields of other runs have the same names."""

@@ -21,7 +21,8 @@ from tests.support.paths import ROOT
 from tests.support.reports import make_run, write_export
 from vlmpipe.backends.vertex import retries
 from vlmpipe.backends.vertex.client import ENDPOINT_VARIABLE, Place
-from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.parameters import compiled_settings
+from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.target_requirements import require_vertex

@@ -13,13 +13,8 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
 from tests.support.trainer.benchmark_files import write
-from vlmpipe.components.runtime.resolve import (
-    PARAMETER_FIELDS,
-    Resolved,
-    compiled_settings,
-    parameter_defaults,
-    resolve,
-)
+from vlmpipe.components.runtime.parameters import PARAMETER_FIELDS, compiled_settings, parameter_defaults
+from vlmpipe.components.runtime.resolve import Resolved, resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
@@ -48,7 +43,7 @@ def refusal(config: RunConfig, **inputs: Any) -> str:
 
 def test_parameters_left_at_their_defaults_leave_the_run_file_as_it_is(config: RunConfig) -> None:
     assert resolved(config, **parameter_defaults(config), overrides="").config == config
-    assert resolved(config, data_uri="", resume=" ").config == config
+    assert resolved(config, data_uri="", resume=" ", overrides=" \n").config == config
 
 
 def test_defaults_are_the_run_files_values(config: RunConfig) -> None:
@@ -65,6 +60,19 @@ def test_defaults_do_not_override_a_run_file_that_was_replaced(config: RunConfig
     assert resolved(config, run_file=json.dumps(other), **parameters).config.train.epochs == config.train.epochs + 1
     parameters["epochs"] = 9
     assert resolved(config, run_file=json.dumps(other), **parameters).config.train.epochs == 9
+
+
+def test_what_differs_from_the_compiled_pipeline_is_known(config: RunConfig) -> None:
+    assert resolved(config, **parameter_defaults(config)).differences == {}
+    overrides = json.dumps({"gate": {"max_loss": 3.0}, "evaluate.max_new_tokens": 5})
+    found = resolved(config, epochs=config.train.epochs + 1, overrides=overrides).differences
+    assert found == {
+        "gate.max_loss": (config.gate.max_loss, 3.0),
+        "evaluate.max_new_tokens": (config.evaluate.max_new_tokens, 5),
+        "train.epochs": (config.train.epochs, config.train.epochs + 1),
+    }
+    other = config.to_dict() | {"gate": {"min_exact_match": 0.1}}
+    assert "gate.min_margin_over_chance" in resolved(config, run_file=json.dumps(other)).differences
 
 
 def test_parameter_left_at_its_default_may_be_in_overrides(config: RunConfig) -> None:
@@ -153,11 +161,17 @@ def test_a_local_root_becomes_absolute(config: RunConfig, tmp_path: Path, monkey
     ("inputs", "words"),
     [
         ({"overrides": '{"train.epoch": 3}'}, "train.epoch: unknown key, did you mean train.epochs?"),
-        ({"overrides": "train.epochs=3"}, "parameter overrides is not JSON"),
-        ({"overrides": "[1]"}, "expected: a JSON object such as"),
+        ({"overrides": "train.epochs=3"}, "parameter overrides: 1 problem\n  line 1, column 1: not JSON"),
+        ({"overrides": "[1]"}, "expected a JSON object such as"),
         ({"overrides": '{"train.epochs": 3}', "epochs": 2}, "train.epochs is given as a parameter and in overrides"),
-        ({"run_file": "name: digits"}, "parameter run_file is not JSON"),
-        ({"run_file": '"digits"'}, "expected: a JSON object such as"),
+        ({"overrides": '{"train.epochs": 3, "train.epochs": 4}'}, "train.epochs: the key is given twice"),
+        (
+            {"overrides": '{"train": {"epochs": 3}}', "epochs": 2},
+            "train.epochs is given as a parameter and in overrides",
+        ),
+        ({"run_file": '{"name": "a", "name": "b"}'}, "name: the key is given twice"),
+        ({"run_file": "name: digits"}, "parameter run_file: 1 problem\n  line 1, column 1: not JSON"),
+        ({"run_file": '"digits"'}, "expected: a run file as a JSON object"),
         ({"resume": "sometimes"}, "train.resume"),
         ({"min_exact_match": 80.0}, "gate.min_exact_match"),
         ({"run_id": "../other"}, "run_id is '../other'"),

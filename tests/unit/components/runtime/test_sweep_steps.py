@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.backends.local import job as local_job
-from vlmpipe.components.runtime.resolve import compiled_settings, resolve
+from vlmpipe.components.runtime.parameters import compiled_settings
+from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.sweep_steps import (
     encode_features,
     open_jobs,

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from vlmpipe.config.yaml_loader import _Loader, apply_overrides, compose, parse_overrides, parse_yaml, read_run_file
+from vlmpipe.config.overrides import apply_overrides, parse_overrides
+from vlmpipe.config.yaml_loader import _Loader, compose, parse_yaml, read_run_file
 from vlmpipe.trainer.errors import ConfigError, UserError
 
 FILES = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "vlmpipe/catalog").glob("*.yaml"))]

@@ -66,7 +66,7 @@ def test_an_unknown_region_is_a_warning() -> None:
         config = api.load(ROOT / "configs/llava-7b-lora.yaml", *values)
         return " ".join(finding.text for finding in api.check(config) if finding.subject == "vertex")
 
-    assert "us-centrall1 is no region that has GPUs: did you mean us-central1?" in vertex("us-centrall1")
+    assert "us-central9 is no region that has GPUs: did you mean us-central1?" in vertex("us-central9")
     assert "did you mean" not in vertex("us-central1")
 
 

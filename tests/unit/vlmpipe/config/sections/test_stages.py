@@ -37,7 +37,7 @@ def test_a_stage_is_the_run_file_with_its_own_values() -> None:
 
 
 def test_only_the_last_stage_has_the_runs_gate_registry_and_name() -> None:
-    config = load("register.model_name=digits", "stages.align.gate={}")
+    config = load("register.model_name=digits", "stages.align.gate.max_loss=null")
     align, finetune = config.stage_runs().values()
     assert (align.name, finetune.name) == ("digits-stages-align", "digits-stages")
     assert not align.gate.checks_something and finetune.gate == config.gate
@@ -102,7 +102,7 @@ def test_the_stages_survive_json_and_decide_the_digest() -> None:
             "tune: found with stages, expected null",
         ),
         ("train.max_steps=3", "train.max_steps: stage align has its own; expected stages.align.train.max_steps"),
-        ("train.optimizer={learning_rate: 1}", "train.optimizer: stage align has its own"),
+        ("train.optimizer={learning_rate: 1}", "train.optimizer.learning_rate: stage align has its own"),
         ("model.freeze=[]", "model.freeze: stage align has its own; expected stages.align.freeze"),
     ],
 )  # fmt: skip

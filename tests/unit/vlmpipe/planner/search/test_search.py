@@ -14,8 +14,8 @@ from tests.support.trainer.runs import merged
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli.views.suggestions import print_suggestions
+from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
-from vlmpipe.config.yaml_loader import apply_overrides
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import more_context_parallel
 from vlmpipe.planner.plan import plan_basis

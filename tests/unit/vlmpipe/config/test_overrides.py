@@ -1,0 +1,231 @@
+"""Overrides of a run file: one merge for command line, parameters, stages and variants."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from tests.support.paths import ROOT
+from vlmpipe.config.overrides import (
+    KEYED,
+    apply_overrides,
+    difference_rows,
+    differences,
+    leaves,
+    merged,
+    parse_overrides,
+    read_overrides,
+    twice,
+)
+from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
+from vlmpipe.config.sections.stages import StageConfig
+from vlmpipe.config.validation_errors import ProblemsError, RunFileError
+from vlmpipe.trainer.errors import UserError
+
+DIGITS = ROOT / "configs/digits.yaml"
+BASE: dict[str, Any] = {
+    "gate": {"min_exact_match": 0.75, "max_loss": None, "per_slice": {"a": 0.5, "b": 0.6}},
+    "train": {"epochs": 5, "optimizer": {"learning_rate": 0.1, "betas": [0.9, 0.95]}},
+    "stages": [{"name": "one", "gate": {}, "train": {"epochs": 1}}, {"name": "two", "gate": {"max_loss": 2.0}}],
+}
+
+
+def keyed_fields(model: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of the fields that are mappings with keys of the user's own."""
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        for name, field in model.model_fields.items():
+            yield from keyed_fields(field.annotation, f"{path}.{field.alias or name}".lstrip("."))
+    elif get_origin(model) is dict or model is dict:
+        yield path
+    else:
+        for option in get_args(model):
+            yield from keyed_fields(option, path)
+
+
+def test_the_fields_with_keys_of_the_users_own_are_those_of_the_schema() -> None:
+    inside_lists = ("data.phases.weights", *(f"stages.{name}" for name in StageConfig.model_fields))
+    assert sorted(set(keyed_fields(RunConfig)) - set(inside_lists)) == sorted(KEYED)
+
+
+@pytest.mark.parametrize(
+    "section", ["gate={max_loss: 3}", "gate.max_loss=3", "gate={max_loss: 3.0, }"], ids=["section", "field", "comma"]
+)
+def test_a_section_leaves_the_fields_that_it_does_not_name(section: str) -> None:
+    before, after = load_run_file(DIGITS).gate, load_run_file(DIGITS, [section]).gate
+    assert before.min_exact_match > 0 and before.min_margin_over_chance is not None
+    assert after == before.model_copy(update={"max_loss": 3.0})
+
+
+@pytest.mark.parametrize("path", ["gate", "train", "train.optimizer", "evaluate", "model", "data"])
+def test_a_field_in_its_section_is_the_field_alone(path: str) -> None:
+    """For every plain field of the section."""
+    content = load_run_file(DIGITS).to_dict()
+    section: Any = content
+    for name in path.split("."):
+        section = section[name]
+    for name, value in section.items():
+        if not isinstance(value, dict):
+            assert apply_overrides(content, {path: {name: value}}) == content
+            assert apply_overrides(content, {path: {name: "x"}}) == apply_overrides(content, {f"{path}.{name}": "x"})
+
+
+def test_a_mapping_that_is_one_value_is_replaced_and_an_entry_of_it_can_be_set() -> None:
+    assert apply_overrides(
+        {"model": {"tower": {"config": {}, "revision": "x"}}}, {"model.tower": {"weights": "y"}}
+    ) == {"model": {"tower": {"weights": "y"}}}
+    assert apply_overrides(BASE, {"gate.per_slice": {"c": 1.0}})["gate"]["per_slice"] == {"c": 1.0}
+    assert apply_overrides(BASE, {"gate": {"per_slice": {}}})["gate"]["per_slice"] == {}
+    assert apply_overrides(BASE, {"gate.per_slice.b": 0.7})["gate"]["per_slice"] == {"a": 0.5, "b": 0.7}
+
+
+def test_sections_of_a_list_are_found_by_name() -> None:
+    for overrides in ({"stages.one.train.epochs": 3}, {"stages.one": {"train": {"epochs": 3}}}):
+        changed = apply_overrides(BASE, overrides)
+        assert differences({"stages": BASE["stages"][0]}, {"stages": changed["stages"][0]}) == {
+            "stages.train.epochs": (1, 3)
+        }
+    with pytest.raises(RunFileError, match="there is no three in the list"):
+        apply_overrides(BASE, {"stages.three.train.epochs": 3})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ({"train.epochs": 2, "train": {"epochs": 7}}, "train.epochs: is given twice"),
+        ({"train": None, "train.epochs": 7}, "train.epochs: is given twice, as train too"),
+        ({"gate.per_slice": {"a": 1.0}, "gate.per_slice.a": 0.1}, "gate.per_slice.a: is given twice"),
+        ({"gate": {}}, "gate: found an empty section, which changes nothing"),
+        ({"train": {"optimizer": {}}}, "train.optimizer: found an empty section"),
+        ({"train.epochs": {"x": 1}}, "train.epochs.x: epochs is a single value"),
+        ({"train.optimizer.betas.x": 1}, "betas is a list, and x is no section of it"),
+    ],
+)
+def test_an_override_that_does_not_mean_one_thing_is_refused(overrides: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RunFileError, match=problem.replace(".", r"\.")):
+        apply_overrides(BASE, overrides)
+
+
+def test_an_empty_section_turns_one_on_that_is_null() -> None:
+    assert apply_overrides({"deploy": None}, {"deploy": {}}) == {"deploy": {}}
+
+
+def test_a_stage_is_merged_as_an_override_is() -> None:
+    changes = {"gate": {"max_loss": 1.0}, "train": {"optimizer": {"learning_rate": 0.5}}}
+    assert merged(BASE, changes) == apply_overrides(BASE, changes)
+    with pytest.raises(ProblemsError, match="epochs is a single value"):
+        merged(BASE, {"train": {"epochs": {"x": 1}}})
+    staged = load_run_file(ROOT / "configs/digits-stages.yaml").to_dict()
+    staged["stages"][0]["train"]["epochs"] = {"x": 1}
+    with pytest.raises(RunFileError, match=r"stages\.align\.train\.epochs\.x: epochs is a single value"):
+        parse_run_config(staged, "x")
+
+
+PATHS = st.lists(st.sampled_from("ab"), min_size=1, max_size=4).map(".".join)
+
+
+@given(st.lists(PATHS, max_size=6))
+def test_twice_finds_a_pair_wherever_there_is_one(paths: list[str]) -> None:
+    pairs = itertools.combinations(paths, 2)
+    overlaps = [(a, b) for a, b in pairs if f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")]
+    assert bool(twice(paths)) == bool(overlaps)
+
+
+TREES = st.recursive(
+    st.integers(0, 3), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, min_size=1), max_leaves=6
+)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), TREES), st.dictionaries(st.sampled_from("abc"), TREES))
+def test_an_override_changes_the_fields_that_it_names_and_no_other(
+    content: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    try:
+        after = apply_overrides(content, changes)
+    except RunFileError as error:
+        assert "single value" in error.text()
+        return
+    named, was, now = dict(leaves(changes)), dict(leaves(content)), dict(leaves(after))
+    assert {path: value for path, value in now.items() if path in named} == named
+    below = tuple(f"{path}." for path in named)  # a value in a section's place
+    kept = {path: value for path, value in was.items() if path not in named and not path.startswith(below)}
+    assert {path: value for path, value in now.items() if path not in named} == kept
+
+
+# --- texts ---
+
+BAD_TEXTS = {
+    "a key twice": '{"a": 1, "a": 2}',
+    "a key twice inside": '{"a": {"b": 1, "b": 2}}',
+    "too many digits": f'{{"a": {"9" * 5000}}}',
+    "nested too deep": '{"a":' * 3000 + "1" + "}" * 3000,
+    "half a character": '{"a": "\\ud800"}',
+    "not closed": '{"a": 1',
+}
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS.values(), ids=BAD_TEXTS)
+def test_a_console_and_a_command_line_refuse_the_same_texts(text: str) -> None:
+    for read in (read_overrides, lambda value: parse_overrides([f"train={value}"])):
+        with pytest.raises(UserError) as caught:
+            read(text)
+        assert caught.value.code == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("train.epochs=3", "parameter overrides: 1 problem\n  line 1, column 1: not JSON"),
+        ("[1]", "expected a JSON object such as"),
+        ("null", "found null, expected a JSON object"),
+        ('{"train.": 3}', "found the key 'train.', expected section.field"),
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": 1, "a": 2}', "a: the key is given twice in one object"),
+    ],
+)
+def test_a_text_that_is_no_override_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(RunFileError) as caught:
+        read_overrides(text)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n", "{}"])
+def test_a_blank_text_overrides_nothing(text: str) -> None:
+    assert read_overrides(text) == {}
+
+
+@given(st.text(max_size=60))
+def test_any_text_gives_overrides_or_an_error_message(text: str) -> None:
+    try:
+        apply_overrides(BASE, read_overrides(text))
+    except UserError as error:
+        assert error.code == 64
+
+
+@pytest.mark.parametrize(
+    "override", ["train.epochs=true", "train.optimizer.learning_rate=true", "train.optimizer.betas=[true, 0.9]",
+                 "gate.per_slice={a: true}"],
+)  # fmt: skip
+def test_a_switch_is_no_number(override: str) -> None:
+    with pytest.raises(RunFileError, match="expected a number"):
+        load_run_file(DIGITS, [override])
+
+
+# --- differences ---
+
+
+def test_differences_name_every_field_with_both_values() -> None:
+    before = load_run_file(DIGITS)
+    after = load_run_file(DIGITS, ["gate.max_loss=3", "gate.per_slice={a: 0.5}", "cluster.env={LEVEL: high}"])
+    found = differences(before.to_dict(), after.to_dict())
+    assert set(found) >= {"gate.max_loss", "gate.per_slice.a", "cluster.env.LEVEL"}
+    rows = {field: (was, now) for field, was, now in difference_rows(found)}
+    assert rows["gate.max_loss"] == ("none", "3.0") and rows["gate.per_slice.a"] == ("none", "0.5")
+    assert rows["cluster.env.LEVEL"] == ("none", "a value")
+    assert differences(before.to_dict(), json.loads(json.dumps(before.to_dict()))) == {}
