@@ -66,8 +66,7 @@ def _check_offline(config: RunConfig) -> list[Finding]:
         findings += _check_variants(config, findings)
     if config.tune:
         findings += _caught("tuning", _tuning, config)
-    settings = (Finding("settings", "warning", str(problem)) for problem in warnings(config))
-    return [*findings, *_schedule(config), *settings]
+    return [*findings, *_schedule(config), *(Finding("settings", "warning", str(one)) for one in warnings(config))]
 
 
 def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Finding]:
