@@ -247,10 +247,12 @@ def test_make_hands_over_a_run_file_only_when_one_is_named(tmp_path: Path) -> No
     outside = {name: value for name, value in os.environ.items() if name not in ("config", "MAKEFLAGS")}
     command = ["make", "--no-print-directory", "--dry-run", "build"]
     planned = [
-        subprocess.run(command + more, cwd=ROOT, env=outside, capture_output=True, text=True, check=True).stdout.split()
-        for more in ([], ["config=a.yaml"])
+        shlex.split(
+            subprocess.run(command + more, cwd=ROOT, env=outside, capture_output=True, text=True, check=True).stdout
+        )
+        for more in ([], ["config=a.yaml"], ["config=my own's/$$a b.yaml"])
     ]
-    assert [words[words.index("docker") + 1 :] for words in planned] == [[], ["a.yaml"]]
+    assert [words[words.index("docker") + 1 :] for words in planned] == [[], ["a.yaml"], ["my own's/$a b.yaml"]]
     said = subprocess.run(
         ["make", "build", "CONTAINER_IMAGE_REGISTRY="], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -85,6 +86,20 @@ def test_an_image_recipe_copies_what_exists_and_is_sent_to_the_builder(recipe: P
     assert [name for name in copied if not (ROOT / name).exists() or sent.isdisjoint((name, name.split("/")[0]))] == []
 
 
+def gcp_fields(planned: str) -> dict[str, str]:
+    """The fields of section gcp in a command that make would run."""
+    words = [word.removeprefix("gcp.") for word in shlex.split(planned) if word.startswith("gcp.")]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def test_a_run_files_name_is_one_word_for_every_command_of_make() -> None:
+    name = "my own's/x y.yaml"
+    for target in ("check", "plan", "run", "compile-pipeline", "publish", "submit", "schedule", "doctor", "rehearse"):
+        command = ["make", "--no-print-directory", "--dry-run", target, f"config={name}", "VENV=/nowhere"]
+        planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert name in shlex.split(planned.splitlines()[-1]), target
+
+
 def test_env_sh_reaches_make_and_becomes_fields_of_the_run_file(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text((ROOT / name).read_text())
@@ -92,7 +107,7 @@ def test_env_sh_reaches_make_and_becomes_fields_of_the_run_file(tmp_path: Path) 
     planned = subprocess.run(
         ["make", "--dry-run", "compile-pipeline"], cwd=tmp_path, capture_output=True, text=True, check=True
     ).stdout
-    fields = dict(field.split("=") for field in re.findall(r"gcp\.(\S+)", planned))
+    fields = gcp_fields(planned)
     in_shell = subprocess.run(
         ["bash", "-c", "source ./env.sh && echo $VERTEX_PROJECT_ID $VERTEX_CMEK_IDENTIFIER"],
         cwd=tmp_path,
@@ -118,7 +133,7 @@ def test_other_names_in_env_sh_become_the_same_fields_but_not_from_the_shell(tmp
     def fields(env: dict[str, str]) -> dict[str, str]:
         command = ["make", "--dry-run", "check"]
         planned = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
-        return dict(field.split("=") for field in re.findall(r"gcp\.(\S+)", planned))
+        return gcp_fields(planned)
 
     path = {"PATH": os.environ["PATH"]}
     assert fields(path | names) == {}

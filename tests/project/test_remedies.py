@@ -134,7 +134,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "gcloud services enable aiplatform.googleapis.com --project {place.project}": (
         "gcloud services enable aiplatform.googleapis.com --project {place.project}",
     ),
-    "submit again: the name holds the time, to the second": (),
+    "submit again: a new name is drawn": (),
     "wait for other runs to end, or ask for more under IAM & Admin > Quotas in the console": (),
     f"{LOGIN}\nor point GOOGLE_APPLICATION_CREDENTIALS at a service account's key file": (
         LOGIN, "GOOGLE_APPLICATION_CREDENTIALS"

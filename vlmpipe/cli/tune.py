@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import secrets
 import sys
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -59,7 +60,7 @@ def tune(
         )
     settings = load(config, overrides)
     found = tuning.require_tuning(settings)
-    search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     usd: float | None = None
     if target == TuneTarget.local:
         if found.stopping != "none":

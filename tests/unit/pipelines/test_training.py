@@ -352,7 +352,7 @@ def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
         "gcp.network=projects/1/global/networks/n",
         "gcp.tensorboard=projects/1/locations/us-central1/tensorboards/2",
         "gcp.enable_web_access=true",
-        "gcp.encryption_spec_key_name=key",
+        "gcp.encryption_spec_key_name=projects/p/locations/us-central1/keyRings/r/cryptoKeys/key",
         "gcp.labels={team: vision}",
     ]
     spec = compiled(load_run_file(DIGITS, overrides), "vertex", tmp_path)
@@ -370,7 +370,7 @@ def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
         "network": "projects/1/global/networks/n",
         "tensorboard": "projects/1/locations/us-central1/tensorboards/2",
         "enable_web_access": True,
-        "encryption_spec_key_name": "key",
+        "encryption_spec_key_name": "projects/p/locations/us-central1/keyRings/r/cryptoKeys/key",
         "labels": {"team": "vision", "vlmpipe-step": "train"},
     }
     assert "tensorboard" not in constants(steps(spec)["evaluate"]), "only training writes TensorBoard files"
