@@ -64,7 +64,7 @@ def resolve_run(
             resume=resume,
             min_exact_match=min_exact_match,
         )
-        record_differences(progress, resolved.differences)
+        record_differences(progress, resolved.differences, resolved.since_last_start)
         stage_state = "accepted" if was_accepted(resolved.run_uri) else "open"
         progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")
     return (

@@ -48,6 +48,7 @@ class Resolved:
     evaluate_pools: list[dict[str, Any]]
     benchmark_pools: list[dict[str, Any]]  # empty without evaluate.lmms_eval
     differences: Differences = field(default_factory=dict)  # from the compiled run file
+    since_last_start: list[str] = field(default_factory=list)  # what an earlier start of this run had otherwise
 
 
 def resolve(
@@ -110,7 +111,7 @@ def resolve(
         config, plans[stage] = _of_stage(runs, settings, stage, paths)
     from vlmpipe.runs.changed_settings import require_resumable  # not above: compiling needs none of it
 
-    require_resumable(config, this)
+    since_last_start = require_resumable(config, this)
     for name, plan in plans.items():
         if plan:
             write_record(open_storage(paths[name].run_uri), "plan.json", plan.as_dict(), indent=1)
@@ -125,6 +126,7 @@ def resolve(
         evaluate_pools=worker_pools(config, "evaluate", this.run_uri),
         benchmark_pools=worker_pools(config, "benchmark", this.run_uri) if config.evaluate.lmms_eval else [],
         differences=from_compiled(whole, settings["run_file"], stage),
+        since_last_start=since_last_start,
     )
 
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from vlmpipe.trainer.storage.base import MISTYPED
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[int, Field(gt=0)]
 _BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]*(/|$)")
-# Of addresses that people write with one slash, or none: a path would make a folder of that name.
-_MISTYPED = re.compile(r"(?i:gs|s3|file|https?|bq|hf):(?!//)")
 _LINES = ("Cc", "Zl", "Zp")  # characters that end a line, or control a terminal
 
 
@@ -26,7 +26,7 @@ def storage_uri(value: str) -> str:
     """
     if value != value.strip() or any(unicodedata.category(one) in _LINES for one in value):
         raise ValueError("expected an address without line breaks, and without spaces at its ends")
-    if match := _MISTYPED.match(value):
+    if match := MISTYPED.match(value):
         scheme = match[0].lower()
         raise ValueError(f"expected {scheme}//{'/' if scheme == 'file:' else ''}{value[match.end() :].lstrip('/')}")
     if value.startswith("file://"):

@@ -1,15 +1,19 @@
 """Files in folders, on Cloud Storage and on S3."""
 
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.base import MISTYPED, Storage
 from vlmpipe.trainer.storage.local import LocalStorage
 
 
 def open_storage(root_uri: str) -> Storage:
     """The store behind a local path, a `file://` path, `gs://bucket/path` or `s3://bucket/path`.
 
-    Raises ConfigError for another scheme.
+    Raises ConfigError for another scheme, and for one with a single slash behind it.
     """
+    if match := MISTYPED.match(root_uri):
+        raise ConfigError(
+            f"storage {root_uri!r} is no address", expected=f"{match[0].lower()}//... with two slashes, or a local path"
+        )
     if root_uri.startswith("gs://"):
         from vlmpipe.trainer.storage.gcs import GcsStorage
 

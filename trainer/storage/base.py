@@ -6,6 +6,7 @@ Run outputs, prepared data, features and checkpoints are read and written throug
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from vlmpipe.trainer.storage.user_folders import expanded
 
 BUCKETS_MOUNT = Path("/gcs")
 BUCKET_SCHEMES = ("gs://", "s3://")
+# Of addresses that people write with one slash, or none: a path would make a folder of that name.
+MISTYPED = re.compile(r"(?i:gs|s3|file|https?|bq|hf):(?!//)")
 CHUNK_BYTES = 8 << 20
 TEMPORARY_PREFIX = ".tmp-"  # of half-written files and locks, which are not objects
 

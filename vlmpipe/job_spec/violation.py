@@ -74,9 +74,10 @@ class Violation:
         )
 
     def text(self) -> str:
-        """One line."""
+        """One line, in which characters that would end it or control a terminal are escaped."""
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{self.code} {self.path}: found {self.found}, expected {self.expected}{fix}"
+        text = f"{self.code} {self.path}: found {self.found}, expected {self.expected}{fix}"
+        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
     def as_dict(self) -> dict[str, str]:
         names = ("code", "severity", "path", "found", "expected", "fix", "source")

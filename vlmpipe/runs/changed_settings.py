@@ -140,17 +140,20 @@ def require_continuable(run_id: str, changed: ChangedSettings, stores: Mapping[s
             )
 
 
-def require_resumable(config: RunConfig, paths: RunPaths) -> None:
-    """As `require_continuable`, beside the run.json of the last start in the folder of a run or stage.
+def require_resumable(config: RunConfig, paths: RunPaths) -> list[str]:
+    """As `require_continuable`, beside the run.json of the last start in the folder of a run or stage. Returns what has
+    changed since that start, in words.
 
     Training would refuse the same, on machines that are paid for.
     """
     store = open_storage(paths.run_uri)
     if store.stat("run.json") is None:
-        return
+        return []
     earlier = {name: value for name, value in read_record(store, "run.json").items() if name != "run"}
     try:
         before = parse_run_config(earlier, store.uri("run.json"))
     except ConfigError:
-        return  # another version's: training compares what it has saved
-    require_continuable(paths.run_id, changed_settings(before, config), {"": store}, config)
+        return []  # another version's: training compares what it has saved
+    changed = changed_settings(before, config)
+    require_continuable(paths.run_id, changed, {"": store}, config)
+    return changed.texts()

@@ -49,17 +49,13 @@ def choose_run(folder: Path, config: RunConfig, *, run_id: str, fresh: bool, now
     markers = all_markers(folder)
     taken = {marker.run_id: marker for marker in markers}
     if run_id:
-        if not RUN_ID.match(run_id):
+        if not RUN_ID.fullmatch(run_id):
             expected = "lower-case letters, digits and dashes, at most 128"
             raise ConfigError(f"--run-id is {run_id!r}", expected=expected)
         marker = taken.get(run_id)
         return Choice(run_id) if marker is None else _continued(folder / run_id, marker, config, fresh)
-    new = f"{config.name}-{now:%Y%m%d-%H%M%S}"
-    number = 2
-    while new in taken:
-        new, number = f"{config.name}-{now:%Y%m%d-%H%M%S}-{number}", number + 1
     if fresh:
-        return Choice(new)
+        return Choice(new_run(folder, config.name, now))
     notes = list[str]()
     for marker, changed in _unfinished(folder, markers, config):
         if changed.cannot_matter:
@@ -69,7 +65,22 @@ def choose_run(folder: Path, config: RunConfig, *, run_id: str, fresh: bool, now
                 f"Run {marker.run_id} was not finished and has other settings: {'; '.join(changed.texts())}",
                 f"To continue it with these instead: --run-id {marker.run_id}",
             ]
-    return Choice(new, notes=notes)
+    return Choice(new_run(folder, config.name, now), notes=notes)
+
+
+def new_run(folder: Path, name: str, now: datetime) -> str:
+    """The id of a new run, whose folder is made here: a command of the same second that finds it takes the next number,
+    so that seeds of a loop are runs of their own."""
+    stem = f"{name}-{now:%Y%m%d-%H%M%S}"
+    run_id, number = stem, 1
+    with os_errors(f"creating a run's folder in {folder}"):
+        while True:
+            try:
+                (folder / run_id).mkdir(parents=True)
+                return run_id
+            except FileExistsError:
+                number += 1
+                run_id = f"{stem}-{number}"
 
 
 def _unfinished(folder: Path, markers: Sequence[Marker], config: RunConfig) -> Iterator[tuple[Marker, ChangedSettings]]:

@@ -75,6 +75,15 @@ def test_what_differs_from_the_compiled_pipeline_is_known(config: RunConfig) -> 
     assert "gate.min_margin_over_chance" in resolved(config, run_file=json.dumps(other)).differences
 
 
+def test_what_differs_from_the_last_start_of_the_run_is_known(config: RunConfig) -> None:
+    """A clone in the console has the run's id, and may have other settings."""
+    assert resolved(config, run_id="mine").since_last_start == []
+    assert resolved(config, run_id="mine").since_last_start == []
+    rate = config.train.optimizer.learning_rate
+    again = resolved(config, run_id="mine", learning_rate=0.5).since_last_start
+    assert again == [f"train.optimizer.learning_rate changed from {rate} to 0.5"]
+
+
 def test_parameter_left_at_its_default_may_be_in_overrides(config: RunConfig) -> None:
     parameters = parameter_defaults(config)
     assert resolved(config, **parameters, overrides='{"train.epochs": 3}').config.train.epochs == 3

@@ -11,7 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
 from vlmpipe.catalog.machines import load_catalog
-from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.run_config import load_run_file, parse_run_config
 from vlmpipe.job_spec.build import check_job_spec, job_spec, job_violations, jobs_of, reducer_count, worker_pools
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.rules import check_spec
@@ -149,7 +149,8 @@ def test_the_wandb_project_is_in_the_training_jobs_environment() -> None:
 
 
 def test_a_spec_omits_settings_that_are_not_set() -> None:
-    spec = job_spec(load_run_file(ROOT / "configs/digits.yaml", ["gcp={}"]), "train", "out")
+    content = load_run_file(ROOT / "configs/digits.yaml").to_dict()
+    spec = job_spec(parse_run_config({**content, "gcp": {}}, "digits"), "train", "out")
     assert set(spec) == {"worker_pool_specs", "scheduling", "base_output_directory"}
     assert set(spec["scheduling"]) == {"timeout", "strategy", "restart_job_on_worker_restart"}
 

@@ -9,18 +9,21 @@ import pytest
 
 from tests.support.generated_files import KEYS_PAGE, api_fields, keys_page, run_file_keys
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import load_run_file
+from vlmpipe.config.overrides import apply_overrides, parse_overrides
+from vlmpipe.config.run_config import load_run_file, parse_run_config
 from vlmpipe.job_spec.build import job_settings, job_spec
 
 MESSAGES = api_fields()["messages"]
 KEYS = run_file_keys()
-BASE = ["gcp.project=my-project", "cluster={machine_type: n1-standard-8}"]
+ALONE = "{replica_count: 1, restart_job_on_worker_restart: false, image_uri: ''}"  # as by default
+BASE = ["gcp.project=my-project", f"cluster={ALONE}"]
 SETTABLE = [(message, name, how) for message, fields in KEYS.items() for name, how in fields.items() if "key" in how]
 
 
 def job_of(overrides: list[str]) -> dict[str, Any]:
     """The CustomJob of the training step, as a tree of the API's messages."""
-    config = load_run_file(ROOT / "configs/digits.yaml", [*BASE, *overrides])
+    base = load_run_file(ROOT / "configs/digits.yaml", BASE).to_dict()
+    config = parse_run_config(apply_overrides(base, parse_overrides(overrides)), "digits")
     settings = job_settings(config, "train")
     beside_spec = {"labels": settings["labels"], "encryption_spec": settings.get("encryption_spec_key_name", "")}
     return {"display_name": settings["display_name"], **beside_spec, "job_spec": job_spec(config, "train", "gs://b/r")}

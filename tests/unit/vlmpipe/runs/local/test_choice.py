@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.runs.local.choice import Choice, choose_run, open_run
+from vlmpipe.runs.local.choice import Choice, choose_run, new_run, open_run
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError
@@ -64,7 +65,7 @@ def test_the_newest_unfinished_run_is_continued(exit_code: int | None, runs: Run
 def test_a_finished_run_is_followed_by_a_new_one(runs: Runs) -> None:
     runs.add("old", started_s=1, exit_code=0)
     assert runs.choose() == NEW
-    assert runs.choose("notify.email=[a@example.com]") == NEW
+    assert runs.choose("notify.email=[a@example.com]") == Choice(f"{NEW.run_id}-2")
 
 
 @pytest.mark.parametrize(
@@ -197,3 +198,15 @@ def test_the_first_lines_name_what_has_changed(tmp_path: Path) -> None:
     longer = open_run(of(root, "train.epochs=9"), ["c.yaml"], run_id=first.folder.name)
     assert "which was finished" in longer.introduction()[0]
     longer.close(0)
+
+
+def test_commands_of_one_second_get_runs_of_their_own(tmp_path: Path) -> None:
+    """Seeds of a loop: each has its folder before another looks for one."""
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: new_run(tmp_path / "runs", "digits", NOW), range(24)))
+    assert len(set(made)) == 24 and {path.name for path in (tmp_path / "runs").iterdir()} == set(made)
+
+
+def test_an_id_with_a_final_newline_is_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match="--run-id is"):
+        runs.choose(run_id="mine\n")
