@@ -95,7 +95,8 @@ def _began_s(store: Storage, record: str) -> float:
 
 def run_uri(compiled: str, run_id: str, job_name: str) -> str:
     """The folder of the run or of one of its stages. Raises ConfigError for an id that cannot be a folder's name."""
-    require_run_id(run_id or job_name)
+    if name := run_id or job_name:  # a schedule's runs are named when they start
+        require_run_id(name)
     settings = json.loads(compiled)
     return run_uri_of(settings["root_uri"], stage_run_id(run_id or job_name, settings["stage"], settings["stages"]), "")
 
