@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import locale
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -65,3 +66,10 @@ def test_a_name_that_this_python_cannot_encode_is_refused_in_words(tmp_path: Pat
         [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8"
     )
     assert "to do:    set PYTHONUTF8=1" in done.stderr
+
+
+def test_python_m_vlmpipe_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(entry, "console", lambda: started.append(True))
+    runpy.run_module("vlmpipe", run_name="__main__")
+    assert started == [True]
