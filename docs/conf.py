@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 # Measurements become pages too: Sphinx reads nothing outside of this folder, so they are copied (git ignores the copy).
@@ -62,10 +63,10 @@ DECISIONS = """
 """
 
 
-def setup(app):
+def setup(app: Any) -> None:
     """Add the navigation to the two pages that list others, and lead links to measurements to their pages here."""
 
-    def add_contents(_app, page, source):
+    def add_contents(_app: Any, page: str, source: list[str]) -> None:
         source[0] += {"index": CONTENTS, "decisions/README": DECISIONS}.get(page, "")
         source[0] = source[0].replace("(../../benchmarks/results/", "(../results/").replace("(../../docs/", "(../")
 

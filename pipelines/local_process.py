@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import FrameType
 
@@ -18,6 +19,8 @@ from vlmpipe.runs.live_view import View
 from vlmpipe.runs.local.run import LocalRun
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import ATTEMPT_LINE
+from vlmpipe.runs.run_state import RunState
+from vlmpipe.runs.steps import SteadyClocks
 from vlmpipe.trainer.errors import CAUSES, ExitCode, UserError, os_errors, print_warning
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
@@ -95,6 +98,12 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
     """
     (run.folder / DIAGNOSIS).unlink(missing_ok=True)  # of an attempt before this one
     process: PipelineProcess | None = None
+    steady = SteadyClocks()
+
+    def state() -> RunState:
+        found = run.state()
+        return replace(found, steps=steady(found.steps))
+
     early = 0  # requests to stop before it has started
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -118,14 +127,14 @@ def execute(run: LocalRun, view: View, command: Sequence[str] | None = None) -> 
             if early:
                 stop(signal.SIGINT, None)
             while (code := process.exit_code()) is None:
-                view.update(run.state())
+                view.update(state())
                 process.wait(POLL_S)
             if code:
-                failed = run.state().failed
+                failed = state().failed
                 code = failed.exit_code if failed else code
                 if process.num_requests and code not in CAUSES:
                     code = ExitCode.INTERRUPTED
-            view.update(run.state().ended(code))
+            view.update(state().ended(code))
         except BaseException:  # for example a view whose terminal is gone: the run is stopped, not abandoned
             if not process.num_requests:
                 process.request_stop()

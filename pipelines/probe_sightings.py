@@ -38,7 +38,7 @@ def note_probes(results: Iterable[Mapping[str, Any]], run: str) -> list[str]:
         except UserError as error:
             return [f"note: what the probe shows was not recorded: {error.found.splitlines()[0]}"]
         lines += [
-            f"note: {one.id} {'holds' if one.holds else 'is contradicted'}: {one.said} (docs/reference/unproved.md)"
+            f"note: {one.id} {'holds' if one.holds else 'is contradicted'}: {one.said} (vlmpipe docs unproved)"
             for one in new
         ]
     return lines

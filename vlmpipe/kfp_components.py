@@ -25,7 +25,8 @@ with missing_packages():
     from vlmpipe.pipelines.targets import component_of
 
 IMAGE_VARIABLE = "VLMPIPE_PIPELINE_IMAGE"
-_IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe/pipeline:latest")
+# Without an image of one's own a step fails at its pull: nobody can take a name under .invalid (RFC 2606).
+_IMAGE = os.environ.get(IMAGE_VARIABLE, "vlmpipe.invalid/pipeline:latest")
 
 open_run = component_of(_open_run, _IMAGE)
 prepare_data = component_of(_prepare_data, _IMAGE)

@@ -182,7 +182,7 @@ class Ledger:
             "\n".join(lines),
             expected=f"at most {self.max_reject_fraction:.1%} rejected (data.max_reject_fraction)",
             fix=f"correct the samples, which {KEPT}/{REJECTS} in the run's folder lists "
-            "(docs/reference/data-formats.md explains each code), or allow a larger share",
+            "(vlmpipe docs data-formats explains each code), or allow a larger share",
         )
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="vlmpipe",
     help="Fine-tune vision-language models as one pipeline: the same graph here, on Vertex AI and on Kubeflow.",
-    epilog="Start with: vlmpipe run configs/digits.yaml",
+    epilog="Start with: vlmpipe run configs/digits.yaml. Guides: vlmpipe docs",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # with rich, --help takes half as long again
@@ -55,6 +55,7 @@ app.add_typer(cache, name="cache")
 app.add_typer(data_commands.app, name="data")
 app.add_typer(schedule_commands.app, name="schedule")
 app.command()(init.init)
+app.command()(init.docs)
 app.command(name="compile")(compile_commands.compile_)
 for command in (
     compile_commands.publish,
@@ -101,7 +102,7 @@ def doctor(config: RunFile, overrides: Overrides = None, as_json: AsJson = False
 
     APIs, quotas, images, machines, accounts, permissions, addresses and models: the online half of check. Each question
     is ok, missing with the command that mends it, or cannot be seen and why. Nothing is changed; what the answers show
-    of docs/reference/unproved.md is noted beside the runs. Ends with exit code 79 where something is missing, and 69
+    of vlmpipe docs unproved is noted beside the runs. Ends with exit code 79 where something is missing, and 69
     where nothing could be seen.
     """
     from vlmpipe.doctor.rows import as_json as rows_as_json

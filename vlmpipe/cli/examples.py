@@ -33,6 +33,7 @@ EXAMPLES = {
         "my-run.yaml --from digits-20260301-120000",
         "my-run.yaml --from digits-20260301-120000 --target vertex --dry-run",
     ),
+    "docs": ("", "tutorial", "bring-your-own-data"),
     "prove": ("", "configs/digits.yaml train.strategy=fsdp --output build/prove", "my-run.yaml --law resume --json"),
     "status": ("", "digits-20260301-120000 --watch", "digits-20260301-120000 --deep"),
     "cancel": ("digits-20260301-120000", "runs/runs/digits-20260301-120000 --json"),

@@ -1,7 +1,8 @@
-"""`vlmpipe init`: write a commented run file to begin with."""
+"""What comes with the package: `vlmpipe init` writes a run file to begin with, `vlmpipe docs` prints pages."""
 
 from __future__ import annotations
 
+import difflib
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from vlmpipe.cli.output import print_lines
 from vlmpipe.trainer.errors import ConfigError, os_errors
 
 TEMPLATES = Path(__file__).parents[1] / "run_files"
+PAGES = Path(__file__).parents[1] / "guides"  # docs/, without the decisions
 
 
 class Template(StrEnum):
@@ -58,3 +60,32 @@ def init(
         except FileExistsError:
             raise ConfigError(f"{path} exists already", fix="remove it, or give another name: --output FILE") from None
     print_lines([f"{path} written", f"  next: {following.format(path=path)}"])
+
+
+def docs(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="The page, for example tutorial or tune.", show_default=False)
+    ] = "",
+) -> None:
+    """Print a page of the documentation. Without a name, the list of pages."""
+    pages = {
+        str(path.relative_to(PAGES).with_suffix("")): path
+        for path in sorted([*PAGES.glob("*.md"), *PAGES.glob("how-to/*.md"), *PAGES.glob("reference/*.md")])
+    }
+    if not name:
+        titles = {
+            page: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for page, path in pages.items()
+        }
+        width = max(map(len, titles))
+        print_lines([f"{page:<{width}}  {title}" for page, title in titles.items()])
+        return
+    wanted = name.removeprefix("docs/").removesuffix(".md")
+    found = [page for page in pages if wanted in (page, page.rpartition("/")[2])]
+    if len(found) != 1:
+        close = found or difflib.get_close_matches(wanted, [page.rpartition("/")[2] for page in pages], 3)
+        raise ConfigError(
+            f"there {'are several pages' if found else 'is no page'} {wanted}",
+            expected="one of vlmpipe docs",
+            fix=f"did you mean {' or '.join(close)}?" if close else "to list them: vlmpipe docs",
+        )
+    print(pages[found[0]].read_text(encoding="utf-8"), end="")

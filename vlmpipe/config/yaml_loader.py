@@ -18,6 +18,7 @@ from vlmpipe.trainer.storage.regular_files import FileTooLargeError, NotRegularF
 
 LARGEST_FILE_BYTES = 1 << 20
 CONFIGS_FOLDER = Path("configs")
+RUN_FILES = Path(__file__).parents[1] / "run_files"  # configs/, in the wheel too
 
 if TYPE_CHECKING or not yaml.__with_libyaml__:
     _Base = yaml.SafeLoader
@@ -127,8 +128,16 @@ def read_mapping(path: Path, text: str, expected: str) -> dict[str, Any]:
     raise ConfigError(f"{path} is {'empty' if data is None else f'a {type(data).__name__}'}", expected=expected)
 
 
+def shipped(path: Path) -> Path | None:
+    """The package's own copy of configs/NAME.yaml, where no such file is here; None for all other paths."""
+    copy = RUN_FILES / path.name
+    is_named = len(path.parts) == 2 and path.parts[0] == str(CONFIGS_FOLDER) and copy.is_file()
+    return copy if is_named and not path.exists() else None
+
+
 def read_run_file(path: Path) -> dict[str, Any]:
     """The mapping in a run file. Raises ConfigError for a missing, too large or unreadable file."""
+    path = shipped(path) or path
     if not path.is_file():
         raise _missing(path)
     text = read_text(path, "a run file")
@@ -158,5 +167,5 @@ def _missing(path: Path) -> ConfigError:
         expected="the path of a YAML run file",
         fix=f"in {folder}/: {', '.join(map(str, others))}"
         if others
-        else "give the path of one; docs/reference/run-file.md lists its fields",
+        else "give the path of one; vlmpipe docs run-file lists its fields",
     )

@@ -135,7 +135,7 @@ def require_continuable(run_id: str, changed: ChangedSettings, stores: Mapping[s
             raise ConfigError(
                 f"{where} has checkpoints (such as {saved[-1]}) that cannot be continued: "
                 f"{'; '.join(change.text() for change in refused)}",
-                expected="the values that it was started with; docs/reference/resuming.md says what may change",
+                expected="the values that it was started with; vlmpipe docs resuming says what may change",
                 fix="restore them, give another run id (--run-id), or begin again in its folder: train.resume=never",
             )
 

@@ -33,6 +33,10 @@ EARLIER = {"prepare-data": ("plan-data", "prepare-chunks")}  # with several data
 _RECORD = TypeAdapter(StepRecord)
 
 
+# From which an ETA is shown: of a step that has run for long, a smaller share says enough.
+MIN_SHARE, MIN_LONG_SHARE, MIN_ELAPSED_S = 0.02, 0.002, 60.0
+
+
 @dataclass(frozen=True)
 class Step:
     """One step. `state` is waiting, running, done, reused, failed, stopped or skipped."""
@@ -65,10 +69,31 @@ class Step:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the speed so far; None if not known."""
-        if self.state != "running" or self.share <= 0:
+        """Seconds left at the speed so far; None if not known.
+
+        The first units also take the step's start, such as loading a model: an estimate of them is many times too long.
+        """
+        is_worth_it = self.share >= MIN_SHARE or (self.elapsed_s >= MIN_ELAPSED_S and self.share >= MIN_LONG_SHARE)
+        if self.state != "running" or not is_worth_it:
             return None
         return self.elapsed_s * (1 - self.share) / self.share
+
+
+class SteadyClocks:
+    """Lets the clock of a step never go back: the job of a step writes a record of its own, with a later start."""
+
+    def __init__(self) -> None:
+        self._started_s: dict[str, float] = {}
+
+    def __call__(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple(map(self._steady, steps))
+
+    def _steady(self, step: Step) -> Step:
+        if not step.started_s:
+            return step
+        first_s = min(self._started_s.setdefault(step.title, step.started_s), step.started_s)
+        self._started_s[step.title] = first_s
+        return replace(step, started_s=first_s, elapsed_s=step.elapsed_s + step.started_s - first_s)
 
 
 def steps_of(stages: Sequence[str], *, sweeps: bool = False) -> Iterator[tuple[str, str]]:

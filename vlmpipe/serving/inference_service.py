@@ -26,10 +26,8 @@ from vlmpipe.serving.openai import ChatServer
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
-GUIDE = "docs/how-to/deploy.md"
-KIND = Kind(
-    "InferenceService", f"{GROUP}/{VERSION}", "KServe", "in its Knative mode", "deploy", "docs/how-to/deploy.md"
-)
+GUIDE = "vlmpipe docs deploy"
+KIND = Kind("InferenceService", f"{GROUP}/{VERSION}", "KServe", "in its Knative mode", "deploy", "vlmpipe docs deploy")
 FOLDER = "/mnt/models"  # where KServe puts the files of STORAGE_URI
 TAGS = "serving.kserve.io/enable-tag-routing"  # an address for the newest revision
 BEFORE, RUN = "vlmpipe/before", "vlmpipe/run"  # the spec to go back to; null: none

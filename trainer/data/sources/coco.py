@@ -84,7 +84,7 @@ class CocoSource(FileSource):
                 f"{path} is neither LLaVA's format nor COCO captions: found an object with the keys "
                 + (", ".join(map(repr, keys[:8])) or "none"),
                 expected=f"a list of LLaVA records, or COCO captions, like\n{EXAMPLE}",
-                fix="convert the file; docs/reference/data-formats.md describes each key",
+                fix="convert the file; vlmpipe docs data-formats describes each key",
             )
 
 

@@ -157,6 +157,12 @@ def find_files(source: str, cache_gib: float = 0.0) -> Files:
     storage = _open_folder(source)
     infos = tuple(storage.list())
     if not infos:
+        folder = storage.root if isinstance(storage, LocalStorage) else None
+        if folder and folder.is_dir():
+            raise ConfigError(
+                f"data.source {source!r} is an empty folder",
+                expected="a folder with images, tar or Parquet files, or a LLaVA or COCO file",
+            )
         where = f" (looked for {storage.root_uri})" if storage.root_uri != source else ""
         raise ConfigError(
             f"data.source {source!r} does not exist{where}",

@@ -69,7 +69,7 @@ class ImageFolderSource(FileSource):
                     raise DataError(
                         f"{path} has the columns {', '.join(map(repr, columns[:20])) or 'none'}",
                         expected="file_name, and text, caption, or question and answer, in the first line",
-                        fix="docs/how-to/bring-your-own-data.md shows a file",
+                        fix="vlmpipe docs bring-your-own-data shows a file",
                     )
                 for row in reader:
                     yield self.checked(f"{name} line {reader.line_num}", row)

@@ -102,7 +102,7 @@ class LlavaSource(FileSource):
         raise DataError(
             f"{path} is not in LLaVA's format: found {what}",
             expected=f"records with the keys 'id', 'image' and 'conversations', like\n{EXAMPLE}",
-            fix="convert the file; docs/reference/data-formats.md describes each key",
+            fix="convert the file; vlmpipe docs data-formats describes each key",
         )
 
 

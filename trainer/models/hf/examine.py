@@ -154,7 +154,7 @@ def _require_known_parts(model: Any) -> None:
         raise ConfigError(
             f"{wrong[0]} of a {model.config.model_type} model lies beside its vision encoder and language model, and "
             "has no name that is known of a projector",
-            expected="one of the model types that are tested (docs/reference/model-types.md)",
+            expected="one of the model types that are tested (vlmpipe docs model-types)",
         )
 
 

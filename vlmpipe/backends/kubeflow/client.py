@@ -38,7 +38,7 @@ class Kind:
 
 
 TRAIN_JOB = Kind(
-    "TrainJob", f"{GROUP}/{VERSION}", "Kubeflow Trainer", "2.2 or newer", "kubeflow", "docs/how-to/run-on-kubeflow.md"
+    "TrainJob", f"{GROUP}/{VERSION}", "Kubeflow Trainer", "2.2 or newer", "kubeflow", "vlmpipe docs run-on-kubeflow"
 )
 
 

@@ -49,4 +49,4 @@ def print_suggestions(
     ]
     kept = [text for text in overrides if text.partition("=")[0] not in found[0].change]
     screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *kept, *best])), soft_wrap=True)
-    screen.print(Text("Estimates, not measurements: docs/reference/planner.md says how they are made.", style="dim"))
+    screen.print(Text("Estimates, not measurements: vlmpipe docs planner says how they are made.", style="dim"))

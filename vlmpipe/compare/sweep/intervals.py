@@ -33,13 +33,19 @@ class Measured:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Mean scores of variants. means: by variant; draws: by variant, (RESAMPLES,)."""
+    """Mean scores of variants. means: by variant; draws: by variant, (RESAMPLES,).
+
+    `is_share`: every score lies from 0 to 1, as an accuracy does.
+    """
 
     means: dict[str, float]
     draws: dict[str, Float64Array]
+    is_share: bool
 
     def score(self, variant: str) -> Measured:
-        return Measured(self.means[variant], interval(self.draws[variant]))
+        """The mean; of few starts, Student's widening leads past what a share can be, where the interval ends."""
+        low, high = interval(self.draws[variant])
+        return Measured(self.means[variant], (max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
 
     def difference(self, variant: str, other: str) -> Measured:
         """Of the first from the second."""
@@ -84,7 +90,8 @@ def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[s
             by_start = centre + (by_start - centre) * wider
         drawn = chance.multinomial(starts, np.full(starts, 1 / starts), RESAMPLES) / starts
         means[variant], draws[variant] = float(values.mean()), (by_start * drawn).sum(1)
-    return Resampled(means, draws)
+    every = np.concatenate([np.ravel(np.asarray(of_starts, np.float64)) for of_starts in scores.values()])
+    return Resampled(means, draws, is_share=bool(((every >= 0) & (every <= 1)).all()))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

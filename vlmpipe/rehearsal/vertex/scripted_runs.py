@@ -86,6 +86,7 @@ class ScriptedRuns:
         if _state(job) not in ("QUEUED", "PENDING", "RUNNING"):
             raise ApiError(400, f"The PipelineJob is in state {_state(job)} and cannot be cancelled.")
         job.state = PipelineState.PIPELINE_STATE_CANCELLING
+        self.moves.pop(job.name.rpartition("/")[2], None)  # what was still to come does not happen
         return {}
 
     def list_entries(self, body: bytes) -> Json:

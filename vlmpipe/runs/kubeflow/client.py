@@ -94,7 +94,7 @@ class KubeflowApi:
             return UserError(said, expected="an account that may do so", fix=fix, code=ExitCode.NO_PERMISSION)
         if error.status in PASSING:
             return UserError(said, fix="try again", code=ExitCode.UNAVAILABLE)
-        return ConfigError(said, fix="compare the versions in docs/how-to/run-on-kubeflow.md with the cluster's")
+        return ConfigError(said, fix="compare the versions in vlmpipe docs run-on-kubeflow with the cluster's")
 
 
 class KubeflowRuns:

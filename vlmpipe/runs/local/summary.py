@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.backends.step_record import newest_checkpoint_step
+from vlmpipe.config.sections.stages import path_in
 from vlmpipe.runs.local.fault_summary import fault_lines, read_faults, restart_lines
 from vlmpipe.runs.local.run import (
     LOG,
@@ -243,7 +244,7 @@ def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
         commands.insert(0, (_longer(report), "train for longer"))
     data = read_record_file(report.folder / RUN_FILE_COPY).get("data") or {}
     if str(data.get("source", "builtin:")).startswith("builtin:"):  # else it was their own
-        commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see docs/tutorial.md"))
+        commands.append(("vlmpipe run configs/llava-local.yaml", "your own LLaVA JSON, see vlmpipe docs tutorial"))
     commands.append((f"vlmpipe compile {report.marker.arguments[0]}", "the same pipeline for Vertex AI"))
     width = max(len(command) for command, _ in commands)
     return ["Next:", *(f"  {command:<{width}}   {purpose}" for command, purpose in commands)]
@@ -251,10 +252,14 @@ def next_commands(report: RunReport, *, accepted: bool) -> list[str]:
 
 def _longer(report: RunReport) -> str:
     """The command that trains the run on, to twice its length."""
-    train = read_record_file(report.folder / RUN_FILE_COPY).get("train") or {}
+    content = read_record_file(report.folder / RUN_FILE_COPY)
+    stage = (content.get("stages") or [{}])[-1]  # which was rejected
+    own = {name: value for name, value in (stage.get("train") or {}).items() if value is not None}
+    train = {**(content.get("train") or {}), **own}
     field = "max_steps" if train.get("max_steps") else "epochs"
-    command = [argument for argument in report.marker.command if not argument.startswith(f"train.{field}=")]
-    return shlex.join([*command, f"train.{field}={2 * train.get(field, 1)}", "--run-id", report.folder.name])
+    path = path_in(stage["name"], f"train.{field}") if stage else f"train.{field}"
+    command = [argument for argument in report.marker.command if not argument.startswith(f"{path}=")]
+    return shlex.join([*command, f"{path}={2 * train.get(field, 1)}", "--run-id", report.folder.name])
 
 
 def stopped(report: RunReport) -> list[str]:

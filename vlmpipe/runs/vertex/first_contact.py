@@ -56,14 +56,10 @@ def recorded_notes(run_uri: str, sightings: list[Sighting]) -> list[str]:
         new = note_sightings(open_storage(root_uri), sightings)
     except UserError as error:
         return [f"what this run shows about Vertex AI was not recorded: {error.found.splitlines()[0]}"]
-    contradicted = [
-        f"{one.id} is contradicted: {one.said} (docs/reference/unproved.md)" for one in new if not one.holds
-    ]
+    contradicted = [f"{one.id} is contradicted: {one.said} (vlmpipe docs unproved)" for one in new if not one.holds]
     confirmed = [one.id for one in new if one.holds]
     if confirmed:
-        contradicted.append(
-            f"seen for the first time on Vertex AI: {', '.join(confirmed)} (docs/reference/unproved.md)"
-        )
+        contradicted.append(f"seen for the first time on Vertex AI: {', '.join(confirmed)} (vlmpipe docs unproved)")
     return contradicted
 
 

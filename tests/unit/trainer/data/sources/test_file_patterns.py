@@ -94,3 +94,9 @@ def test_tars_in_a_pattern_are_read_in_the_order_of_their_names(tmp_path: Path) 
     write_source("webdataset", tmp_path / "set", samples)
     source = open_source(DataConfig(source=f"{tmp_path}/set/part-00000{{1,0}}.tar", sequence_length=100))
     assert [sample.id for sample in source] == [sample.name for sample in samples]
+
+
+def test_an_empty_folder_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="is an empty folder"):
+        find_files(str(tmp_path / "empty"))

@@ -19,6 +19,12 @@ def noisy(share: float, starts: int, seed: int) -> list[list[float]]:
     return (chance.random((starts, len(SAMPLES))) < share).astype(float).tolist()
 
 
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=4, max_size=4), min_size=2, max_size=3))
+def test_an_accuracy_is_a_share(starts: list[list[float]]) -> None:
+    low, high = resample({"a": starts}, ["x", "y", "z", "z"]).score("a").interval
+    assert 0 <= low <= high <= 1
+
+
 def test_a_variant_does_not_differ_from_itself_and_a_better_one_does() -> None:
     one = noisy(0.5, 3, 0)
     found = resample({"a": one, "same": one, "better": [[1.0] * len(SAMPLES)] * 3}, SAMPLES)

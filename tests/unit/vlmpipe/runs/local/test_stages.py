@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from vlmpipe.cli.runs import leave
 from vlmpipe.runs.file_check import check_files
 from vlmpipe.runs.live_view import PlainView
+from vlmpipe.runs.local import summary
 from vlmpipe.runs.local.control import log_files, read_logs
 from vlmpipe.runs.local.diagnose import diagnose_folder
 from vlmpipe.runs.local.run import Marker
+from vlmpipe.runs.local.stages import RUN_FILE_COPY
 from vlmpipe.runs.local.state import read_state
 from vlmpipe.runs.local.summary import report_of
 from vlmpipe.runs.run_state import RunState
@@ -158,3 +162,23 @@ def test_steps_that_most_runs_lack_are_shown_once_they_begin(run: Path) -> None:
     assert shown().isdisjoint(OPTIONAL) and shown() == set(STEPS) - set(OPTIONAL)
     record(run, *OPTIONAL, state="running")
     assert shown() == set(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ({"train": {"epochs": 3}}, "train.epochs=6"),
+        ({"train": {"max_steps": 10, "epochs": 1}}, "train.max_steps=20"),
+        (
+            {"train": {"epochs": 3}, "stages": [{"name": "a"}, {"name": "b", "train": {"max_steps": 5}}]},
+            "stages.b.train.max_steps=10",
+        ),
+        ({"train": {"epochs": 3}, "stages": [{"name": "a", "train": {"epochs": 1}}, {"name": "b"}]},
+         "stages.b.train.epochs=6"),
+    ],
+)  # fmt: skip
+def test_training_for_longer_names_a_field_that_counts(content: dict[str, Any], field: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE_COPY).write_text(json.dumps(content), encoding="utf-8")
+    marker = Marker("run", "d", ("mine.yaml",), 0.0)
+    report = SimpleNamespace(folder=tmp_path, marker=marker)
+    assert summary._longer(report).split()[:4] == ["vlmpipe", "run", "mine.yaml", field]

@@ -1,0 +1,79 @@
+"""Pages and run files of the package, which a user without a clone has too."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import Vlmpipe
+from tests.support.paths import ROOT
+from vlmpipe.cli.examples import EXAMPLES
+from vlmpipe.config.yaml_loader import shipped
+
+PRODUCT = ("vlmpipe", "trainer", "pipelines", "components")
+LINKS = {"trainer", "pipelines", "components", "run_files", "guides"}
+PAGE = re.compile(r"vlmpipe docs ([a-z0-9-]+)")
+FILE_OF_CLONE = re.compile(r"docs/(?:how-to/|reference/)?[a-z0-9-]+\.md")
+
+
+def texts(path: Path) -> Iterator[str]:
+    """The texts of a module, without its docstrings. Those of commands are their help, and count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [node.body[0].value for node in ast.walk(tree) if isinstance(node, described) and _has_docstring(node)]
+    hidden = set() if path.parent.name == "cli" else set(map(id, docstrings))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+            yield node.value
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    return bool(ast.get_docstring(node))  # type: ignore[arg-type]
+
+
+def modules() -> Iterator[Path]:
+    for package in PRODUCT:
+        for path in (ROOT / package).rglob("*.py"):
+            if package != "vlmpipe" or path.relative_to(ROOT / package).parts[0] not in LINKS:
+                yield path
+
+
+def test_no_message_points_at_a_file_of_the_clone_and_every_page_exists() -> None:
+    pages = {path.stem for folder in (".", "how-to", "reference") for path in (ROOT / "docs" / folder).glob("*.md")}
+    named = {(path, text) for path in modules() for text in texts(path)}
+    found = [f"{path.relative_to(ROOT)}: {text[:80]}" for path, text in named if FILE_OF_CLONE.search(text)]
+    allowed = ("kfp_components.py", "json_schema.py", "api.py", "python_api")
+    assert [one for one in found if not one.partition(":")[0].endswith(allowed)] == []
+    pointed = {page for _, text in named for page in PAGE.findall(text)}
+    assert len(pointed) > 5 and pointed <= pages
+
+
+def test_pages_are_listed_and_printed(vlmpipe: Vlmpipe) -> None:
+    listed = vlmpipe("docs").out
+    assert "how-to/tune" in listed and "decisions" not in listed
+    page = (ROOT / "docs/how-to/tune.md").read_text(encoding="utf-8")
+    for name in ("tune", "how-to/tune", "docs/how-to/tune.md"):
+        assert vlmpipe("docs", name).out == page
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("tunes", "did you mean tune"), ("python-api", "how-to/python-api or reference/python-api")]
+)
+def test_a_page_that_is_not_one_is_a_sentence(vlmpipe: Vlmpipe, name: str, said: str) -> None:
+    answer = vlmpipe("docs", name)
+    assert answer.code == 64 and said in answer.err
+
+
+def test_run_files_of_examples_are_there_without_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {word for lines in EXAMPLES.values() for line in lines for word in line.split() if "configs/" in word}
+    files = {name for name in named if "*" not in name}
+    assert len(files) >= 4 and all(shipped(Path(name)) for name in files)
+    assert shipped(Path("configs/absent.yaml")) is None and shipped(Path("mine/digits.yaml")) is None
+    Path("configs").mkdir()
+    Path("configs/digits.yaml").touch()
+    assert shipped(Path("configs/digits.yaml")) is None, "a file that is here"
