@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
 
 LEAST_FREE_GIB = 2
+NOT_OF_SAMPLES = {"lora", "freeze", "freeze_parameters", "train_parameters", "seed"}  # of the model section
 # Rules that `vlmpipe.config.run_config.warnings` reports in the run file's own terms: a longest wait, a restart, an
 # image by tag.
 RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
@@ -77,7 +78,8 @@ def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Fi
     for variant in variants:
         run = config.training_of(variant)
         settings = [str(one) for one in warnings(run) if one.field != "gate"]
-        found = [*_check_training(run), *(Finding("settings", "warning", text) for text in settings)]
+        checked = _check_training(run, has_data=_samples_of(run) != _samples_of(config))
+        found = [*checked, *(Finding("settings", "warning", text) for text in settings)]
         for one in found:
             if one.state in ("failed", "warning") and (one.subject, one.text) not in known:
                 known.add((one.subject, one.text))
@@ -99,7 +101,12 @@ def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     return [*(one for one in first if one in shared), *own]
 
 
-def _check_training(config: RunConfig) -> list[Finding]:
+def _samples_of(run: RunConfig) -> tuple[object, ...]:
+    """What decides the samples of a run, whose check takes seconds."""
+    return run.data, run.train.in_pairs, run.model.model_dump(exclude=NOT_OF_SAMPLES)
+
+
+def _check_training(config: RunConfig, *, has_data: bool = True) -> list[Finding]:
     checks: list[tuple[str, Callable[[RunConfig], Iterator[Finding]]]] = [
         ("model", _model),
         ("trainer", _trainer),
@@ -115,7 +122,8 @@ def _check_training(config: RunConfig) -> list[Finding]:
         ("jobs", _jobs),
         ("vertex", _vertex),
     ]
-    return [finding for subject, check in checks for finding in _caught(subject, check, config)]
+    asked = [one for one in checks if has_data or one[0] != "data"]
+    return [finding for subject, check in asked for finding in _caught(subject, check, config)]
 
 
 def _caught(subject: str, check: Callable[[RunConfig], Iterator[Finding]], config: RunConfig) -> Iterator[Finding]:

@@ -73,7 +73,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
             if setup.validation and validates:
                 started = time.perf_counter()
                 with watchdog.pause(), phase("validation"):
-                    report.validated(setup.validation.loss(strategy, worker), time.perf_counter() - started)
+                    report.validated(setup.validation.losses(strategy, worker), time.perf_counter() - started)
             report.step(done, strategy, stream.waited_s, checkpoints.mirror_lag(done))
             watchdog.beat(done)
             stopping = report.stop_requested and not finished

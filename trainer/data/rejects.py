@@ -19,6 +19,7 @@ EXAMPLES_PER_CODE = 3
 KEPT = "rejected"  # folder of a run, after a failed preparation
 REJECTS = "rejects.jsonl"
 SUMMARY = "rejects_summary.json"
+IN_THE_RUN = f"{KEPT}/{REJECTS} in the run's folder"
 
 T = TypeVar("T")
 
@@ -167,8 +168,8 @@ class Ledger:
             "max_reject_fraction": self.max_reject_fraction,
         }
 
-    def check(self) -> None:
-        """Raise DataError when a larger share than allowed was rejected."""
+    def check(self, listed: str = IN_THE_RUN) -> None:
+        """Raise DataError when a larger share than allowed was rejected. `listed`: where people find all rejects."""
         summary = self.summary()
         faults = {code: count for code, count in summary["by_code"].items() if code not in ASKED_FOR}
         bad = sum(faults.values())
@@ -181,7 +182,7 @@ class Ledger:
         raise DataError(
             "\n".join(lines),
             expected=f"at most {self.max_reject_fraction:.1%} rejected (data.max_reject_fraction)",
-            fix=f"correct the samples, which {KEPT}/{REJECTS} in the run's folder lists "
+            fix=f"correct the samples, which {listed} lists "
             "(vlmpipe docs data-formats explains each code), or allow a larger share",
         )
 

@@ -8,6 +8,7 @@ epoch and position follow from it, whatever the number of processes.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +102,14 @@ class PackedBatchSampler:
             most_kept=job.model.relevance.max_tokens if job.model.relevance else None,
             mixture=Mixture(split, job.data, seed=job.train.seed) if job.data.sources else None,
         )
+
+    def fits(self, samples: Sequence[int]) -> bool:
+        """Whether these samples fit into one packed sequence."""
+        numbers = np.asarray(samples, np.int64)
+        if not self.data.pack:
+            return len(numbers) <= 1
+        tokens, tiles = int(self.tokens[numbers].sum()), int(self._tiles[numbers].sum())
+        return tokens <= self.data.sequence_length and tiles <= self.data.max_images_per_sequence
 
     def plan(self, epoch: int) -> PackingPlan:
         """The packed sequences of one epoch."""

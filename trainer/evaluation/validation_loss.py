@@ -6,7 +6,7 @@ processes, without dropout or random numbers, so that it does not change trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -30,16 +30,28 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.strategies.base import Strategy
 
 
+VALIDATION_LOSS = "validation_loss"  # of each source with "/" and its name behind it
+
+
+@dataclass(frozen=True)
+class Group:
+    """Packed sequences of one source; of a run with one source its name is "". `label_tokens` are of all ranks."""
+
+    source: str
+    batches: int  # of this rank, and as many of each other one
+    label_tokens: int
+
+
 @dataclass(frozen=True)
 class Validation:
-    """One data-parallel rank's share of the sequences. `label_tokens` counts those of all ranks."""
+    """One data-parallel rank's share of the sequences, in the order of `groups`."""
 
     loader: PackedLoader
     image_source: ImageSource
     replica: DataParallelRank
     rows: list[list[int]]  # sample numbers of each sequence, equally many sequences for every rank
     micro_batch_size: int
-    label_tokens: int
+    groups: tuple[Group, ...]
     online: bool  # pixel values, not cached features
 
     @cached_property
@@ -61,15 +73,24 @@ class Validation:
         rows = [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
         return in_parallel(lambda some: collate(some, self.image_source, part=part, parts=parts), rows, threads=1)
 
-    def loss(self, strategy: Strategy, worker: ProcessContext) -> float:
-        """Mean loss over all label tokens, with the averaged weights if there are any. Collective."""
-        total = torch.zeros((), device=worker.device)
+    def losses(self, strategy: Strategy, worker: ProcessContext) -> dict[str, float]:
+        """Mean loss over all label tokens, and of several sources over those of each, by the name of the metric; with
+        the averaged weights if there are any. Collective.
+        """
+        totals = torch.zeros(len(self.groups), device=worker.device)
+        owners = [number for number, group in enumerate(self.groups) for _ in range(group.batches)]
         with strategy.averaged():
-            for batch in self.batches():
-                total += strategy.forward_loss(batch)
-        total = total.double()
-        dist.all_reduce(total)
-        return float(total.item()) / self.label_tokens
+            for owner, batch in zip(owners, self.batches(), strict=True):
+                totals[owner] += strategy.forward_loss(batch)
+        totals = totals.double()
+        dist.all_reduce(totals)
+        sums, label_tokens = totals.tolist(), sum(group.label_tokens for group in self.groups)
+        of_each = {
+            f"{VALIDATION_LOSS}/{group.source}": one / group.label_tokens
+            for group, one in zip(self.groups, sums, strict=True)
+            if group.source
+        }
+        return {VALIDATION_LOSS: sum(sums) / label_tokens, **of_each}
 
 
 def validation_of(
@@ -103,15 +124,43 @@ def validation_of(
     )
     plan = sequence.plan(0)
     count = min(len(plan), settings.validation_sequences)
-    mine = [start + replica.index + replica.count * place
-            for start in range(0, count, step_sequences) for place in range(settings.micro_batch_size)]  # fmt: skip
-    members = [plan.row(row).tolist() if row < count else [] for row in mine]
+    sequences = {"": [plan.row(row).tolist() for row in range(count)]}
+    if job.data.sources:
+        sequences = by_source(sequences[""], lambda sample: split.ids[sample].partition("/")[0], sequence.fits)
+    members, groups = [], []
+    for source, rows in sequences.items():
+        starts = range(0, len(rows), step_sequences)
+        places = range(replica.index, step_sequences, replica.count)
+        mine = [start + place for start in starts for place in places]
+        members += [rows[row] if row < len(rows) else [] for row in mine]
+        label_tokens = int(split.label_tokens[[sample for row in rows for sample in row]].sum())
+        groups.append(Group(source, len(mine) // settings.micro_batch_size, label_tokens))
     return Validation(
         PackedLoader(split, sequence, chat, reader, images=images),
         image_source,
         replica,
         members,
         settings.micro_batch_size,
-        label_tokens=int(split.label_tokens[plan.members[: plan.offsets[count]]].sum()),
+        tuple(groups),
         online=images,
     )
+
+
+def by_source(
+    rows: Iterable[Sequence[int]], source_of: Callable[[int], str], fits: Callable[[Sequence[int]], bool]
+) -> dict[str, list[list[int]]]:
+    """The same samples in sequences of one source each, sorted by its name: at most as many for a source as have its
+    samples now. `fits`: whether samples fit into one sequence.
+    """
+    found: dict[str, list[list[int]]] = {}
+    for row in rows:
+        parts: dict[str, list[int]] = {}
+        for sample in row:
+            parts.setdefault(source_of(sample), []).append(sample)
+        for source, part in parts.items():
+            of_source = found.setdefault(source, [])
+            if of_source and fits([*of_source[-1], *part]):
+                of_source[-1] += part
+            else:
+                of_source.append(part)
+    return dict(sorted(found.items()))

@@ -154,9 +154,9 @@ class TrainingMonitor:
         assert self._last_loss is not None
         return self._last_loss
 
-    def validated(self, validation_loss: float, seconds: float) -> None:
-        """Record the validation loss for the next line. Its time does not count as training time."""
-        self._validated = {"validation_loss": validation_loss, "validation_s": seconds, **_ema_metrics(self._job)}
+    def validated(self, losses: Mapping[str, float], seconds: float) -> None:
+        """Record validation losses for the next line, by metric. Their time does not count as training time."""
+        self._validated = {**losses, "validation_s": seconds, **_ema_metrics(self._job)}
         self._window_started += seconds
 
     def flush(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.sequence_fill import fill_by_length
@@ -17,12 +19,15 @@ from vlmpipe.trainer.storage.base import join_uri
 def planned_workload(config: RunConfig, model: Architecture, paths: RunPaths) -> tuple[Workload, str]:
     """The workload from prepared data under the local root, else from the run file's plan section; and a note."""
     if prepared := _prepared(config, paths):
-        return prepared, ""
+        return prepared
     note = "The amount of data is not known before it is prepared; give plan.samples and plan.sample_tokens."
     return Workload.assumed(config, model.shape), "" if config.plan.samples else note
 
 
-def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
+def _prepared(config: RunConfig, paths: RunPaths) -> tuple[Workload, str] | None:
+    """The workload, and how often an epoch reads each of several sources. Raises DataError for one that it reads too
+    often.
+    """
     if any("://" in uri for uri in (paths.root_uri, *(source.uri for source in config.data.all_sources))):
         return None
     job = JobConfig.model_validate(config.to_run_json(paths))
@@ -30,8 +35,8 @@ def _prepared(config: RunConfig, paths: RunPaths) -> Workload | None:
         return _prepared_here(config, job, paths)
 
 
-def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> Workload | None:
-    from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
+def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> tuple[Workload, str] | None:
+    from vlmpipe.trainer.data.prepare.pipeline import DONE, STATS, fingerprint, mixture_note
     from vlmpipe.trainer.data.sampler import PackedBatchSampler
     from vlmpipe.trainer.data.shards.index import Index
 
@@ -40,11 +45,13 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> Worklo
         if open_storage(uri).stat(DONE) is None:
             return None
         split, tile_tokens = Index.load(uri).split("train"), image_form_of(job.model).tile_tokens
+        stats = json.loads(open_storage(uri).read(STATS))
     except UserError:  # a source that is not there, or damage, after which the next run prepares the data anew
         return None
+    passes = mixture_note(stats, job.data)
     sampler = PackedBatchSampler.of_training(split, job, tile_tokens=tile_tokens)
     epoch, conversations = sampler.totals(0), 1 + job.train.in_pairs
-    return Workload.from_index(
+    workload = Workload.from_index(
         config,
         samples=epoch.samples,
         tokens=epoch.tokens,
@@ -56,3 +63,4 @@ def _prepared_here(config: RunConfig, job: JobConfig, paths: RunPaths) -> Worklo
         steps=sampler.num_steps(job.train.epochs, at_most=job.train.max_steps),
         fills=() if job.data.sources else fill_by_length(config, split, tile_tokens),
     )
+    return workload, f"Prepared data, {passes}." if passes else ""

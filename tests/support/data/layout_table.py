@@ -255,6 +255,37 @@ LAYOUTS: dict[str, Layout] = {
         ),
         ROWS, has_folder=True,
     ),
+    "TRL's prompt and completion": Layout(
+        lines(lambda n: {"images": [f"{n}.png"], "prompt": "Which?", "completion": f"Number {n}."}), ROWS,
+        has_folder=True,
+    ),
+    "TRL's prompt and completion in messages": Layout(
+        rows(
+            lambda n: {
+                "image": struct(n), "prompt": [*said(n), {"role": "user", "content": "And?"}],
+                "completion": [{"role": "assistant", "content": f"{n}."}],
+            }
+        ),
+        ROWS,  # of two answers only the completion is learned
+    ),
+    "a completion without a prompt": Layout(
+        lines(lambda n: {"images": [f"{n}.png"], "completion": "A."}), refused="record.form", has_folder=True
+    ),
+    "ms-swift's query and response": Layout(
+        lines(lambda n: {"images": [f"{n}.png"], "query": "Which?", "response": f"Number {n}.", "system": "Be brief."}),
+        ROWS, has_folder=True,
+    ),
+    "ms-swift's history": Layout(
+        lines(
+            lambda n: {
+                "images": [f"{n}.png"], "query": "And?", "response": "No.", "history": [["<image>Which?", f"{n}."]],
+            }
+        ),
+        ROWS, 2 * ROWS, has_folder=True,
+    ),
+    "a history of other things": Layout(
+        lines(lambda n: {"query": "And?", "response": "No.", "history": ["Which?"]}), refused="record.form"
+    ),
     "questions and answers": Layout(
         lines(lambda n: {"image": f"{n}.png", "question": "Which?", "answer": n}), ROWS, has_folder=True
     ),

@@ -26,7 +26,18 @@ UNREADABLE_SUFFIXES = frozenset(
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEOS | UNREADABLE_SUFFIXES | {PDF}
 MEDIA_NAME = re.compile(r"image|img|picture|photo|video|audio", re.IGNORECASE)  # at its beginning
 NO_COLUMNS = Columns()
-CONVERSATIONS = ("conversations", "messages", "chosen", "texts", "turns", "question", "caption", "text")
+CONVERSATIONS = (
+    "conversations",
+    "messages",
+    "chosen",
+    "texts",
+    "turns",
+    "question",
+    "caption",
+    "text",
+    "completion",
+    "response",
+)
 AN_ADDRESS, BYTES = "an address", "bytes"
 ADDRESS = re.compile(r"(https?|gs|s3|file)://\S+$")
 LONGEST_ADDRESS_CHARS = 4096

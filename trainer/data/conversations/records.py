@@ -26,6 +26,7 @@ from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Sp
 
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
+PAIR = 2
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
 MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS})
@@ -41,9 +42,9 @@ def turns_of(record: Record, num_images: int, caption_question: str, keys: Seque
     if key is None:
         raise RejectedError(RejectCode.RECORD_FORM, f"nothing under {' or '.join(map(repr, keys))}")
     turns = SHAPES[key](record, caption_question)
-    if turns and key in ALTERNATING and not turns[0].system and isinstance(record.peek("system"), str):
+    if turns and key in (*ALTERNATING, "response") and not turns[0].system and isinstance(record.peek("system"), str):
         turns[0] = replace(turns[0], system=text(record["system"], "system"))
-    is_unmarked = key in UNMARKED or (key == "chosen" and isinstance(record.peek(key), str))
+    is_unmarked = key in UNMARKED or (key in TEXT_OR_MESSAGES and isinstance(record.peek(key), str))
     if is_unmarked and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
         turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
     names = _slices(record, key, len(turns))
@@ -221,6 +222,33 @@ def _chosen(record: Record, asked: str) -> list[Turn]:
     )
 
 
+def _completed(record: Record, _: str) -> list[Turn]:
+    """TRL's prompt and completion: two texts, or two lists of messages, of which only the completion's are learned.
+
+    Source: https://huggingface.co/docs/trl/dataset_formats#prompt-completion
+    """
+    completion = listed(record, "completion")
+    if isinstance(completion, str):
+        return [Turn(text(record.get("prompt"), "prompt"), text(completion, "completion"))]
+    prompt = objects(listed(record, "prompt") if record.has("prompt") else None, "prompt")
+    turns = _alternating(record, "completion", [*prompt, *objects(completion, "completion")])
+    before = sum(message.get("role", message.get("from")) in ANSWER_ROLES for message in prompt)
+    return [replace(turn, is_context=turn.is_context or number < before) for number, turn in enumerate(turns)]
+
+
+def _responded(record: Record, _: str) -> list[Turn]:
+    """ms-swift's query and response, after a history of such pairs.
+
+    Source: https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html
+    """
+    pairs = listed(record, "history") if record.has("history") else []
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == PAIR for pair in pairs):
+        raise RejectedError(RejectCode.RECORD_FORM, "'history' is no list of pairs of a query and a response")
+    said = [[text(words, f"history {number}") for words in pair] for number, pair in enumerate(pairs, 1)]
+    last = Turn(text(record.get("query"), "query"), text(record["response"], "response"))
+    return [*(Turn(question, answer) for question, answer in said), last]
+
+
 def _last_answer(rejected: Any) -> str:
     """The rejected answer: a text, or messages that end with it."""
     if isinstance(rejected, str):
@@ -263,7 +291,10 @@ SHAPES: dict[str, Callable[[Record, str], list[Turn]]] = {
     "question": lambda record, _: [Turn(_plain(record, "question"), _plain(record, "answer"))],
     "caption": lambda record, asked: [Turn(asked, text(record["caption"], "caption"))],
     "text": lambda record, asked: [Turn(asked, text(record["text"], "text"))],
+    "completion": _completed,
+    "response": _responded,
 }
 ALTERNATING = ("conversations", "messages")
-UNMARKED = ("texts", "question", "caption", "text")
+UNMARKED = ("texts", "question", "caption", "text", "response")
+TEXT_OR_MESSAGES = ("chosen", "completion")
 CAPTIONS = ("caption", "text")

@@ -50,7 +50,7 @@ from vlmpipe.trainer.models.image_tokens import image_form_of, image_rule
 from vlmpipe.trainer.models.published import stop_token_ids
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage, in_bucket, join_uri
+from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage, join_uri
 from vlmpipe.trainer.storage.file_sums import UPLOADS, FileSum, damaged_files, files_below, upload_folder
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.model_folders import local_folder
@@ -130,9 +130,7 @@ def prepare(config: JobConfig, progress: Progress) -> Prepared:
         with scratch() as folder:
             try:
                 built = _build(config, source, identity, folder, progress)
-                # In a bucket each file is checked against the checksum that was listed.
-                is_local = not any(map(in_bucket, config.data.addresses().values()))
-                if is_local and _fingerprint(config, open_source(config.data)) != identity:
+                if _fingerprint(config, open_source(config.data)) != identity:
                     raise SourceChangedError(config.data.described())
             except UserError as error:
                 if error.expected == SourceChangedError.EXPECTED:
@@ -155,11 +153,17 @@ def _notes(stats: dict[str, Any], data: DataConfig) -> str:
     for one in sources:
         unread.update(one["unread"])
     keys = not_read(dict(unread), sum(one["samples"] for one in sources))
-    notes = list(coverage.get("notes", ()))
-    if data.sources:
-        sizes = [of_splits["train"]["samples"] for of_splits in stats["sources"].values()]
-        notes.append(described_passes(data, sizes))
+    notes = [*coverage.get("notes", ()), *filter(None, [mixture_note(stats, data)])]
     return keys + "".join(f"; {note}" for note in notes)
+
+
+def mixture_note(stats: dict[str, Any], data: DataConfig) -> str:
+    """How often an epoch of prepared data reads each of several sources; "" for one. Raises DataError for one that it
+    reads too often.
+    """
+    if not data.sources:
+        return ""
+    return described_passes(data, [of_splits["train"]["samples"] for of_splits in stats["sources"].values()])
 
 
 def plan_chunks(config: JobConfig, progress: Progress) -> int:
@@ -272,7 +276,9 @@ def _build(config: JobConfig, source: Source, identity: str, place: Path, progre
         chunks = planned.without_repeats()
         prepared += planned.make(chunks, progress)
     tile_tokens = image_form_of(config.model).tile_tokens
-    counts, shards = merge(planned.parts(chunks), folder, config.data, tile_tokens, _coverage(plan))
+    counts, shards = merge(
+        planned.parts(chunks), folder, config.data, tile_tokens, _coverage(plan), listed=_listed(config)
+    )
     return _Built(counts, shards, ChunkCounts(len(chunks), prepared))
 
 
@@ -310,7 +316,7 @@ def _build_at_once(config: JobConfig, source: Source, place: Path, planned: Chun
         raise SourceChangedError(config.data.described())
     tile_tokens = image_form_of(config.model).tile_tokens
     part = Part("", LocalStorage(chunk), Places(place / "plan").of(planned))
-    counts, shards = merge([part], folder, config.data, tile_tokens, _coverage(place / "plan"))
+    counts, shards = merge([part], folder, config.data, tile_tokens, _coverage(place / "plan"), listed=_listed(config))
     for shard in shards:
         (chunk / shard.name).rename(folder / shard.new_name)
     return _Built(counts, [], ChunkCounts())
@@ -331,6 +337,11 @@ def _chat(config: JobConfig, source: Source, plan: Path, records: int, progress:
                     return
 
     return make_chat(config.model, config.data, training_texts(turns()))
+
+
+def _listed(config: JobConfig) -> str:
+    """Where `_keep_rejects` puts the list."""
+    return join_uri(config.run.run_uri, f"{KEPT}/{REJECTS}")
 
 
 def _keep_rejects(config: JobConfig, folder: Path) -> None:

@@ -29,7 +29,16 @@ from vlmpipe.trainer.storage.local import LocalStorage
 
 BATCH_ROWS = 32  # rows in memory at once, with their images
 IMAGE_COLUMNS = ("images", "image")
-IDENTIFYING = (*SHAPES, "answer", "id", "slice", "split")  # columns, of rows without an id
+IDENTIFYING = (
+    *SHAPES,
+    "answer",
+    "prompt",
+    "query",
+    "history",
+    "id",
+    "slice",
+    "split",
+)  # columns, of rows without an id
 ARROW = ".arrow"
 ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a whole stream; without it one may have been cut at a batch
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.data.prepared import conversation
+from tests.support.data.prepared import conversation, job_config, llava_folder, png, prepared_files, run_prepare
 from tests.support.data.videos import frame_in, write_video
 from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.data.prepare import pipeline
+from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import Sample
 from vlmpipe.trainer.data.shards.disk_cache import GIB
@@ -84,6 +86,31 @@ def test_rows_are_read_within_the_memory_of_a_part_of_a_file(bucket: GcsStorage,
     assert read == FILES * ROWS
     assert held < FILE_BYTES
     assert on_disk < 2 * FILE_BYTES * 1.01
+
+
+def test_an_image_that_is_rewritten_while_data_is_prepared_is_noticed(
+    bucket: GcsStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the listing that names the set and the one that its images are known by."""
+    _, records = llava_folder(tmp_path, count=12)
+    for path in (tmp_path / "images").iterdir():
+        bucket.upload(path, f"set/images/{path.name}")
+    bucket.write("set/data.json", json.dumps(records).encode())
+    addresses = {"source": bucket.uri("set/data.json"), "image_folder": bucket.uri("set/images")}
+    config = job_config(tmp_path / "root", **addresses)
+    build = pipeline._build
+
+    def rewritten(*arguments: Any) -> Any:
+        bucket.write("set/images/3.png", png(99))
+        return build(*arguments)
+
+    monkeypatch.setattr(pipeline, "_build", rewritten)
+    with pytest.raises(SourceChangedError):
+        run_prepare(config)
+    monkeypatch.setattr(pipeline, "_build", build)
+    prepared = run_prepare(config)
+    assert not prepared.reused and prepared.counts["accepted"] == 12
+    assert any(png(99) in content for content in prepared_files(prepared.uri).values())
 
 
 def test_videos_in_a_bucket_are_named_by_their_whole_address(bucket: GcsStorage, tmp_path: Path) -> None:

@@ -29,6 +29,16 @@ VALIDATING = {
     "train.ema_decay": 0.6,
 }
 OF_THE_START = {"train.ema_decay": 1 - 1e-9}  # an average that hardly moves
+OF_TWO_SOURCES = {
+    "data.source": "",
+    "data.max_samples": 0,
+    "data.pack": True,
+    "data.sequence_length": 128,
+    "data.sources": [
+        {"name": "digits", "uri": "builtin:digits", "max_samples": 40},
+        {"name": "mosaics", "uri": "builtin:digit-mosaic-questions", "max_samples": 30},
+    ],
+}
 DROPPING = {"model.lora": {"rank": 4, "dropout": 0.2}}
 STRATEGIES = chosen(
     {name: NODES.get(name, 1) for name in strategy_names()},
@@ -49,11 +59,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
         "dropping": job("dropping", DROPPING),
         "dropping, validating": job("dropping-validating", DROPPING | VALIDATING | OF_THE_START),
     }
+    done["of two sources"] = job("of-two-sources", VALIDATING | OF_TWO_SOURCES | EVERY_STEP)
     train_runs(list(done.values()), processes=1)
     for nodes in sorted(set(STRATEGIES.values())):
         names = [name for name in STRATEGIES if STRATEGIES[name] == nodes]
         rows = {"train.micro_batch_size": 2 // nodes}
         done |= {name: job(name, VALIDATING | strategy_changes(name) | rows) for name in names}
+        if nodes == 1:
+            names.append("of two sources, shared")
+            done[names[-1]] = job("of-two-sources-shared", VALIDATING | OF_TWO_SOURCES | rows)
         train_runs([done[name] for name in names], processes=2, nodes=nodes)
     return done
 
@@ -91,6 +105,24 @@ def test_every_strategy_finds_the_same_and_trains_on_the_same(strategy: str, run
     assert summary(job)["world_size"] == 2 * STRATEGIES[strategy]
     assert held_out(job) == pytest.approx(held_out(reference), rel=RELATIVE)
     require_equal_training(job, reference)
+
+
+def test_the_loss_of_each_source_is_a_share_of_the_whole(runs: dict[str, JobConfig]) -> None:
+    """On one process and on two, whose sequences are divided source by source."""
+    alone, shared = ([line for line in metrics(runs[name]) if "validation_loss" in line]
+                     for name in ("of two sources", "of two sources, shared"))  # fmt: skip
+    names = ["validation_loss", "validation_loss/digits", "validation_loss/mosaics"]
+    for line, other in zip(alone, shared, strict=True):
+        assert [line[name] for name in names] == pytest.approx([other[name] for name in names], rel=RELATIVE)
+        whole, *parts = (line[name] for name in names)
+        assert min(parts) < whole < max(parts)
+    job = build_training(runs["of two sources"], ProcessContext(0, 1, 0, 1, torch.device("cpu")))
+    assert job.validation
+    weights = {group.source: group.label_tokens for group in job.validation.groups}
+    (*_, last) = alone
+    mean = sum(last[f"validation_loss/{name}"] * tokens for name, tokens in weights.items()) / sum(weights.values())
+    assert last["validation_loss"] == pytest.approx(mean, rel=1e-6)
+    assert not any("/" in name for line in metrics(runs["reference"]) for name in line)
 
 
 def test_a_run_that_cannot_validate_is_refused(tmp_path: Path) -> None:

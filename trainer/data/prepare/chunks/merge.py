@@ -22,7 +22,7 @@ from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.prepare.chunks.chunk import ANSWERS, SUMMARY, write_json
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from vlmpipe.trainer.data.prepare.statistics import Counts, describe
-from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
+from vlmpipe.trainer.data.rejects import IN_THE_RUN, REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
 from vlmpipe.trainer.data.sample import SPLITS, ImageRef, Split
 from vlmpipe.trainer.data.shards import index
@@ -62,10 +62,16 @@ def merge(
     config: DataConfig,
     tile_tokens: int = 0,
     coverage: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    listed: str = IN_THE_RUN,
 ) -> tuple[dict[str, int], list[Shard]]:
     """Write everything but the shards, the tokenizer and DONE into `folder`. Returns the counts and the shards.
 
-    `tile_tokens`: tokens of a tile, for families that cut images into tiles. `coverage`: of the sources' keys.
+    Args:
+        tile_tokens: tokens of a tile, for families that cut images into tiles.
+        coverage: of the sources' keys.
+        listed: where people find the rejects of a failed preparation.
+
     Raises DataError when too many samples were rejected or a split is empty.
     """
     lines, counts, sheet = IndexWriter(), Counts(), ContactSheet()
@@ -93,7 +99,7 @@ def merge(
     pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
     whole = ledger.summary() | {"pictures": pictures}
     write_json(folder / REJECTS_SUMMARY, whole)
-    ledger.check()
+    ledger.check(listed)
     lines.write(folder)
     sheet.write(folder)
     stats = describe(folder, counts, config, tile_tokens)

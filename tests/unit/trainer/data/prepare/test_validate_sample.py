@@ -87,6 +87,23 @@ def test_what_training_reads_is_what_was_proved(tmp_path: Path) -> None:
     assert sequence.label_tokens == split.label_tokens.sum()
 
 
+def test_training_reads_which_answers_are_learned(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    said = conversation("<image>\nWhat?", "A wrong one.", "Sure?", "No, a cat.")
+    flagged = [record(0, conversations=[said[0], {**said[1], "loss": False}, *said[2:]], split="train")]
+    write_json(tmp_path / "data.json", [*flagged, *GOOD[1:]])
+    prepared = run_prepare(config)
+    storage = open_storage(prepared.uri)
+    chat, split = Chat.load(storage, SQUARES), Index.load(prepared.uri).split("train")
+    sampler = PackedBatchSampler(split, config.data, seed=0, global_batch_size=1)
+    sequence = PackedLoader(split, sampler, chat, ShardReader.open(storage)).pack_sequence([0])
+    assert chat.tokenizer.decode(sequence.labels[sequence.labels != IGNORED]) == "No, a cat.<|end|>"
+    assert "A wrong one.<|end|>" in chat.tokenizer.decode(sequence.input_ids[: sequence.tokens])
+    assert sequence.label_tokens == split.label_tokens[0] == (sequence.labels != IGNORED).sum()
+    slices = json.loads(storage.read("stats.json"))["slices"]
+    assert slices["all"]["train_questions"] == 2, "context is no answer that a baseline may give"
+
+
 def test_another_template_is_other_data(tmp_path: Path) -> None:
     """A cached step must not take data that was written in another format."""
     config = config_of(tmp_path)
