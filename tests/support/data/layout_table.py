@@ -86,6 +86,10 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "audio under any mark": Layout(lines(lambda n: {"messages": said(n, ""), "audios": [f"{n}.wav"]}), refused=MEDIA),
     "ms-swift": Layout(lines(lambda n: {"messages": said(n), "images": [f"{n}.png"]}), ROWS, has_folder=True),
+    "ms-swift's preferences": Layout(
+        lines(lambda n: {"messages": said(n), "images": [f"{n}.png"], "rejected_response": "I do not know."}), ROWS,
+        has_folder=True,
+    ),
     "ms-swift's images as objects": Layout(
         lines(lambda n: {"messages": said(n), "images": [{"path": f"{n}.png", "bytes": None}]}), ROWS, has_folder=True
     ),

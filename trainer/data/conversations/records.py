@@ -27,6 +27,7 @@ from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLIT_NAMES, ImageRef, Sp
 QUESTION_ROLES = ("human", "user")
 ANSWER_ROLES = ("gpt", "assistant")
 PAIR = 2
+REJECTED = ("rejected", "rejected_response")  # the answer that is not preferred; the latter is ms-swift's
 EITHER_MARK = re.compile("|".join(map(re.escape, MARKS.values())))
 THINKING = ("thinking", "reasoning_content")  # of an answer
 MESSAGE_KEYS = frozenset({"from", "value", "role", "content", *THINKING, *LOSS_FLAGS})
@@ -48,8 +49,9 @@ def turns_of(record: Record, num_images: int, caption_question: str, keys: Seque
     if is_unmarked and turns and not any(IMAGE_TOKEN in turn.question for turn in turns):
         turns[0] = replace(turns[0], question=f"{IMAGE_TOKEN}\n" * num_images + turns[0].question)
     names = _slices(record, key, len(turns))
-    if turns and (rejected := record.get("rejected")) is not None:
-        turns[-1] = replace(turns[-1], rejected=_last_answer(rejected))
+    other = next((name for name in REJECTED if record.has(name)), "")
+    if turns and other:
+        turns[-1] = replace(turns[-1], rejected=_last_answer(record[other]))
     return tuple(
         replace(
             turn,

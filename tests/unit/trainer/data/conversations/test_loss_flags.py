@@ -45,6 +45,13 @@ def test_flags_are_read_in_messages_and_refused_elsewhere() -> None:
         Record({"weight": 0}).unread(has_media=False)
 
 
+@pytest.mark.parametrize("name", ["rejected", "rejected_response"])
+def test_a_rejected_answer_is_read_under_both_names(name: str) -> None:
+    record = Record({"messages": conversation("A?", "B."), name: "C."})
+    (turn,) = turns_of(record, 0, "", tuple(SHAPES))
+    assert turn.rejected == "C." and record.unread(has_media=False) == ()
+
+
 @pytest.mark.parametrize("key", ["messages", "texts", "turns"])
 def test_each_shape_that_has_turns_reads_them(key: str) -> None:
     names = {"texts": ("user", "assistant"), "turns": ("question", "answer")}
