@@ -8,6 +8,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.data.tokenize import PAD, TRAINED_PREFIX, control_tokens, pretrained_tokenizer
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import image_form_of
+from vlmpipe.trainer.models.layers.freeze import token_rows
 
 SHOWN = 4  # tokens named in an error
 
@@ -37,11 +38,11 @@ def require_trained_tokens(model: Any, config: ModelConfig, tokenizer: Any) -> N
     """Raise ConfigError where the embedding or the head of a model is frozen, and the tokenizer adds tokens, which have
     rows in them.
     """
-    modules = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
-    if all(module.weight.requires_grad for module in modules) or not (added := added_tokens(config, tokenizer)):
+    if "language_model" not in config.frozen and not config.freeze_parameters:
         return
-    held = {id(module.weight) for module in modules if not module.weight.requires_grad}
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in held]
+    names = [name for name, weight in token_rows(model).items() if not weight.requires_grad]
+    if not names or not (added := added_tokens(config, tokenizer)):
+        return
     why = "model.lora trains adapters of other layers" if config.lora else "they are frozen"
     more = f" and {len(added) - SHOWN} more" if len(added) > SHOWN else ""
     raise ConfigError(

@@ -67,7 +67,8 @@ def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module]
     names = {name: parameter for name, parameter in model.named_parameters() if name not in copies}
     if is_whole:
         gradients = {name: id(parameter) not in idle for name, parameter in names.items()}
-        _require_matches(config, gradients, copies, set() if config.quantizes_base else _rows_of_tokens(model))
+        beside = token_rows(model) if config.lora and config.has_patterns and not config.quantizes_base else {}
+        _require_matches(config, gradients, copies, beside)
     for name, parameter in names.items():
         trained = part_of(name) not in config.frozen
         trained = trained and not _matches(name, config.freeze_parameters)
@@ -80,6 +81,20 @@ def freeze(model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module]
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Second names of shared parameters -> their first names, such as a tied head's weight -> the embedding's."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
+def token_rows(model: Any) -> dict[str, Tensor]:
+    """The embedding's and the head's weights, which get no adapters, by name; of a tied head the embedding's alone.
+
+    Empty where transformers cannot find them.
+    """
+    try:
+        modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    except NotImplementedError:
+        return {}
+    weights, copies = {id(module.weight) for module in modules if module is not None}, tied_names(model)
+    named = (pair for pair in model.named_parameters() if pair[0] not in copies)
+    return {name: parameter for name, parameter in named if id(parameter) in weights}
 
 
 def in_frozen_parts(module: nn.Module) -> set[nn.Parameter]:
@@ -134,12 +149,6 @@ def described(config: ModelConfig) -> str:
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _rows_of_tokens(model: Any) -> set[str]:
-    """Names of the embedding's and the head's weights, which get no adapters."""
-    weights = {id(one.weight) for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in weights}
 
 
 def _require_matches(
