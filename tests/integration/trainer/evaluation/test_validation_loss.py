@@ -36,7 +36,7 @@ OF_TWO_SOURCES = {
     "data.sequence_length": 128,
     "data.sources": [
         {"name": "digits", "uri": "builtin:digits", "max_samples": 40},
-        {"name": "mosaics", "uri": "builtin:digit-mosaic-questions", "max_samples": 30},
+        {"name": "few", "uri": "builtin:digits", "max_samples": 25},
     ],
 }
 DROPPING = {"model.lora": {"rank": 4, "dropout": 0.2}}
@@ -111,7 +111,7 @@ def test_the_loss_of_each_source_is_a_share_of_the_whole(runs: dict[str, JobConf
     """On one process and on two, whose sequences are divided source by source."""
     alone, shared = ([line for line in metrics(runs[name]) if "validation_loss" in line]
                      for name in ("of two sources", "of two sources, shared"))  # fmt: skip
-    names = ["validation_loss", "validation_loss/digits", "validation_loss/mosaics"]
+    names = ["validation_loss", "validation_loss/digits", "validation_loss/few"]
     for line, other in zip(alone, shared, strict=True):
         assert [line[name] for name in names] == pytest.approx([other[name] for name in names], rel=RELATIVE)
         whole, *parts = (line[name] for name in names)

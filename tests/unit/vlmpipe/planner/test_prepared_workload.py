@@ -18,7 +18,7 @@ from vlmpipe.trainer.progress import Progress
 
 SOURCES = [
     {"name": "digits", "uri": "builtin:digits", "max_samples": 40, "weight": 0.5},
-    {"name": "mosaics", "uri": "builtin:digit-mosaic-questions", "max_samples": 10, "weight": 0.5},
+    {"name": "few", "uri": "builtin:digits", "max_samples": 10, "weight": 0.5},
 ]
 
 
@@ -34,8 +34,8 @@ def test_passes_of_each_source_are_noted_and_bounded(tmp_path: Path) -> None:
     job = JobConfig.model_validate(config.to_run_json(paths))
     counts = prepare(job, Progress(job.run.run_uri, "prepare-data", quiet=True)).counts
     workload, note = planned_workload(config, model, paths)
-    assert note.startswith("Prepared data, passes an epoch: digits 1, mosaics ") and workload.samples
+    assert note.startswith("Prepared data, passes an epoch: digits 1, few ") and workload.samples
     passes = float(note.rstrip(".").rpartition(" ")[2])
     assert passes == pytest.approx(workload.samples / 2 / (counts["train"] - workload.samples / 2), abs=0.1)
-    with pytest.raises(DataError, match="an epoch reads mosaics"):
+    with pytest.raises(DataError, match="an epoch reads few"):
         planned_workload(run_file(max_source_passes=passes / 2), model, paths)
