@@ -14,7 +14,7 @@ from vlmpipe.config.run_config import RunConfig, warnings
 from vlmpipe.config.sections.sweep import baseline_of, variants_of
 from vlmpipe.config.target_requirements import require_reached_files, require_vertex
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.pipelines.checks.data_look import look_at_source
+from vlmpipe.pipelines.checks.data_look import look_at_source, samples_of
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
 from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
 from vlmpipe.pipelines.checks.readiness import EXAMPLE_PROJECT
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
 
 LEAST_FREE_GIB = 2
-NOT_OF_SAMPLES = {"lora", "freeze", "freeze_parameters", "train_parameters", "seed"}  # of the model section
 # Rules that `vlmpipe.config.run_config.warnings` reports in the run file's own terms: a longest wait, a restart, an
 # image by tag.
 RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
@@ -78,7 +77,7 @@ def _check_variants(config: RunConfig, of_run: Sequence[Finding]) -> Iterator[Fi
     for variant in variants:
         run = config.training_of(variant)
         settings = [str(one) for one in warnings(run) if one.field != "gate"]
-        checked = _check_training(run, has_data=_samples_of(run) != _samples_of(config))
+        checked = _check_training(run, has_data=samples_of(run) != samples_of(config))
         found = [*checked, *(Finding("settings", "warning", text) for text in settings)]
         for one in found:
             if one.state in ("failed", "warning") and (one.subject, one.text) not in known:
@@ -99,11 +98,6 @@ def of_stages(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
         if one not in shared
     ]
     return [*(one for one in first if one in shared), *own]
-
-
-def _samples_of(run: RunConfig) -> tuple[object, ...]:
-    """What decides the samples of a run, whose check takes seconds."""
-    return run.data, run.train.in_pairs, run.model.model_dump(exclude=NOT_OF_SAMPLES)
 
 
 def _check_training(config: RunConfig, *, has_data: bool = True) -> list[Finding]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vlmpipe.trainer.config.data import DataConfig
     from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
 
+NOT_OF_SAMPLES = {"lora", "freeze", "freeze_parameters", "train_parameters", "seed"}  # of the model section
+
 
 def look_at_source(
     config: RunConfig, data: DataConfig, sources: int
@@ -51,3 +53,8 @@ def _local_validator(config: RunConfig, data: DataConfig) -> SampleValidator | N
 
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="check", root_uri="check")))
     return SampleValidator(job.model_copy(update={"data": data}), make_chat(config.model, data, ()))
+
+
+def samples_of(run: RunConfig) -> tuple[object, ...]:
+    """What decides the samples of a run, whose check takes seconds."""
+    return run.data, run.train.in_pairs, run.model.model_dump(exclude=NOT_OF_SAMPLES)
