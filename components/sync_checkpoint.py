@@ -8,7 +8,8 @@ def sync_checkpoint(
 ) -> str:
     """Export the newest checkpoint that verifies to <run_uri>/export, which plain from_pretrained loads.
 
-    Then the checkpoint is copied to checkpoint.mirror_uri, if the run file names one.
+    Then the checkpoint is copied to checkpoint.mirror_uri, if the run file names one. champion.json names the model in
+    use, which the evaluation asks the same questions.
 
     Args:
         run_uri: The run's folder, which is also the output.
@@ -18,10 +19,12 @@ def sync_checkpoint(
 
     with step_context(run_uri, "sync-checkpoint") as progress:
         from vlmpipe.components.runtime.step_logic import job_metrics, sync_model
+        from vlmpipe.registry.release import point_to_champion
         from vlmpipe.report.build import build_report
         from vlmpipe.trainer.config.job import JobConfig
 
         exported = sync_model(JobConfig.load(f"{run_uri}/run.json"))
+        point_to_champion(run_uri)
         for name, value in job_metrics(run_uri, "train").items():
             metrics.log_metric(name, value)
         with open(report.path, "w", encoding="utf-8") as file:  # of training: the page shows what there is by then

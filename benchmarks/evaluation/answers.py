@@ -17,7 +17,8 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Measured
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.evaluation.evaluate import Subject, answer, held_out_questions, load_subject
+from vlmpipe.trainer.evaluation.evaluate import Subject, load_subject
+from vlmpipe.trainer.evaluation.held_out.questions import answer, with_images
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, scores
 from vlmpipe.trainer.evaluation.predict import ToAnswer, predict
 
@@ -38,7 +39,7 @@ def answers(bench: Bench) -> None:
     run = trained(bench.scratch)
     job = JobConfig.load(str(run / "run.json"))
     subject = load_subject(job, bench.worker)
-    questions = repeated(held_out_questions(subject, 0), questions_wanted)
+    questions = repeated(subject.held_out.questions(0, "none"), questions_wanted)
     files = written_images(subject, questions, bench.scratch / "images")
     given: dict[str, list[str]] = {}
 
@@ -46,7 +47,8 @@ def answers(bench: Bench) -> None:
         size = job.evaluate.batch_questions
         found: list[Prediction] = []
         for start in range(0, len(questions), size):
-            found += answer(job, subject, questions[start : start + size], "", bench.worker)
+            asked = with_images(subject.held_out, questions[start : start + size])
+            found += answer(job, subject.model, asked, bench.worker.device)
         given["evaluate"] = [one.prediction for one in found]
         return float(len(questions))
 
@@ -122,7 +124,7 @@ def written_images(subject: Subject, questions: Sequence[Question], folder: Path
     for question in questions:
         path = folder / f"{question.sample}.png"
         if not path.exists():
-            (image,) = subject.images(question.sample).read()
+            (image,) = subject.held_out.images(question.sample).read()
             path.write_bytes(image)
         found.append(ToAnswer(path, question.question.removeprefix("<image>").strip()))
     return found

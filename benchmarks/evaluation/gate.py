@@ -16,7 +16,7 @@ from benchmarks.support.suite import Bench
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.acceptance import acceptance
 from vlmpipe.registry.gate import AgainstChampion, decide
-from vlmpipe.trainer.evaluation.paired import LEVEL, PairedCounts, default_margin, paired_counts
+from vlmpipe.trainer.evaluation.significance.paired import LEVEL, PairedCounts, default_margin, paired_counts
 
 QUESTIONS = (60, 200, 1000, 5000, 20_000)
 DIFFERENCES = (-0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05)
@@ -30,7 +30,7 @@ CHAMPION = {"version": 1, "run_id": "champion", "exact_match": 0.8}
 
 
 def gate(bench: Bench) -> None:
-    trials = 200 if bench.quick else 4000
+    trials = 200 if bench.quick else 2000
     chance = np.random.default_rng(0)
     for questions in QUESTIONS:
         margin = default_margin(questions)
@@ -47,8 +47,8 @@ def gate(bench: Bench) -> None:
             )
             what = "worse by the margin" if difference == -margin else f"{100 * difference:+.0f} points"
             bench.report.figure(what, f"{questions:,} questions, 10 % differ", "share accepted", Side("gate", [found]))
-    clustered(bench, chance, trials // 4)
-    a_year(bench, chance, trials // 20)
+    clustered(bench, chance, trials // 2)
+    a_year(bench, chance, trials // 10)
 
 
 def accepts(questions: int, only_model: int, only_champion: int) -> bool:

@@ -28,7 +28,7 @@ from vlmpipe.trainer.data.prepare.statistics import sample_digest
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.index import IndexWriter
 from vlmpipe.trainer.data.shards.tar import ShardWriter, key_of, sample_json
-from vlmpipe.trainer.evaluation.paired import PairedCounts
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.export_manifest import write_description
 from vlmpipe.trainer.storage.file_sums import FileSum

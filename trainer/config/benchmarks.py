@@ -25,6 +25,10 @@ TITLES = {
     "recall": "recall", "f1": "F1", "yes_ratio": "share of yes", "circular_accuracy": "circular accuracy",
     "relaxed_accuracy": "relaxed accuracy", "cider_d": "CIDEr-D", "bleu_4": "BLEU-4", "rouge_l": "ROUGE-L",
 }  # fmt: skip
+# Longest answers in tokens, where the run file has no limit for the benchmark.
+ANSWER_TOKENS: dict[BenchmarkFormat, int] = {
+    "vqav2": 16, "textvqa": 32, "docvqa": 64, "pope": 16, "mmbench": 32, "chartqa": 32, "coco-captions": 64,
+}  # fmt: skip
 NO_GOAL = ("yes_ratio",)  # neither high nor low values are better
 ANSWERS_FOLDER = "benchmarks"  # in a run: <name>.jsonl, the answers to a benchmark's questions
 MOST_CIDER_D = 10.0  # all other scores end at 1
@@ -49,7 +53,17 @@ class BenchmarkConfig(Section):
         "alone, for mmbench with its choices, for coco-captions a request for a caption.",
     )
     max_questions: int = Field(0, ge=0, description="Questions to ask, evenly spaced in the file; 0 is all.")
-    max_new_tokens: int = Field(0, ge=0, description="Longest answer in tokens; 0 takes evaluate.max_new_tokens.")
+    max_new_tokens: int = Field(
+        0,
+        ge=0,
+        description="Longest answer in tokens; 0 takes the format's: 16 of vqav2 and pope, 32 of textvqa, mmbench and "
+        "chartqa, 64 of docvqa and coco-captions.",
+    )
+
+    @property
+    def answer_tokens(self) -> int:
+        """The limit of an answer."""
+        return self.max_new_tokens or ANSWER_TOKENS[self.format]
 
     @model_validator(mode="after")
     def _fits_its_format(self) -> BenchmarkConfig:

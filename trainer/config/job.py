@@ -67,7 +67,17 @@ class EvaluateConfig(Section):
 
     max_samples: int = Field(0, ge=0, description="Held-out samples to use; 0 is all.")
     max_new_tokens: Positive = Field(16, description="Longest generated answer, in tokens.")
-    batch_questions: Positive = Field(64, description="Questions answered at once.")
+    batch_questions: Positive = Field(64, description="Questions answered at once, at most.")
+    batch_tokens: Positive = Field(
+        32_768,
+        description="Tokens of prompts and answers at once, padding included: fewer questions are answered at once "
+        "where they are long. Halved, with a note, where the GPU's memory does not suffice.",
+    )
+    earlier_turns: Literal["reference", "none"] = Field(
+        "reference",
+        description="Ask a later turn after the earlier ones with their reference answers, as in training; none asks "
+        "each turn alone.",
+    )
     controls: tuple[Literal["shuffled_image", "no_image"], ...] = Field(
         ("shuffled_image", "no_image"),
         description="Evaluate again with another sample's image, or with none: what the text alone gives away.",

@@ -15,6 +15,7 @@ from vlmpipe.trainer.data.prepare.checks import check_image, check_turns
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer, GenerationInputs, generate_answers
 from vlmpipe.trainer.feature_cache.encode import encode_images
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
@@ -35,6 +36,7 @@ class AnsweringModel:
     model: nn.Module
     chat: Chat
     features: FeatureReader | None  # None: the tower runs for all images
+    budget: BatchBudget
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,15 @@ class ShownImages:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question. `own` are the images that its prompt is written for, `shown` those that the model sees."""
+    """A question. `own` are the images that its prompt is written for, `shown` those that the model sees.
+
+    earlier: turns before it, with the answers that the model is to take for its own.
+    """
 
     turn: Turn
     own: ShownImages
     shown: ShownImages
+    earlier: Sequence[Turn] = ()
 
 
 def ask_about(job: JobConfig, chat: Chat, question: str, image: bytes, what: str) -> Asked:
@@ -90,11 +96,16 @@ def answer_questions(
     max_new_tokens: int,
     is_blank: bool = False,
 ) -> list[GeneratedAnswer]:
-    """The model's answers, in one batch. is_blank: without what is in the images."""
-    prompts = [model.chat.prompt(asked.turn, asked.own.counts, asked.own.sizes) for asked in questions]
+    """The model's answers, as many at once as its budget allows. is_blank: without what is in the images."""
+    prompts = [model.chat.prompt(asked.turn, asked.own.counts, asked.own.sizes, asked.earlier) for asked in questions]
     inputs = published_inputs if model.chat.form.published else encoded_inputs
-    given = inputs(job, model, [asked.shown for asked in questions], device, is_blank=is_blank)
-    return generate_answers(model.model, model.chat, prompts, given, device, max_new_tokens=max_new_tokens)
+
+    def answer(batch: slice) -> list[GeneratedAnswer]:
+        given = inputs(job, model, [asked.shown for asked in questions[batch]], device, is_blank=is_blank)
+        return generate_answers(model.model, model.chat, prompts[batch], given, device, max_new_tokens=max_new_tokens)
+
+    tokens = [len(prompt) + max_new_tokens for prompt in prompts]
+    return model.budget.answered(tokens, [len(asked.shown.counts) for asked in questions], answer)
 
 
 def encoded_inputs(

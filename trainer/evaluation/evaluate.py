@@ -1,8 +1,8 @@
 """The evaluation job: loss, and exact match by generation per slice, with controls such as shuffled images.
 
-Every held-out question is asked alone, with its sample's images. As a control, the same questions are asked with
-another sample's images (`shuffled_image`) and with features of zero (`no_image`): answers that are still right come
-from the text alone.
+Every held-out question is asked with its sample's images, a later turn after the earlier ones. As a control, the same
+questions are asked with another sample's images (`shuffled_image`) and with features of zero (`no_image`): answers that
+are still right come from the text alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,41 +20,40 @@ import torch
 import torch.distributed as dist
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.loader import PackedLoader
-from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
-from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import cached_images, collate, online_images
 from vlmpipe.trainer.dataloading.readers import open_readers
 from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
 from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from vlmpipe.trainer.evaluation.answer import AnsweringModel
+from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
 from vlmpipe.trainer.evaluation.confusion_matrix import confusions
-from vlmpipe.trainer.evaluation.metrics import (
-    Prediction,
-    Question,
-    baseline_answers,
-    chance,
-    exact_match,
-    is_right,
-    scores,
+from vlmpipe.trainer.evaluation.held_out.champion import rescore
+from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
+from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
+from vlmpipe.trainer.evaluation.held_out.result import (
+    Pairs,
+    champion_scores,
+    control_scores,
+    cut_answers,
+    paired_answers,
 )
-from vlmpipe.trainer.evaluation.paired import paired_counts
+from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, chance, cut_sentence, scores
 from vlmpipe.trainer.evaluation.reference_log_probs import preference_scores, references_of_run, simpo_scores
 from vlmpipe.trainer.evaluation.relevance import (
     RELEVANCE_MAPS,
     relevance_records,
-    selecting,
     selection_controls,
     summarised,
 )
 from vlmpipe.trainer.models.image_processor import image_preparer
-from vlmpipe.trainer.models.image_tokens import ImageForm, image_form_of
+from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.preference import answer_tokens
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.progress import Progress
@@ -72,75 +71,83 @@ class Subject:
 
     model: AnsweringModel
     prepared: Storage
-    split: SplitIndex
-    shards: ShardReader
+    held_out: HeldOut
 
-    def images(self, sample: int) -> ShownImages:
-        """Those of a held-out sample."""
-        return ShownImages(
-            self.split.image_token_counts(sample),
-            self.split.image_sizes(sample),
-            self.split.image_sha256(sample),
-            lambda: self.shards.images(self.split.sample_location(sample)),
-            are_cached=True,
-        )
+    @property
+    def split(self) -> SplitIndex:
+        return self.held_out.split
 
 
 def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     """Evaluate `<run>/export/` on the held-out split; write evaluate.json and predictions.jsonl. Collective."""
     started = time.perf_counter()
     progress = Progress(job.run.run_uri, "evaluate") if worker.is_first else None
+    store = open_storage(job.run.run_uri)
+    champion = champion_of(store)
     subject = load_subject(job, worker)
-    questions = held_out_questions(subject, job.evaluate.max_samples)
+    held_out, split, stats = subject.held_out, subject.split, json.loads(subject.prepared.read("stats.json"))
+    questions = held_out.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
     mine = questions[worker.rank :: worker.world_size]
     controls = [*job.evaluate.controls, *selection_controls(job.model.relevance)]
-    rounds = ["", *controls]
-    answered: dict[str, list[Prediction]] = {}
+    shuffled = ShuffledImages(split, held_out.shards, subject.model.chat.form)
     benchmarks = open_benchmarks(job)
-    for control in rounds:
+    answered, resized = dict[str, list[Prediction]](), 0
+    for control in ["", *controls]:
         answered[control] = []
         for start in range(0, len(mine), job.evaluate.batch_questions):
             batch = mine[start : start + job.evaluate.batch_questions]
-            answered[control] += answer(job, subject, batch, control, worker)
+            asked = with_images(held_out, batch, shuffled if control == "shuffled_image" else None)
+            answered[control] += answer(job, subject.model, asked, worker.device, control=control)
+            resized += sum(not one.shown.are_cached for _, one in asked)
             if progress:
-                asked = sum(len(predictions) for predictions in answered.values())
-                progress.update(asked, len(mine) * len(rounds), unit="questions", message=control)
+                done = sum(len(predictions) for predictions in answered.values())
+                rounds = 1 + len(controls) + (champion is not None)
+                progress.update(done, len(mine) * rounds, unit="questions", message=control)
     relevant = relevance_of_questions(job, subject, mine, worker) if job.model.relevance else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
     everyone: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(everyone, answered)
-    all_relevant: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(all_relevant, relevant)
+    dist.all_gather_object(everyone, (answered, relevant, resized, subject.model.budget.out_of_memory))
     predictions = {
-        control: sorted((p for part in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
-        for control in rounds
+        control: sorted((p for part, *_ in everyone for p in part[control]), key=lambda p: (p.id, p.turn))
+        for control in answered
     }
-    store = open_storage(job.run.run_uri)
     if progress:  # before what may run out of memory
         store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
     loss, preferences = validation_loss(job, subject, worker)
+    chat = subject.model.chat
+    del subject  # its model, before another one is loaded
+    rescored = rescore(job, champion, held_out, mine, worker) if champion else None
     if not progress:
         return
-    stats = json.loads(subject.prepared.read("stats.json"))
     by_chance = chance(questions, stats["slices"])
-    pictures = {(q.id, q.turn): (*subject.split.image_sha256(q.sample), q.question) for q in questions}
+    pictures = {(q.id, q.turn): (*split.image_sha256(q.sample), q.question) for q in questions}
     scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = by_chance["slices"][name]["exact_match"]
     if job.model.relevance:
-        found = [one for part in all_relevant for one in part]
+        found = [one for _, part, *_ in everyone for one in part]
         scored_by_slice["relevance"] = summarised([one for _, one in found], scored_by_slice["exact_match"])
+    pairs = Pairs(held_out, questions, predictions[""])
+    resized, out_of_memory = (sum(part[number] for part in everyone) for number in (2, 3))
     result = {
         "samples": len({question.sample for question in questions}),
         **scored_by_slice,
         "chance": by_chance["exact_match"],
-        "paired": paired_answers(subject, questions, predictions, stats["slices"]),
+        "paired": paired_answers(pairs, questions, {one: predictions[one] for one in controls}, stats["slices"]),
+        **({"champion": champion_scores(rescored, pairs)} if rescored else {}),
         "loss": loss,
         "perplexity": math.exp(min(loss, 100.0)),
         **preferences,
+        **cut_answers(predictions[""], questions, chat, job.evaluate.max_new_tokens),
+        "earlier_turns": job.evaluate.earlier_turns,
+        "questions_after_turns": sum(bool(question.earlier) for question in questions),
+        "out_of_memory": out_of_memory,
         "confusion": confusions(predictions[""]),
         **({"benchmarks": benchmarked} if benchmarked else {}),
-        "controls": {control: exact_match(predictions[control]) for control in controls},
+        "controls": {
+            one: control_scores(predictions[one], len(questions), resized if one == "shuffled_image" else 0)
+            for one in controls
+        },
         "images": stats["splits"]["eval"]["unique_images"],
         "images_also_in_train": stats["eval_images_also_in_train"],
         "held_out_sha256": hashlib.sha256(
@@ -155,29 +162,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
             {"maps": [dict(zip(("id", "turn"), key, strict=True)) | one for key, one in found if one["relevance"]]},
         )
     write_record(store, "evaluate.json", result)
-    progress.finish(message=f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions")
-
-
-def paired_answers(
-    subject: Subject,
-    questions: Sequence[Question],
-    predictions: Mapping[str, Sequence[Prediction]],
-    slices: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The model's answers beside the majority baseline's and those of each control, to the same questions."""
-    images = {question.id: tuple(subject.split.image_sha256(question.sample)) or question.id for question in questions}
-    right = {(one.id, one.turn): one.correct for one in predictions[""]}
-    others = {control: {(one.id, one.turn): one.correct for one in predictions[control]} for control in predictions}
-    ordered = sorted(questions, key=lambda q: (q.id, q.turn))
-    baseline = baseline_answers(ordered, slices)
-    others["chance"] = {(q.id, q.turn): correct for q, correct in zip(ordered, baseline, strict=True)}
-    return {
-        name: paired_counts(
-            [images[identity] for identity, _ in answers], [right[key] for key in answers], list(answers.values())
-        ).model_dump()
-        for name, answers in others.items()
-        if name
-    }
+    notes = cut_sentence(result)
+    message = f"exact match {result['exact_match']:.3f} on {result['questions']} held-out questions"
+    progress.finish(message=f"{message}; {notes}" if notes else message)
 
 
 def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
@@ -195,63 +182,11 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
             fix="raise data.validation_fraction",
         )
     family, model = load_export(job, worker.device)
-    readers = open_readers(job)
+    readers, chat = open_readers(job), Chat.load(prepared, image_form_of(job.model))
+    budget = BatchBudget(job.evaluate.batch_tokens)
     return Subject(
-        model=AnsweringModel(family, model, Chat.load(prepared, image_form_of(job.model)), readers.features),
-        prepared=prepared,
-        split=split,
-        shards=readers.samples,
+        AnsweringModel(family, model, chat, readers.features, budget), prepared, HeldOut(split, readers.samples)
     )
-
-
-def held_out_questions(subject: Subject, max_samples: int) -> list[Question]:
-    """Every turn of the held-out samples, or of `max_samples` evenly spaced ones, as a question.
-
-    But for those that `asked_turns` leaves out.
-    """
-    count = len(subject.split)
-    chosen = min(count, max_samples or count)
-    questions = []
-    for sample in (number * count // chosen for number in range(chosen)):
-        turns = subject.shards.turns(subject.split.sample_location(sample))
-        identity, system = subject.split.ids[sample], turns[0].system
-        questions += [
-            Question(sample, identity, number, turn.slice, turn.question, turn.answer, system)
-            for number, turn in asked_turns(turns)
-        ]
-    return questions
-
-
-def asked_turns(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:
-    """The turns of a sample that can be asked, with their numbers.
-
-    None of a sample with images in answers, as the model answers in text, and none whose answer was no label, which may
-    be wrong.
-    """
-    if any(IMAGE_TOKEN in turn.answer for turn in turns):
-        return []
-    return [(number, turn) for number, turn in enumerate(turns) if not turn.is_context]
-
-
-def answer(
-    job: JobConfig, subject: Subject, questions: Sequence[Question], control: str, worker: ProcessContext
-) -> list[Prediction]:
-    """The model's answers to questions, with the images of a control ("": the question's own)."""
-    form, asked = subject.model.chat.form, []
-    for question in questions:
-        other = other_sample(subject.split, question.sample, form) if control == "shuffled_image" else None
-        own = subject.images(question.sample)
-        shown = own if other is None else subject.images(other)
-        asked.append(Asked(Turn(question.question, "", system=question.system), own, shown))
-    most, is_blank = job.evaluate.max_new_tokens, control == "no_image"
-    with selecting(subject.model.model, control):
-        answers = answer_questions(job, subject.model, asked, worker.device, max_new_tokens=most, is_blank=is_blank)
-    return [
-        Prediction(
-            q.id, q.turn, q.slice, q.question, q.answer, one.text, is_right(q.answer, one.text), one.finish_reason
-        )
-        for q, one in zip(questions, answers, strict=True)
-    ]
 
 
 def relevance_of_questions(
@@ -261,8 +196,10 @@ def relevance_of_questions(
     found: list[dict[str, Any]] = []
     for start in range(0, len(questions), job.evaluate.batch_questions):
         batch = questions[start : start + job.evaluate.batch_questions]
-        turns = [subject.shards.turns(subject.split.sample_location(asked.sample))[asked.turn] for asked in batch]
-        images = [subject.images(asked.sample) for asked in batch]
+        turns = [
+            subject.held_out.shards.turns(subject.split.sample_location(asked.sample))[asked.turn] for asked in batch
+        ]
+        images = [subject.held_out.images(asked.sample) for asked in batch]
         found += relevance_records(job, subject.model, turns, images, worker.device)
     return [((asked.id, asked.turn), one) for asked, one in zip(questions, found, strict=True)]
 
@@ -286,7 +223,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     module = model.family.training_module(job.model, model.model, cached=cached).eval()
     Recompute(loss_chunk_tokens=job.train.loss_chunk_tokens).apply(model.family, module)
     total = torch.zeros(2, dtype=torch.float64, device=worker.device)
-    loader = PackedLoader(subject.split, sequence, model.chat, subject.shards, images=not cached)
+    loader = PackedLoader(subject.split, sequence, model.chat, subject.held_out.shards, images=not cached)
     pairs: dict[str, list[float]] = {}
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
@@ -314,22 +251,6 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
         return loss, simpo_scores(log_probs, tokens, job.train.simpo_beta, job.train.simpo_gamma)
     references = None if job.train.trainer else torch.from_numpy(references_of_run(job.run.run_uri, "eval"))
     return loss, preference_scores(log_probs, references, job.train.dpo_beta)
-
-
-def other_sample(split: SplitIndex, sample: int, form: ImageForm) -> int:
-    """A distant sample whose images have the same tokens (and tiles in each direction), so that only the image changes.
-
-    Distant, because samples with neighbouring ids are often related, such as one scan at two places.
-    """
-    counts, own = split.image_token_counts(sample), set(split.image_sha256(sample))
-    marks = form.marks(split.image_sizes(sample))
-    for step in range(len(split)):
-        other = (sample + len(split) // 2 + step) % len(split)
-        if split.image_token_counts(other) != counts or not own.isdisjoint(split.image_sha256(other)):
-            continue
-        if form.marks(split.image_sizes(other)) == marks:
-            return other
-    return sample
 
 
 def main(arguments: list[str] | None = None) -> None:

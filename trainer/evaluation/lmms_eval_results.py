@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vlmpipe.trainer.errors import ExitCode, UserError
-from vlmpipe.trainer.evaluation.bootstrap import interval, resampled_sums
+from vlmpipe.trainer.evaluation.significance.bootstrap import interval, resampled_sums
 
 FORMAT = "lmms-eval"  # in evaluate.json, in place of a format of question files
 FAILED = "[LMMS_EVAL_REQUEST_FAILED"  # begins the answer to a question whose request failed

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
 
 from vlmpipe.trainer.data.prepare.deduplicate import counted_question
+from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.evaluation.cider import LEAST_PICTURES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 
-LEAST_SIMILARITY = 0.5  # lower similarities score 0
+LEAST_SIMILARITY = 0.5  # this and lower similarities score 0
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Question:
     question: str
     answer: str
     system: str = ""
+    earlier: tuple[Turn, ...] = ()  # turns before it, asked with their reference answers
+    images: int | None = None  # the first ones of its sample that it sees; None: all
+
+    def after(self, earlier: tuple[Turn, ...], images: int | None) -> Question:
+        return replace(self, earlier=earlier, images=images)
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,17 @@ def overlap_sentence(evaluation: Mapping[str, Any]) -> str:
     return f"{shared:,} of {images:,} held-out images are also in the training split"
 
 
+def cut_sentence(evaluation: Mapping[str, Any]) -> str:
+    """A note about answers that the limit of tokens cut, or is bound to cut; "" without any."""
+    cut, longer, most = (evaluation.get(name) for name in ("cut_answers", "longer_expected_answers", "max_new_tokens"))
+    parts = []
+    if isinstance(cut, int) and cut:
+        parts.append(f"{cut:,} answers were cut at {most} tokens")
+    if isinstance(longer, int) and longer:
+        parts.append(f"{longer:,} expected answers are longer than {most} tokens")
+    return " and ".join(parts) and f"{' and '.join(parts)}; raise evaluate.max_new_tokens"
+
+
 def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Mapping[str, Any]]) -> list[bool]:
     """Whether the majority baseline is right: the most frequent training answer to this very question where training
     repeats it, else to its slice's questions.
@@ -147,19 +164,18 @@ def vqa_accuracy(answer: str, prediction: str) -> float:
 
 
 def anls(answer: str, prediction: str) -> float:
-    """Normalised Levenshtein similarity, 0 below one half: how well text was read, tolerating single letters.
+    """Normalised Levenshtein similarity, 0 at one half and below: how well text was read, tolerating single letters.
 
-    Source: Biten et al. 2019, arXiv 1905.13648, equation 1, where one half itself counts 0; in programs that compute it
-    and here it counts one half. Case and white space do not matter.
+    Source: Biten et al. 2019, arXiv 1905.13648, equation 1. Case and white space do not matter.
     """
     expected, read = (" ".join(text.lower().split()) for text in (answer, prediction))
     if expected == read:
         return 1.0
     longest = max(len(expected), len(read))
-    if min(len(expected), len(read)) < LEAST_SIMILARITY * longest:  # the distance is the difference in length or more
+    if min(len(expected), len(read)) <= LEAST_SIMILARITY * longest:  # the distance is the difference in length or more
         return 0.0
     similarity = 1 - levenshtein(expected, read) / longest
-    return similarity if similarity >= LEAST_SIMILARITY else 0.0
+    return similarity if similarity > LEAST_SIMILARITY else 0.0
 
 
 def levenshtein(one: str, other: str) -> int:

@@ -22,6 +22,7 @@ from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sources.image_files import IMAGE_SUFFIXES
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_questions, ask_about
+from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.serving.exported_model import load_export
 
@@ -199,9 +200,8 @@ def _table(source: Path) -> Iterator[Any]:
 
 def _answering_model(job: JobConfig, device: torch.device) -> AnsweringModel:
     family, model = load_export(job, device)
-    return AnsweringModel(
-        family, model, Chat.load(open_prepared(job.pointers().prepared_uri), image_form_of(job.model)), None
-    )
+    chat = Chat.load(open_prepared(job.pointers().prepared_uri), image_form_of(job.model))
+    return AnsweringModel(family, model, chat, None, BatchBudget(job.evaluate.batch_tokens))
 
 
 def _asked(job: JobConfig, chat: Chat, one: ToAnswer) -> Asked:

@@ -16,9 +16,12 @@ from vlmpipe.trainer.config.benchmarks import SCORES
 from vlmpipe.trainer.errors import DataError
 
 if TYPE_CHECKING:
-    from vlmpipe.trainer.evaluation.bootstrap import Float64Array
+    from vlmpipe.trainer.evaluation.significance.bootstrap import Float64Array
 
 Key = tuple[str, int, str, str]  # id of the sample, turn, question, expected answer
+SEEDS = (
+    "trainings of the same settings differ too, by their seeds: only a sweep with several starts tells recipes apart"
+)
 METRICS = ("exact_match", "vqa_accuracy", "anls")
 
 
@@ -131,6 +134,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
     benchmarks, notes = _benchmarks(sides)
     if left := max(len(each) for each in answers) - len(shared):
         notes.insert(0, f"{left:,} questions that not all runs were asked are left out")
+    notes.append(SEEDS)
     right = [tuple(bool(of_run[number]["correct"]) for of_run in lines) for number in range(len(shared))]
     disagreements = [
         Disagreement(
@@ -193,7 +197,7 @@ def _measured(
     """The runs' means of each metric, with the bootstrap's intervals."""
     import numpy as np
 
-    from vlmpipe.trainer.evaluation.bootstrap import interval, resampled_sums
+    from vlmpipe.trainer.evaluation.significance.bootstrap import interval, resampled_sums
 
     sums = resampled_sums(groups, np.column_stack([values, np.ones(len(values))]))
     means, resampled = values.mean(axis=0), sums[:, :-1] / sums[:, -1:]
@@ -229,8 +233,9 @@ def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
             notes.append(f"benchmark {name} is left out: none of its scores is a mean over questions")
             continue
         answers = [side.benchmark(name) for side in sides]
-        groups = [line["image"] for line in answers[0]]
-        tallies = [[line["score"] for line in lines] for lines in zip(*answers, strict=True)]
+        lines = [line for line in zip(*answers, strict=True) if line[0]["score"] is not None]  # that the score counts
+        groups = [first["image"] for first, *_ in lines]
+        tallies = [[line["score"] for line in of_runs] for of_runs in lines]
         whole, *_ = _rows([side.name for side in sides], (metric,), groups, tallies, [""] * len(groups))
         rows.append(ScoreRow(name, whole.metric, whole.questions, whole.runs))
     return rows, notes

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from vlmpipe.config.sections.output import GateConfig
-from vlmpipe.trainer.evaluation.paired import LEVEL, PairedCounts, is_above
+from vlmpipe.trainer.evaluation.significance.paired import LEVEL, PairedCounts, is_above
 
 DIFFERENCES = (-0.05, -0.02, -0.01, 0.0, 0.01, 0.02, 0.05)  # of true exact match from the champion's
 DIFFERING = (0.05, 0.1, 0.2)  # shares of answers of which just one side's is right

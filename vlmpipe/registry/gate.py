@@ -2,7 +2,7 @@
 
 Every requirement becomes one `Check` with its value, its threshold and a sentence that explains it. A required number
 that the evaluation lacks is a failed check. Comparisons with the champion, the majority baseline and the shuffled image
-are tests of answers to the same questions (`vlmpipe.trainer.evaluation.paired`).
+are tests of answers to the same questions (`vlmpipe.trainer.evaluation.significance.paired`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.evaluation.metrics import overlap_sentence
-from vlmpipe.trainer.evaluation.paired import PairedCounts, interval, is_above
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, interval, is_above
 
 # A margin is a difference of two rounded shares: 0.3 - 0.1 must reach a threshold of 0.2.
 ROUNDING = 1e-9

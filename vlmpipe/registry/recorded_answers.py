@@ -6,7 +6,7 @@ grown between them.
 
 from __future__ import annotations
 
-from vlmpipe.trainer.evaluation.paired import PairedCounts, paired_counts
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.records import read_lines
 

@@ -20,6 +20,8 @@ from vlmpipe.registry.recorded_answers import recorded_answers
 from vlmpipe.trainer.checkpoint.resume_rules import as_trained
 from vlmpipe.trainer.config.job import DataPointers, JobConfig, run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.evaluation.held_out.champion_pointer import CHAMPION_FILE, ChampionPointer
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.export_manifest import require_whole_export
@@ -51,16 +53,42 @@ def decide_run(run_uri: str) -> Decision:
 def _against(
     entry: Entry, settings: Mapping[str, Any], evaluation: Mapping[str, Any], store: Storage
 ) -> AgainstChampion:
-    """The model in use beside this run's: its recorded answers."""
-    champion = entry.as_champion()
+    """The model in use beside this run's: its answers in this evaluation, else those that its run has recorded."""
+    champion, asked = entry.as_champion(), evaluation.get("champion") or {}
     if entry.run_id == evaluation["run_id"]:
         obstacle = "it is an earlier checkpoint of this run, whose recorded answers are replaced"
         return AgainstChampion(champion, obstacle=obstacle)
+    if (asked.get("version"), asked.get("run_id")) == (entry.version, entry.run_id):
+        if asked.get("obstacle"):
+            return AgainstChampion(champion, obstacle=asked["obstacle"])
+        left_out = asked.get("in_its_training")
+        where = f" (without {left_out:,} questions of its training data)" if left_out else ""
+        return AgainstChampion(champion, PairedCounts.model_validate(asked["paired"]), where=where)
     paired = recorded_answers(store, open_storage(run_uri_of(settings["run"]["root_uri"], entry.run_id, "")))
     if paired is None:
-        obstacle = "its run has left no answers to at least half of the questions that it was asked"
+        obstacle = "this evaluation did not ask it, and its run has left no answers to at least half of its questions"
         return AgainstChampion(champion, obstacle=obstacle)
     return AgainstChampion(champion, paired, where=", by the answers that its run has recorded,")
+
+
+def point_to_champion(run_uri: str) -> None:
+    """Write `champion.json`, the model in use that the evaluation is to ask too; remove it where there is none."""
+    store = open_storage(run_uri)
+    settings = _read(store, "run.json", "resolve-run")
+    registry, model, _ = open_registry(settings)
+    entry = registry.champion(model)
+    root_uri, run_id = settings["run"]["root_uri"], settings["run"]["run_id"]
+    bounds = GateConfig.model_validate(settings["gate"])
+    if entry is None or entry.run_id == run_id or bounds.bounds == "none" or bounds.max_regression is None:
+        store.delete(CHAMPION_FILE)
+        return
+    pointer = ChampionPointer(
+        version=entry.version,
+        run_id=entry.run_id,
+        run_uri=run_uri_of(root_uri, entry.run_id, ""),
+        checkpoint=entry.checkpoint,
+    )
+    write_record(store, CHAMPION_FILE, pointer.model_dump())
 
 
 def was_accepted(run_uri: str) -> bool:

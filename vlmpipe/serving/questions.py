@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from vlmpipe.trainer.config.job import DataPointers, JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import SETTINGS, asked_question
 from vlmpipe.trainer.data.chat.messages import content_parts
+from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
@@ -73,24 +75,39 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
     asked = []
     for line in chosen:
         place = split.sample_location(numbers[line["id"]])
-        system = shards.turns(place)[0].system
-        messages = chat_messages(line["question"], system, shards.images(place), as_text=as_text)
+        turns, images = shards.turns(place), shards.images(place)
+        earlier = turns[: line["turn"]] if job.evaluate.earlier_turns == "reference" else ()
+        if earlier:
+            images = images[: sum(turn.question.count(IMAGE_TOKEN) for turn in turns[: line["turn"] + 1])]
+        messages = chat_messages(line["question"], turns[0].system, images, as_text=as_text, earlier=earlier)
         most, finish = job.evaluate.max_new_tokens, line.get("finish_reason", "")
         asked.append(HeldOutQuestion(line["id"], line["turn"], messages, most, line["prediction"], finish))
     return asked
 
 
-def chat_messages(question: str, system: str, images: list[bytes], *, as_text: bool) -> Chat:
-    """The messages that ask this. as_text: the prompt is the question as it is written, line ends included."""
-    text, left = asked_question(question, len(images)), iter(images)
+def chat_messages(
+    question: str, system: str, images: Sequence[bytes], *, as_text: bool, earlier: Sequence[Turn] = ()
+) -> Chat:
+    """The messages that ask this, after earlier turns with their answers.
+
+    as_text: the prompt is the question as it is written, line ends included.
+    """
+    left = iter(images)
+    messages: Chat = [{"role": "system", "content": system}] if system else []
+    for turn in earlier:
+        messages.append({"role": "user", "content": _content(turn.question, left, as_text=as_text)})
+        messages.append({"role": "assistant", "content": turn.answer})
+    text = question if earlier else asked_question(question, len(images))
+    return [*messages, {"role": "user", "content": _content(text, left, as_text=as_text)}]
+
+
+def _content(text: str, images: Iterator[bytes], *, as_text: bool) -> list[dict[str, Any]]:
     parts = _verbatim_parts(text) if as_text else content_parts(text)
-    content = [
-        {"type": "image_url", "image_url": {"url": data_uri(next(left))}} if part is None
+    return [
+        {"type": "image_url", "image_url": {"url": data_uri(next(images))}} if part is None
         else {"type": "text", "text": part}
         for part in parts
     ]  # fmt: skip
-    begin: Chat = [{"role": "system", "content": system}] if system else []
-    return [*begin, {"role": "user", "content": content}]
 
 
 def _verbatim_parts(text: str) -> list[str | None]:

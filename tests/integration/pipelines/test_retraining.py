@@ -19,7 +19,7 @@ from tests.support.trainer.runs import run_ranks, train_runs
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.registry.folder import FolderRegistry
-from vlmpipe.registry.release import decide_run, register_run
+from vlmpipe.registry.release import decide_run, point_to_champion, register_run
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
@@ -68,7 +68,10 @@ def require_second_run_is_only_what_is_new(first: str, second: str, *, chunks: b
     decision = content(second, "decision.json")
     (comparison,) = (check for check in decision["checks"] if check["name"] == "no regression")
     assert decision["champion"]["version"] == 1
-    assert comparison["questions"] == held_out
+    champion = content(second, "evaluate.json")["champion"]
+    assert champion["questions"] == comparison["questions"], "the champion is asked in the same job"
+    assert champion["questions"] == content(second, "evaluate.json")["questions"] > held_out, "also what is new"
+    assert champion["in_its_training"] == 0 and champion["run_id"] == decision["champion"]["run_id"]
     assert comparison["threshold"] is not None and decision["reason"]
 
 
@@ -96,6 +99,7 @@ def carry_out(root: Path, run_id: str, data: Path, **gate: Any) -> str:
         else:
             train_runs([job], processes=1)
             sync_run(job)
+            point_to_champion(job.run.run_uri)
     decide_run(job.run.run_uri)
     return job.run.run_uri
 
@@ -119,7 +123,7 @@ def carry_out_gate_alone(run_uri: str, **gate: Any) -> dict[str, Any]:
     """The decision about the same run under another gate."""
     store = open_storage(run_uri)
     settings = content(run_uri, "run.json")
-    write_record(store, "run.json", settings | {"gate": gate | {"max_regression": None}})
+    write_record(store, "run.json", settings | {"gate": GATE | gate | {"max_regression": None}})
     decide_run(run_uri)
     return content(run_uri, "decision.json")
 

@@ -15,9 +15,9 @@ from vlmpipe.serving.agreement import measure_agreement
 from vlmpipe.serving.openai import CHAT_PATH, ChatServer, request_body
 from vlmpipe.serving.questions import HeldOutQuestion, held_out_questions
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.evaluation import evaluate
-from vlmpipe.trainer.evaluation.answer import Asked, encoded_inputs, published_inputs
+from vlmpipe.trainer.evaluation.answer import encoded_inputs, published_inputs
+from vlmpipe.trainer.evaluation.held_out.questions import with_images
 
 TOP = 5  # tokens whose probabilities are compared
 DEVICE = torch.device("cpu")
@@ -86,10 +86,11 @@ def evaluated(job: JobConfig, *, causal_images: bool = False) -> dict[tuple[str,
     subject, found = evaluate.load_subject(job, worker), {}
     model = subject.model
     inputs = published_inputs if model.chat.form.published else encoded_inputs
-    for question in evaluate.held_out_questions(subject, job.evaluate.max_samples):
-        shown = subject.images(question.sample)
-        asked = Asked(Turn(question.question, "", system=question.system), shown, shown)
-        prompt = model.chat.prompt(asked.turn, shown.counts, shown.sizes)
+    held_out = subject.held_out
+    questions = held_out.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
+    for question, asked in with_images(held_out, questions):
+        shown = asked.shown
+        prompt = model.chat.prompt(asked.turn, shown.counts, shown.sizes, asked.earlier)
         ids = torch.tensor([prompt])
         given = inputs(job, model, [shown], DEVICE, is_blank=False)(ids)
         if causal_images:

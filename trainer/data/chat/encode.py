@@ -169,10 +169,18 @@ class Chat:
         chosen, other = (self.encode(each, counts, sizes) for each in (turns, rejected))
         return _last_labelled(chosen), _last_labelled(other)
 
-    def prompt(self, turn: Turn, counts: Sequence[int], sizes: Sequence[tuple[int, int]] | None = None) -> list[int]:
-        """Tokens that ask one question about a sample's images (`asked_question`)."""
-        question = asked_question(turn.question, len(counts))
-        asked = self.messages([dataclasses.replace(turn, question=question, answer="")])
+    def prompt(
+        self,
+        turn: Turn,
+        counts: Sequence[int],
+        sizes: Sequence[tuple[int, int]] | None = None,
+        earlier: Sequence[Turn] = (),
+    ) -> list[int]:
+        """Tokens that ask a question about images: alone (`asked_question`), or after earlier turns and their answers,
+        where all images are marked.
+        """
+        question = turn.question if earlier else asked_question(turn.question, len(counts))
+        asked = self.messages([*earlier, dataclasses.replace(turn, question=question, answer="")])
         return self.encode_messages(asked, counts, sizes, is_prompt=True).input_ids
 
     def encode_messages(

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vlmpipe.trainer.evaluation.bootstrap import Float64Array
+from vlmpipe.trainer.evaluation.significance.bootstrap import Float64Array
 
 LONGEST_GRAM = 4
 BETA = 1.2
+TINY, SMALL = 1e-15, 1e-9
 BLEU_COLUMNS = 2 * LONGEST_GRAM + 2
 
 Words = Sequence[str]
@@ -39,14 +40,13 @@ def bleu_tally(references: Sequence[Words], caption: Words) -> tuple[float, ...]
 
 
 def bleu(sums: Float64Array) -> Float64Array:
-    """BLEU-4, 0 to 1, from sums of tallies (..., BLEU_COLUMNS): no smoothing, so 0 where no four words agree."""
+    """BLEU-4, 0 to 1, from sums of tallies (..., BLEU_COLUMNS), with the constants of pycocoevalcap, the program of
+    COCO's authors: a set of which no four words agree has a score near 0.
+    """
     matched, whole = sums[..., :LONGEST_GRAM], sums[..., LONGEST_GRAM : 2 * LONGEST_GRAM]
-    length, reference = sums[..., -2], sums[..., -1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        precision = np.exp(np.log(matched / whole).mean(axis=-1))
-        brevity = np.where(length > reference, 1.0, np.exp(1 - reference / length))
-        found = precision * brevity
-    return np.where((matched > 0).all(axis=-1), found, 0.0)
+    ratio = (sums[..., -2] + TINY) / (sums[..., -1] + SMALL)
+    precision = ((matched + TINY) / (whole + SMALL)).prod(axis=-1) ** (1 / LONGEST_GRAM)
+    return precision * np.where(ratio < 1, np.exp(1 - 1 / np.minimum(ratio, 1.0)), 1.0)
 
 
 def rouge_l(references: Sequence[Words], caption: Words) -> float:

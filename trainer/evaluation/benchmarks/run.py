@@ -15,6 +15,7 @@ from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_ques
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
 from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 from vlmpipe.trainer.evaluation.benchmarks.scores import score
+from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import seal_lines
@@ -34,15 +35,14 @@ def run_benchmarks(
     results, size = {}, job.evaluate.batch_questions
     for config, questions in benchmarks:
         mine = questions[worker.rank :: worker.world_size]
-        predictions: list[str] = []
-        longest = config.max_new_tokens or job.evaluate.max_new_tokens
+        predictions: list[GeneratedAnswer] = []
         for start in range(0, len(mine), size):
             batch = [ask(job, model, config, question) for question in mine[start : start + size]]
-            answers = answer_questions(job, model, batch, worker.device, max_new_tokens=longest)
-            predictions += [one.text for one in answers]
+            answers = answer_questions(job, model, batch, worker.device, max_new_tokens=config.answer_tokens)
+            predictions += answers
             if progress:
                 progress.update(len(predictions), len(mine), unit="questions", message=config.name)
-        everyone: list[list[str]] = [[]] * worker.world_size
+        everyone: list[list[GeneratedAnswer]] = [[]] * worker.world_size
         dist.all_gather_object(everyone, predictions)
         if progress:
             ordered = [
@@ -59,9 +59,10 @@ def ask(job: JobConfig, model: AnsweringModel, config: BenchmarkConfig, question
 
 
 def write_scores(
-    job: JobConfig, config: BenchmarkConfig, questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]
+    job: JobConfig, config: BenchmarkConfig, questions: Sequence[BenchmarkQuestion], answers: Sequence[GeneratedAnswer]
 ) -> dict[str, Any]:
     """Write the answers into the run's folder; returns the part of evaluate.json."""
+    predictions = [answer.text for answer in answers]
     scored = score(config.format, questions, predictions)
     lines = [
         {
@@ -84,5 +85,7 @@ def write_scores(
         "scores": scored.scores(),
         "intervals": scored.intervals(),
         "slices": scored.slices(),
+        "max_new_tokens": config.answer_tokens,
+        "cut_answers": sum(answer.finish_reason == "length" for answer in answers),
         "questions_sha256": hashlib.sha256(asked.encode()).hexdigest(),
     }

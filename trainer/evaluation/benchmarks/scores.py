@@ -13,26 +13,27 @@ import numpy as np
 from vlmpipe.trainer.config.benchmarks import SCORES, BenchmarkFormat
 from vlmpipe.trainer.evaluation.benchmarks.captions import BLEU_COLUMNS, bleu, bleu_tally, rouge_l
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
-from vlmpipe.trainer.evaluation.bootstrap import Float64Array, interval, resampled_sums
 from vlmpipe.trainer.evaluation.cider import cider_d_of_tokens, tokens
 from vlmpipe.trainer.evaluation.metrics import anls
+from vlmpipe.trainer.evaluation.significance.bootstrap import Float64Array, interval, resampled_sums
 from vlmpipe.trainer.evaluation.vqa_answers import consensus
 
 TOLERANCE = 0.05  # ChartQA: of a number, relative to the right one
 CHOICE_MARKS = ".()[],:;!*#{}"
-MOST_WORDS_WITH_A = 3  # in a longer answer, "A" may be the article
+LAST_WORDS = 4  # of an answer, among which the letter of the choice is looked for
+MOST_TEXT = 2  # times the characters of all choices: a longer answer is not searched for a choice's text
 
 
 @dataclass(frozen=True)
 class Scored:
     """The scored answers of a benchmark.
 
-    each: the format's first score, by question.
+    each: the format's first score, by question; its mean is that score. None of questions that it does not count.
     tallies: (questions, columns), from whose sums `of_sums` computes all scores.
     """
 
     questions: Sequence[BenchmarkQuestion]
-    each: Sequence[float]
+    each: Sequence[float | None]
     tallies: Float64Array
     of_sums: Callable[[Float64Array], dict[str, Float64Array]]
 
@@ -119,12 +120,16 @@ def _of_confusion(sums: Float64Array) -> dict[str, Float64Array]:
 def chosen_letter(prediction: str, choices: Sequence[tuple[str, str]]) -> str:
     """The choice that an answer names by its letter, else by its text; "" where it names none or several.
 
-    MMBench lets a language model decide such answers; here they count as wrong.
+    The rules of VLMEvalKit, with which published figures are made, before it asks a language model: the only letter of
+    a choice among the words, and it is one of the last four, so that "The answer is A." counts; else the only choice
+    whose text is in an answer of at most twice the choices' length. Other answers count as wrong.
     """
     words = prediction.translate(str.maketrans(CHOICE_MARKS, " " * len(CHOICE_MARKS))).split()
     named = [letter for letter, _ in choices if letter in words]
-    if len(named) == 1 and not ("A" in words and len(words) > MOST_WORDS_WITH_A):
+    if len(named) == 1 and words.index(named[0]) >= len(words) - LAST_WORDS:
         return named[0]
+    if len(prediction) > MOST_TEXT * sum(len(text) for _, text in choices):
+        return ""
     said = prediction.lower()
     named = [letter for letter, text in choices if text.lower() in said]
     return named[0] if len(named) == 1 else ""
@@ -151,7 +156,10 @@ def _choices(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str])
         found = {"accuracy": _ratio(sums[..., 0], sums[..., 1])}
         return found | ({"circular_accuracy": _ratio(sums[..., 2], sums[..., 3])} if has_rotations else {})
 
-    return Scored(questions, list(map(float, right)), np.array(tallies, np.float64), of_sums)
+    each = [
+        float(is_right) if asked.id == asked.group else None for asked, is_right in zip(questions, right, strict=True)
+    ]
+    return Scored(questions, each, np.array(tallies, np.float64), of_sums)
 
 
 # ---- ChartQA

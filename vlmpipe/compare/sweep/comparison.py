@@ -138,7 +138,13 @@ def compared(results: SweepResults) -> SweepComparison:
     if left := max(len(one.scores) for one in done) - len(shared):
         notes.append(f"{left:,} questions that not all variants were asked are left out")
     if any(len(trainings) == 1 for trainings in of_variant.values()):
-        notes.append("an interval of a variant with one training holds the chance of questions only")
+        notes.append("a variant with one training has no verdict: its interval holds the chance of questions only")
+    unseen = [one.difference.could_see for one in variants if one.difference and one.verdict == "no difference shown"]
+    if could_see := [one for one in unseen if one is not None]:
+        notes.append(
+            f"where no difference is shown, one of {max(could_see):.3f} would have been in four of five such sweeps, "
+            "before the correction for the number of variants"
+        )
     return SweepComparison(
         metric=content["metric"],
         baseline=content["baseline"],
@@ -167,6 +173,7 @@ def _variants(
             found.append(ComparedVariant(name, one["values"], 0, errors, verdict="failed"))
             continue
         difference = resampled.difference(name, baseline) if name in p_corrected else None
+        starts = min(len(trainings), len(of_variant.get(baseline, ())))
         found.append(
             ComparedVariant(
                 name=name,
@@ -176,7 +183,7 @@ def _variants(
                 score=resampled.score(name),
                 difference=difference,
                 p_corrected=p_corrected.get(name),
-                verdict=_verdict(difference, p_corrected.get(name)),
+                verdict=_verdict(difference, p_corrected.get(name), starts),
                 selection=_selection(trainings),
                 train_s=fmean(each.train_s for each in trainings),
                 evaluate_s=fmean(each.evaluate_s for each in trainings),
@@ -187,9 +194,12 @@ def _variants(
     return found
 
 
-def _verdict(difference: Measured | None, p_corrected: float | None) -> str:
+def _verdict(difference: Measured | None, p_corrected: float | None, starts: int) -> str:
+    """How the variant compares with the baseline. With one training of a side nothing tells it from another start."""
     if difference is None or p_corrected is None:
         return ""
+    if starts < 2:
+        return "one start: no verdict"
     if p_corrected >= LEVEL:
         return "no difference shown"
     return "better" if difference.value > 0 else "worse"
@@ -232,7 +242,9 @@ def _hypotheses(claims: Sequence[dict[str, Any]], resampled: Resampled) -> list[
         if p is not None:
             differences = tuple(resampled.difference(one["variant"], other) for other in one["against"])
             is_refuted = any(each.interval[1] < -one["margin"] for each in differences)
-            answer = "supported" if p < LEVEL else "contradicted" if is_refuted else "not shown"
+            has_starts = all(resampled.variants[name].starts > 1 for name in (one["variant"], *one["against"]))
+            shown: Answer = "supported" if p < LEVEL else "contradicted" if is_refuted else "not shown"
+            answer = shown if has_starts else "not shown"
         found.append(
             Hypothesis(one["claim"], one["variant"], tuple(one["against"]), one["margin"], answer, differences, p)
         )

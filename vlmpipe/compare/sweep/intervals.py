@@ -1,66 +1,113 @@
 """Intervals and tests over two sources of chance: the random starts of a training and the questions it was asked.
 
-A resample draws the samples of the evaluation split, the same ones for all variants, and for each variant its starts.
-Deviations of starts from their mean are widened first: by sqrt(n / (n - 1)), as n drawn from n vary too little by that
-much (Davison and Hinkley 1997, Bootstrap Methods and their Application, section 3.8), and by Student's t over the
-normal quantile, as few starts say little about how starts vary.
+The variance of a variant's mean is that of drawing questions, by the bootstrap over samples, the same draws for all
+variants; and that of starts beyond it: the means of starts vary by their answers to the same questions too, which the
+draws have already. Student's degrees of freedom are Satterthwaite's (1946, An approximate distribution of estimates of
+variance components, Biometrics Bulletin 2): where questions decide, few starts cost little.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vlmpipe.trainer.evaluation.bootstrap import SEED, Float64Array, interval
+from vlmpipe.trainer.evaluation.significance.bootstrap import SEED, Float64Array
+from vlmpipe.trainer.evaluation.significance.paired import student_cdf, student_quantile
 
 RESAMPLES = 10_000
 LEVEL = 0.05  # of a test, after correction
-# Quantile 0.975 of Student's t over the normal distribution's, by starts of each of two variants: 2 (n - 1) degrees of
-# freedom. Of 11 starts it is 1.064; all from there on take STUDENT_OF_MORE.
-STUDENT_OF_MORE = 1.06
-STUDENT = {2: 2.195, 3: 1.417, 4: 1.248, 5: 1.177, 6: 1.137, 7: 1.112, 8: 1.094, 9: 1.082, 10: 1.072}
+POWER = 0.8  # how often a difference that "could have been seen" is shown
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A value with the interval that holds 95 % of its resamples."""
+    """A value with its 95 % interval.
+
+    could_see: of a difference, how large one must be to be shown in four of five such sweeps.
+    """
 
     value: float
     interval: tuple[float, float]
+    could_see: float | None = None
+
+
+@dataclass(frozen=True)
+class VariantScores:
+    """A variant's mean score, and what it would vary by.
+
+    draws: (RESAMPLES,) the mean if other questions were drawn.
+    starts_variance: of the mean, by starts beyond what questions explain.
+    starts_error: of the mean, by all that starts differ in; its squared share sets the degrees of freedom.
+    """
+
+    mean: float
+    draws: Float64Array
+    starts: int
+    starts_variance: float
+    starts_error: float
 
 
 @dataclass(frozen=True)
 class Resampled:
-    """Mean scores of variants. means: by variant; draws: by variant, (RESAMPLES,).
+    """Mean scores of variants that were asked the same questions.
 
-    `is_share`: every score lies from 0 to 1, as an accuracy does.
+    is_share: every score lies from 0 to 1, as an accuracy does.
     """
 
-    means: dict[str, float]
-    draws: dict[str, Float64Array]
+    variants: dict[str, VariantScores]
     is_share: bool
 
+    @property
+    def means(self) -> dict[str, float]:
+        return {name: one.mean for name, one in self.variants.items()}
+
     def score(self, variant: str) -> Measured:
-        """The mean; of few starts, Student's widening leads past what a share can be, where the interval ends."""
-        low, high = interval(self.draws[variant])
-        return Measured(self.means[variant], (max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
+        one = self.variants[variant]
+        error, freedom = _error(one.draws, [one])
+        half = student_quantile(1 - LEVEL / 2, freedom) * error
+        low, high = one.mean - half, one.mean + half
+        return Measured(one.mean, (max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
 
     def difference(self, variant: str, other: str) -> Measured:
         """Of the first from the second."""
-        return Measured(self.means[variant] - self.means[other], interval(self.draws[variant] - self.draws[other]))
+        value, error, freedom = self._compared(variant, other)
+        quantile = student_quantile(1 - LEVEL / 2, freedom)
+        half, could_see = quantile * error, (quantile + student_quantile(POWER, freedom)) * error
+        return Measured(value, (value - half, value + half), could_see)
 
     def p_two_sided(self, variant: str, other: str) -> float:
         """How often a difference this large or larger arises without one."""
-        draws = self.draws[variant] - self.draws[other]
-        tails = [(int((draws <= 0).sum()) + 1), (int((draws >= 0).sum()) + 1)]
-        return min(1.0, 2 * min(tails) / (len(draws) + 1))
+        value, error, freedom = self._compared(variant, other)
+        return 2 * (1 - _cdf(abs(value), error, freedom))
 
     def p_better(self, variant: str, other: str, margin: float = 0.0) -> float:
         """Of the claim that the first is better than the second, or worse by less than `margin`."""
-        draws = self.draws[variant] - self.draws[other]
-        return (int((draws <= -margin).sum()) + 1) / (len(draws) + 1)
+        value, error, freedom = self._compared(variant, other)
+        return 1 - _cdf(value + margin, error, freedom)
+
+    def _compared(self, variant: str, other: str) -> tuple[float, float, int]:
+        """Difference of the means, its standard error, and degrees of freedom."""
+        one, two = self.variants[variant], self.variants[other]
+        return one.mean - two.mean, *_error(one.draws - two.draws, [one, two])
+
+
+def _error(draws: Float64Array, variants: Sequence[VariantScores]) -> tuple[float, int]:
+    """Standard error, and Satterthwaite's degrees of freedom, rounded down."""
+    variance = float(draws.var()) + sum(one.starts_variance for one in variants)
+    spent = sum(one.starts_error**2 / (one.starts - 1) for one in variants if one.starts > 1)
+    freedom = max(1, min(10_000, int(variance**2 / spent))) if spent else 10_000
+    return math.sqrt(variance), freedom
+
+
+def _cdf(value: float, error: float, freedom: int) -> float:
+    """Of a value over its standard error."""
+    if error == 0:
+        return 0.5 if value == 0 else float(value > 0)
+    ratio = value / error
+    return student_cdf(ratio, freedom) if ratio >= 0 else 1 - student_cdf(-ratio, freedom)
 
 
 def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[str]) -> Resampled:
@@ -76,7 +123,7 @@ def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[s
     count = len(numbers)
     times = chance.multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
     questions = times @ np.bincount(of_question, minlength=count)
-    means, draws = dict[str, float](), dict[str, Float64Array]()
+    variants = {}
     for variant, of_starts in scores.items():
         values = np.asarray(of_starts, np.float64)
         starts = len(values)
@@ -84,14 +131,17 @@ def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[s
         for start in range(starts):
             np.add.at(sums[start], of_question, values[start])
         by_start = (times @ sums.T) / questions[:, None]
-        centre = by_start.mean(1, keepdims=True)
+        draws = by_start.mean(1)
+        between = explained = 0.0
         if starts > 1:
-            wider = np.sqrt(starts / (starts - 1)) * STUDENT.get(starts, STUDENT_OF_MORE)
-            by_start = centre + (by_start - centre) * wider
-        drawn = chance.multinomial(starts, np.full(starts, 1 / starts), RESAMPLES) / starts
-        means[variant], draws[variant] = float(values.mean()), (by_start * drawn).sum(1)
+            between = float(values.mean(1).var(ddof=1))
+            # Variance of a start's mean by its own answers to drawn questions, apart from what starts share.
+            explained = float((by_start - draws[:, None]).var(0).mean()) * starts / (starts - 1)
+        variants[variant] = VariantScores(
+            float(values.mean()), draws, starts, max(0.0, between - explained) / starts, between / starts
+        )
     every = np.concatenate([np.ravel(np.asarray(of_starts, np.float64)) for of_starts in scores.values()])
-    return Resampled(means, draws, is_share=bool(((every >= 0) & (every <= 1)).all()))
+    return Resampled(variants, is_share=bool(((every >= 0) & (every <= 1)).all()))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

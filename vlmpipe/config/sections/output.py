@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmpipe.config.sections.cluster import Environment
 from vlmpipe.trainer.config.base import Fraction, NonNegative, Positive, Section, StorageUri, storage_uri
-from vlmpipe.trainer.evaluation.paired import default_margin
+from vlmpipe.trainer.evaluation.significance.paired import default_margin
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 MOST_SCORES = {"vqa_accuracy": 1.0, "anls": 1.0, "cider_d": 10.0, "preference_accuracy": 1.0}

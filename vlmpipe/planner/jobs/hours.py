@@ -12,6 +12,7 @@ from vlmpipe.planner.time.communication import BF16_BYTES, FP32_BYTES
 from vlmpipe.planner.time.computing import reached
 from vlmpipe.planner.time.feature_cache import CacheAdvice
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
 
@@ -37,7 +38,7 @@ def evaluation_gpu(config: RunConfig, gpu: Gpu | None) -> Gpu | None:
 
 
 def _evaluate_hours(case: Scenario) -> float | None:
-    """One question a sample, for the sample's own image and for each control, and the held-out loss.
+    """One question a sample, for the sample's own image, for each control and by the champion, and the held-out loss.
 
     The prompt is a forward pass over the sample. Then each token of an answer reads all weights of the language model
     once for a batch of questions, which memory bandwidth bounds.
@@ -48,7 +49,8 @@ def _evaluate_hours(case: Scenario) -> float | None:
         return None
     evaluate = config.evaluate
     asked = min(samples, evaluate.max_samples or samples)
-    rounds = 1 + len(evaluate.controls)
+    asks_champion = config.gate.bounds == "required" and config.gate.max_regression is not None
+    rounds = 1 + len(evaluate.controls) + asks_champion  # a first run has no champion; one as large is assumed
     sample = flops_per_sequence(
         dataclasses.replace(shape, selections=1),
         sequence_length=load.useful_tokens_per_sequence / load.samples_per_sequence,
@@ -60,7 +62,13 @@ def _evaluate_hours(case: Scenario) -> float | None:
     rates, _ = reached(config, shape, case.layout, gpu, cached=case.cached)
     forward_s = (asked * rounds + samples) * sample.forward / rates.beside
     ranks = config.cluster.of_job("evaluate").world_size
-    batches = rounds * math.ceil(asked / ranks / evaluate.batch_questions)
+    at_once = questions_at_once(
+        evaluate.batch_questions,
+        evaluate.batch_tokens,
+        load.useful_tokens_per_sequence / load.samples_per_sequence + evaluate.max_new_tokens,
+        load.images_per_sequence / load.samples_per_sequence,
+    )
+    batches = rounds * math.ceil(asked / ranks / at_once)
     weights = shape.parameters["language_layers"] + shape.language.hidden * shape.vocabulary
     number_bytes = BF16_BYTES if config.train.precision == "bf16" else FP32_BYTES
     token_s = weights * number_bytes / (gpu.memory_gbytes_per_s * 1e9)

@@ -18,6 +18,7 @@ from vlmpipe.planner.memory.components import BF16_BYTES, FP32_BYTES, MemoryPart
 from vlmpipe.planner.memory.host import CPU_SHARE, GIB, PROCESS_BYTES, HostMemory
 from vlmpipe.planner.memory.rank import CONTEXT_BYTES, WORKSPACE_BYTES
 from vlmpipe.planner.workload import Workload
+from vlmpipe.trainer.evaluation.questions_at_once import questions_at_once
 from vlmpipe.trainer.sizing.device_spread import devices_needed, fullest_device
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Stack
 
@@ -151,6 +152,9 @@ def _questions(
     """What a batch of questions takes where `layers` language layers are; at least the longest question alone."""
     language, longest = shape.language, config.data.sequence_length
     mean = min(longest, round(load.useful_tokens_per_sequence / load.samples_per_sequence))
+    images_each = load.images_per_sequence / load.samples_per_sequence
+    bound = config.evaluate.batch_tokens
+    questions = questions_at_once(questions, bound, mean + config.evaluate.max_new_tokens, images_each)
     prompt, count = (mean, questions) if questions * mean > longest else (longest, 1)
     held = prompt + config.evaluate.max_new_tokens
     why = f"{count} questions of {prompt:,} tokens, the mean sample"
@@ -161,7 +165,7 @@ def _questions(
     inner = language.intermediate * (3 if language.gated else 2) + 4 * language.hidden
     pass_bytes = count * prompt * inner * number_bytes + count * prompt**2 * MASK_BYTES
     yield MemoryPart("prompts", pass_bytes, f"a layer's activations and the mask of {why}")
-    images = round(count * load.images_per_sequence / load.samples_per_sequence) if count > 1 else 1
+    images = round(count * images_each) if count > 1 else 1
     yield MemoryPart("images", _images(config, shape, images, number_bytes), f"{images} of these questions")
     yield MemoryPart("logits", count * shape.vocabulary * LOGIT_BYTES, "of the next token")
 

@@ -29,6 +29,7 @@ from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate, online_images
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.feature_cache.encode import encode_images
 from vlmpipe.trainer.models.image_inputs import Images, join_features
 from vlmpipe.trainer.models.image_processor import image_preparer
@@ -150,7 +151,7 @@ def test_answers_are_those_of_transformers(videos: Videos) -> None:
         )
         text = videos.chat.tokenizer.decode(made[0, given["input_ids"].shape[1] :], skip_special_tokens=True)
         expected.append(text.strip())
-    model = AnsweringModel(family, videos.plain, videos.chat, None)
+    model = AnsweringModel(family, videos.plain, videos.chat, None, BatchBudget(10_000))
     assert [one.text for one in answer_questions(videos.job, model, asked, CPU, max_new_tokens=6)] == expected
     assert len(set(expected)) > 1
 

@@ -23,6 +23,7 @@ from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.evaluation import predict as module
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked
+from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.generate import GeneratedAnswer
 from vlmpipe.trainer.evaluation.predict import Predictor, ToAnswer, predict, read_questions
 
@@ -56,7 +57,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return [GeneratedAnswer(text, "stop") for text in texts]
 
     chat = Chat(make_tokenizer("train:300", ["what is it?"] * 3))
-    monkeypatch.setattr(module, "_answering_model", lambda job, device: AnsweringModel(None, None, chat, None))
+    monkeypatch.setattr(
+        module, "_answering_model", lambda job, device: AnsweringModel(None, None, chat, None, BatchBudget(10_000))
+    )
     monkeypatch.setattr(module, "answer_questions", answer)
     return sizes
 

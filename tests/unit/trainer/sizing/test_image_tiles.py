@@ -33,7 +33,7 @@ from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.evaluation.evaluate import other_sample
+from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.models.image_inputs import Images, join_features
 from vlmpipe.trainer.models.image_processor import image_preparer, images_within
 from vlmpipe.trainer.models.image_tokens import ImageForm, image_form_of, image_tokens_of
@@ -283,9 +283,9 @@ def test_another_samples_image_is_cut_as_the_questions_own() -> None:
             return [str(number)]
 
     form = image_form_of(config_of())
-    others = [other_sample(Split(), number, form) for number in range(4)]  # type: ignore[arg-type]
-    assert others == [1, 0, 3, 2]
-    assert [other_sample(Split(), number, ImageForm()) for number in (0, 1)] == [2, 3]  # type: ignore[arg-type]
+    tiled, whole = (ShuffledImages(Split(), None, one) for one in (form, ImageForm()))  # type: ignore[arg-type]
+    assert [tiled.partner(number) for number in range(4)] == [1, 0, 3, 2]
+    assert [whole.partner(number) for number in (0, 1)] == [2, 3]
 
 
 def test_a_processor_that_cuts_by_another_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

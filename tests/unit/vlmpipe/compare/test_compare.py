@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from vlmpipe.compare.compare import Comparison, compare
+from vlmpipe.compare.compare import SEEDS, Comparison, compare
 from vlmpipe.compare.page import NOT_RECORDED, build_page, usage_figures
 from vlmpipe.compare.predictions import write_predictions
 from vlmpipe.compare.sides import read_sides
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
-from vlmpipe.trainer.evaluation.bootstrap import interval, resampled_sums
+from vlmpipe.trainer.evaluation.significance.bootstrap import interval, resampled_sums
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import seal_lines, write_record
 
@@ -70,7 +70,7 @@ def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Pat
         ("b", ("blue", "red"), (False, True)),
         ("c", ("three", "two"), (False, True)),
     ]
-    assert found.notes == ()
+    assert found.notes == (SEEDS,)
 
 
 def test_a_difference_on_every_sample_is_beyond_chance_in_its_direction(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_only_shared_questions_count_and_the_rest_is_named(tmp_path: Path) -> No
     make(tmp_path, "other", [*BETTER, ("e", "red", "red"), ("f", "red", "red")])
     found = compared(tmp_path, "first", "other")
     assert found.questions == 4
-    assert found.notes == ("2 questions that not all runs were asked are left out",)
+    assert found.notes == ("2 questions that not all runs were asked are left out", SEEDS)
 
 
 def test_runs_that_share_no_question_are_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -157,6 +157,7 @@ def test_benchmarks_of_the_same_questions_are_compared_and_others_are_named(tmp_
     assert found.notes == (
         "benchmark textvqa is left out: not all runs were asked the same questions",
         "benchmark group is left out: none of its scores is a mean over questions",
+        SEEDS,
     )
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.acceptance import DIFFERENCES, DIFFERING, acceptance, gate_rates
 from vlmpipe.registry.gate import AgainstChampion, decide
-from vlmpipe.trainer.evaluation.paired import PairedCounts
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 
 CHAMPION = {"version": 1, "run_id": "a", "exact_match": 0.5}
 

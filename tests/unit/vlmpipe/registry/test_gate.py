@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from vlmpipe.config.sections.output import GateConfig
 from vlmpipe.registry.gate import AgainstChampion, Decision, decide
 from vlmpipe.registry.recorded_answers import recorded_answers
-from vlmpipe.trainer.evaluation.paired import PairedCounts
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import seal, unseal
 

@@ -54,6 +54,16 @@ def test_the_template_writes_the_prompt_of_the_evaluation(chat: Chat, question: 
     assert tokens == chat.prompt(Turn(question, "", system=system), [1] * images)
 
 
+def test_a_later_turn_is_asked_after_the_earlier_ones_as_in_the_evaluation(chat: Chat) -> None:
+    earlier = [Turn("<image>\nwhat is this?", "two", system="Be brief.")]
+    messages = chat_messages("is it even?", "Be brief.", [IMAGE], as_text=True, earlier=earlier)
+    written = chat.tokenizer.apply_chat_template(
+        as_template_takes(messages), tokenize=False, add_generation_prompt=True
+    )
+    asked = chat.prompt(Turn("is it even?", ""), [1], earlier=earlier)
+    assert chat.tokenizer.encode(written, add_special_tokens=False) == asked
+
+
 def test_parts_of_a_published_template_have_no_line_ends_of_marks() -> None:
     messages = chat_messages("<image>\nwhat?", "", [IMAGE], as_text=False)
     assert [part["type"] for part in messages[0]["content"]] == ["image_url", "text"]
@@ -68,7 +78,8 @@ def test_a_run_gives_evenly_spaced_questions_with_their_pictures_and_answers(tmp
     settings.write_text('{"as_text": true}')
     found = held_out_questions(str(run), 7)
     assert len(found) == 7 == len({(one.id, one.turn) for one in found})
-    assert all(sum(part["type"] == "image_url" for part in one.messages[-1]["content"]) for one in found)
+    assert all(sum(part["type"] == "image_url" for part in one.messages[0]["content"]) == 1 for one in found)
+    assert [len(one.messages) for one in found] == [2 * one.turn + 1 for one in found], "after its earlier turns"
     assert IMAGE_TOKEN not in str(found)
 
 

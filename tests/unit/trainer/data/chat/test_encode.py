@@ -74,6 +74,11 @@ def test_tokens_are_those_of_the_published_processor(
     whole = chat.encode(asked, counts[:2], SIZES[:2])
     assert whole.input_ids[: len(ids)] == ids, "training continues the prompt that serving gives"
     assert set(whole.labels[: len(ids)]) == {IGNORED} and whole.labels[len(ids)] != IGNORED
+    for number in range(1, len(TURNS)):  # a later turn, after what training has before it
+        shown = sum(turn.question.count(IMAGE_TOKEN) for turn in TURNS[: number + 1])
+        trained = chat.encode(TURNS[: number + 1], counts[:shown], SIZES[:shown])
+        later = chat.prompt(TURNS[number], counts[:shown], SIZES[:shown], TURNS[:number])
+        assert later == trained.input_ids[: len(later)] and trained.labels[len(later)] != IGNORED
 
 
 TEXT = st.text(st.sampled_from("ab 7.,é?\nC:<|"), min_size=1, max_size=12).filter(str.strip)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.compare.sweep.intervals import LEVEL, STUDENT, holm, pareto, resample
+from vlmpipe.compare.sweep.intervals import LEVEL, holm, pareto, resample
 
 SAMPLES = [f"sample-{number}" for number in range(40)]
 
@@ -30,7 +30,7 @@ def test_a_variant_does_not_differ_from_itself_and_a_better_one_does() -> None:
     found = resample({"a": one, "same": one, "better": [[1.0] * len(SAMPLES)] * 3}, SAMPLES)
     same = found.difference("same", "a")
     assert same.value == 0
-    assert same.interval[0] < 0 < same.interval[1]  # other starts could have been drawn
+    assert same.interval[0] <= 0 <= same.interval[1]
     assert found.p_two_sided("same", "a") > 0.9
     better = found.difference("better", "a")
     assert better.interval[0] > 0.2
@@ -56,10 +56,31 @@ def test_equal_starts_have_the_chance_of_questions_only() -> None:
 
 def test_starts_vary_as_much_as_their_deviation_says() -> None:
     # All questions alike, so that nothing but the starts varies: the interval is that of a mean of three.
-    values = (0.2, 0.5, 0.8)
-    found = resample({"a": [[value] * len(SAMPLES) for value in values]}, SAMPLES)
-    error = STUDENT[3] * np.std(values, ddof=1) / math.sqrt(3)
-    assert np.std(found.draws["a"]) == pytest.approx(error, rel=0.03)
+    values = (0.45, 0.5, 0.55)
+    found = resample({"a": [[value] * len(SAMPLES) for value in values]}, SAMPLES).score("a")
+    half = 4.303 * np.std(values, ddof=1) / math.sqrt(3)  # Student's t with two degrees of freedom
+    assert found.interval == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
+
+
+def test_what_questions_explain_is_not_counted_as_starts_too() -> None:
+    """Starts that differ by their answers alone: a difference that questions show is not hidden by few starts."""
+    chance, shown, false = np.random.default_rng(1), 0, 0
+    for _ in range(60):
+        samples = [str(number) for number in range(400)]
+        scores = {
+            name: [(chance.random(400) < share).astype(float).tolist() for _ in range(3)]
+            for name, share in (("a", 0.6), ("same", 0.6), ("better", 0.7))
+        }
+        found = resample(scores, samples)
+        shown += found.p_two_sided("better", "a") < LEVEL
+        false += found.p_two_sided("same", "a") < LEVEL
+    assert shown >= 54 and false <= 7
+
+
+def test_a_difference_says_how_large_one_could_have_been_seen() -> None:
+    found = resample({"a": noisy(0.5, 3, 0), "b": noisy(0.5, 3, 1)}, SAMPLES).difference("a", "b")
+    low, high = found.interval
+    assert found.could_see and found.could_see > (high - low) / 2
 
 
 @pytest.mark.parametrize("starts", [2, 3])

@@ -151,12 +151,14 @@ def student_quantile(share: float, freedom: int) -> float:
     low, high = 0.0, 1e4
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _student_cdf(middle, freedom) < share else (low, middle)
+        low, high = (middle, high) if student_cdf(middle, freedom) < share else (low, middle)
     return (low + high) / 2
 
 
-def _student_cdf(value: float, freedom: int) -> float:
-    """Of values of 0 or more."""
+def student_cdf(value: float, freedom: int) -> float:
+    """How often Student's t is below a value of 0 or more."""
+    if freedom >= _NORMAL_FROM:
+        return NormalDist().cdf(value)
     angle = math.atan2(value, math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
     is_odd = freedom % 2

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vlmpipe.trainer.evaluation.paired import (
+from vlmpipe.trainer.evaluation.significance.paired import (
     LEVEL,
     MAX_DEFAULT_MARGIN,
     PairedCounts,

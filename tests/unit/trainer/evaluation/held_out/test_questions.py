@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.evaluation.evaluate import asked_turns
+from vlmpipe.trainer.evaluation.held_out.questions import asked_turns
 
 GOOD, UNLEARNED, SHOWN = Turn("A?", "B."), Turn("A?", "wrong", is_context=True), Turn("Show it.", "<image>")
 

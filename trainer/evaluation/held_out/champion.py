@@ -1,0 +1,102 @@
+"""The champion's answers to the questions of this evaluation, by the same code in the same job.
+
+A registered score is of other questions, or of an earlier program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from pydantic import ValidationError
+
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.errors import UserError
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages
+from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
+from vlmpipe.trainer.evaluation.held_out.champion_pointer import ChampionPointer
+from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, asked_with
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question
+from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
+from vlmpipe.trainer.serving.exported_model import load_export
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.export_manifest import NAME as EXPORT
+from vlmpipe.trainer.storage.records import read_record
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """The champion's answers, or why there are none. in_its_training: questions left out for that."""
+
+    pointer: ChampionPointer
+    predictions: Sequence[Prediction] = ()
+    in_its_training: int = 0
+    obstacle: str = ""
+
+
+def rescore(
+    job: JobConfig, pointer: ChampionPointer, held_out: HeldOut, questions: Sequence[Question], worker: ProcessContext
+) -> Rescored:
+    """Ask the champion what this run's model was asked, but for questions of its training data. Collective.
+
+    It is asked as its own run would ask it: with its tokenizer and image sizes, and its tower for all images.
+    """
+    found = _answers(job, pointer, held_out, questions, worker)
+    everyone: list[Rescored | None] = [None] * worker.world_size
+    dist.all_gather_object(everyone, found)
+    parts = [one for one in everyone if one]
+    for one in parts:
+        if one.obstacle:
+            return one
+    predictions = sorted((p for one in parts for p in one.predictions), key=lambda p: (p.id, p.turn))
+    if not predictions:
+        return Rescored(pointer, obstacle="all questions are of data that it was trained on")
+    return Rescored(pointer, predictions, sum(one.in_its_training for one in parts))
+
+
+def _answers(
+    job: JobConfig, pointer: ChampionPointer, held_out: HeldOut, questions: Sequence[Question], worker: ProcessContext
+) -> Rescored:
+    try:
+        its_run = open_storage(pointer.run_uri)
+        if any(its_run.stat(name) is None for name in ("run.json", "prepared.json", EXPORT)):
+            return Rescored(pointer, obstacle=f"its run's files are gone from {pointer.run_uri}")
+        if (now := read_record(its_run, EXPORT).get("checkpoint", "")) != pointer.checkpoint:
+            return Rescored(pointer, obstacle=f"its run was exported anew since it was registered, from {now}")
+        own = JobConfig.model_validate(read_record(its_run, "run.json"))
+        own = own.model_copy(update={"evaluate": job.evaluate})
+        its_data = own.pointers().prepared_uri
+        if its_data == job.pointers().prepared_uri:
+            fair = list(questions)
+        else:
+            trained = Index.load(its_data).split("train")
+            ids, images = set(trained.ids), {one.decode() for one in trained.images().tolist()}
+            fair = [
+                one
+                for one in questions
+                if one.id not in ids and images.isdisjoint(held_out.split.image_sha256(one.sample))
+            ]
+        family, model = load_export(own, worker.device)
+        chat = Chat.load(open_prepared(its_data), image_form_of(own.model))
+        asking = AnsweringModel(family, model, chat, None, BatchBudget(job.evaluate.batch_tokens))
+        predictions, size = list[Prediction](), job.evaluate.batch_questions
+        for start in range(0, len(fair), size):
+            batch = [(one, _asked(own, held_out, one)) for one in fair[start : start + size]]
+            predictions += answer(own, asking, batch, worker.device)
+    except (UserError, ValidationError) as error:
+        found = error.found if isinstance(error, UserError) else str(error.errors()[0]["msg"])
+        return Rescored(pointer, obstacle=f"it cannot be asked: {found}")
+    return Rescored(pointer, predictions, len(questions) - len(fair))
+
+
+def _asked(job: JobConfig, held_out: HeldOut, question: Question) -> Asked:
+    """The question with its images as this model counts their tokens."""
+    own = held_out.images(question.sample, question.images)
+    counts = sample_image_tokens(job.model)(own.sizes) if own.sizes else []
+    images = ShownImages(counts, own.sizes, own.sha256, own.read, are_cached=False)
+    return asked_with(question, images, images)

@@ -1,0 +1,108 @@
+"""The validation questions of a run, and their answers by a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.shards.index import SplitIndex
+from vlmpipe.trainer.data.shards.tar import ShardReader
+from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
+from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, is_right
+from vlmpipe.trainer.evaluation.relevance import selecting
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The validation split."""
+
+    split: SplitIndex
+    shards: ShardReader
+
+    def images(self, sample: int, most: int | None = None) -> ShownImages:
+        """Those of a sample, or the first `most` of them."""
+        end = slice(most)
+        return ShownImages(
+            self.split.image_token_counts(sample)[end],
+            self.split.image_sizes(sample)[end],
+            self.split.image_sha256(sample)[end],
+            lambda: self.shards.images(self.split.sample_location(sample))[end],
+            are_cached=True,
+        )
+
+    def questions(self, max_samples: int, earlier_turns: Literal["reference", "none"]) -> list[Question]:
+        """Every turn of the samples, or of `max_samples` evenly spaced ones, as a question.
+
+        But for those that `asked_turns` leaves out. With earlier turns a question sees the images that these and it
+        mark, as in training; alone, all of its sample's.
+        """
+        count = len(self.split)
+        chosen = min(count, max_samples or count)
+        questions = []
+        for sample in (number * count // chosen for number in range(chosen)):
+            turns = self.shards.turns(self.split.sample_location(sample))
+            identity, system = self.split.ids[sample], turns[0].system
+            for number, turn in asked_turns(turns):
+                earlier = tuple(turns[:number]) if earlier_turns == "reference" else ()
+                marks = sum(one.question.count(IMAGE_TOKEN) for one in turns[: number + 1]) if earlier else None
+                question = Question(sample, identity, number, turn.slice, turn.question, turn.answer, system)
+                questions.append(question.after(earlier, marks))
+        return questions
+
+
+def asked_turns(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:
+    """The turns of a sample that can be asked, with their numbers.
+
+    None of a sample with images in answers, as the model answers in text, and none whose answer was no label, which may
+    be wrong.
+    """
+    if any(IMAGE_TOKEN in turn.answer for turn in turns):
+        return []
+    return [(number, turn) for number, turn in enumerate(turns) if not turn.is_context]
+
+
+def answer(
+    job: JobConfig,
+    model: AnsweringModel,
+    asked: Sequence[tuple[Question, Asked]],
+    device: torch.device,
+    *,
+    control: str = "",
+) -> list[Prediction]:
+    """The model's answers to questions, with the selection or the blank images of a control."""
+    most, is_blank = job.evaluate.max_new_tokens, control == "no_image"
+    with selecting(model.model, control):
+        given = [one for _, one in asked]
+        answers = answer_questions(job, model, given, device, max_new_tokens=most, is_blank=is_blank)
+    return [
+        Prediction(
+            q.id, q.turn, q.slice, q.question, q.answer, one.text, is_right(q.answer, one.text), one.finish_reason
+        )
+        for (q, _), one in zip(asked, answers, strict=True)
+    ]
+
+
+def with_images(
+    held_out: HeldOut, questions: Sequence[Question], shuffled: ShuffledImages | None = None
+) -> list[tuple[Question, Asked]]:
+    """Each question with its images, or with other samples'; without those that have no others to be shown."""
+    found = []
+    for question in questions:
+        own = held_out.images(question.sample, question.images)
+        shown = shuffled.instead_of(question.sample, own) if shuffled else own
+        if shown is not None:
+            found.append((question, asked_with(question, own, shown)))
+    return found
+
+
+def asked_with(question: Question, own: ShownImages, shown: ShownImages) -> Asked:
+    """The question after its earlier turns; a sample's system text is before the first of these."""
+    turn = Turn(question.question, "", system="" if question.earlier else question.system)
+    return Asked(turn, own, shown, question.earlier)

@@ -1,0 +1,78 @@
+"""What evaluate.json says of answers to validation questions: scores, controls, the champion, and answers that were
+cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlmpipe.trainer.data.chat.encode import Chat
+from vlmpipe.trainer.evaluation.held_out.champion import Rescored
+from vlmpipe.trainer.evaluation.held_out.questions import HeldOut
+from vlmpipe.trainer.evaluation.metrics import Prediction, Question, baseline_answers, exact_match
+from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
+
+Right = Mapping[tuple[str, int], bool]  # by id and turn of a question
+
+
+def right_of(predictions: Sequence[Prediction]) -> Right:
+    return {(one.id, one.turn): one.correct for one in predictions}
+
+
+class Pairs:
+    """The model's answers beside others to the same questions."""
+
+    def __init__(self, held_out: HeldOut, questions: Sequence[Question], own: Sequence[Prediction]) -> None:
+        self._images = {one.id: tuple(held_out.split.image_sha256(one.sample)) or one.id for one in questions}
+        self._own = right_of(own)
+
+    def beside(self, other: Right) -> PairedCounts:
+        images, own = [self._images[identity] for identity, _ in other], [self._own[key] for key in other]
+        return paired_counts(images, own, list(other.values()))
+
+
+def paired_answers(
+    pairs: Pairs,
+    questions: Sequence[Question],
+    controls: Mapping[str, Sequence[Prediction]],
+    slices: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The model's answers beside the majority baseline's and each control's. slices: of stats.json."""
+    keys = [(one.id, one.turn) for one in questions]
+    others = {"chance": dict(zip(keys, baseline_answers(questions, slices), strict=True))}
+    others |= {control: dict(right_of(predictions)) for control, predictions in controls.items()}
+    return {name: pairs.beside(right).model_dump() for name, right in others.items()}
+
+
+def control_scores(predictions: Sequence[Prediction], asked: int, resized: int) -> dict[str, Any]:
+    """Exact match with a control, on how many questions it stands, and how many images were made for it.
+
+    Args:
+        asked: questions of the model itself.
+        resized: questions that were shown images of another size, resized.
+    """
+    return exact_match(predictions) | {"left_out": asked - len(predictions), "resized": resized}
+
+
+def champion_scores(rescored: Rescored, pairs: Pairs) -> dict[str, Any]:
+    """The champion's part of evaluate.json."""
+    found: dict[str, Any] = {"version": rescored.pointer.version, "run_id": rescored.pointer.run_id}
+    if rescored.obstacle:
+        return found | {"obstacle": rescored.obstacle}
+    scores = exact_match(rescored.predictions)
+    paired = pairs.beside(right_of(rescored.predictions)).model_dump()
+    counts = {name: scores[name] for name in ("questions", "exact_match")}
+    return found | counts | {"in_its_training": rescored.in_its_training, "paired": paired}
+
+
+def cut_answers(
+    predictions: Sequence[Prediction], questions: Sequence[Question], chat: Chat, max_new_tokens: int
+) -> dict[str, Any]:
+    """Answers that ended at the limit of tokens, and expected answers that are longer than it allows."""
+    expected = {one.answer for one in questions}
+    longer = {one for one in expected if len(chat.tokenizer.encode(one, add_special_tokens=False)) > max_new_tokens}
+    return {
+        "max_new_tokens": max_new_tokens,
+        "cut_answers": sum(one.finish_reason == "length" for one in predictions),
+        "longer_expected_answers": sum(one.answer in longer for one in questions),
+    }
