@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from vlmpipe.compare.settings import SettingsRow, settings_rows
 from vlmpipe.compare.sides import Side
 from vlmpipe.trainer.config.benchmarks import SCORES
 from vlmpipe.trainer.errors import DataError
@@ -83,6 +84,7 @@ class Comparison:
     """Of two or more runs."""
 
     sides: tuple[Side, ...]
+    settings: tuple[SettingsRow, ...]
     questions: int  # that all runs were asked
     scores: tuple[ScoreRow, ...]
     benchmarks: tuple[ScoreRow, ...]
@@ -102,6 +104,7 @@ class Comparison:
                 }
                 for side in self.sides
             ],
+            "settings": [asdict(row) for row in self.settings],
             "questions": self.questions,
             "scores": [_row_json(row) for row in self.scores],
             "benchmarks": [_row_json(row) for row in self.benchmarks],
@@ -145,6 +148,7 @@ def compare(sides: Sequence[Side]) -> Comparison:
     ]
     return Comparison(
         tuple(sides),
+        settings_rows(sides),
         len(shared),
         tuple(rows),
         tuple(benchmarks),

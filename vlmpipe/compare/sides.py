@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Side:
     predictions: list[dict[str, Any]]
     evaluation: dict[str, Any]
     usage: Usage
+    settings: dict[str, Any] = field(default_factory=dict)  # run.json
+    versions: dict[str, str] = field(default_factory=dict)  # of packages that training ran with
 
     def benchmark(self, name: str) -> list[dict[str, Any]]:
         """The answers to a benchmark's questions."""
@@ -144,6 +146,8 @@ def _side(name: str, run_uri: str) -> Side:
         read_lines(store, PREDICTIONS),
         read_record(store, "evaluate.json"),
         _usage(store),
+        read_record(store, "run.json"),
+        mapping(read_record(store, "summary.json").get("versions")) if store.stat("summary.json") else {},
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.text import Text
+
 from vlmpipe.cli.views.tables import ruled_table, standard_output
 from vlmpipe.compare.compare import Comparison, ScoreRow
 from vlmpipe.compare.page import usage_figures
@@ -10,9 +12,10 @@ VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Scores over all questions, exact match by slice, benchmarks, agreement, and what the runs took."""
+    """What the runs were set otherwise, their scores over all questions and by slice, agreement, and what they took."""
     console = standard_output()
     first = comparison.sides[0].name
+    _print_settings(comparison)
     console.print(f"{comparison.questions:,} questions that all runs were asked; compared with {first}\n", markup=False)
     rows = [row for row in comparison.scores if not row.slice or row.metric == "exact_match"]
     _print_scores([*rows, *comparison.benchmarks])
@@ -28,6 +31,17 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     for note in comparison.notes:
         console.print(f"note: {note}", markup=False)
+
+
+def _print_settings(comparison: Comparison) -> None:
+    if not comparison.settings:
+        standard_output().print("Settings, prepared data and packages of these runs are equal.\n")
+        return
+    table = ruled_table("differs in", *(side.name for side in comparison.sides))
+    for row in comparison.settings:
+        table.add_row(*map(Text, (row.field, *row.values)))
+    standard_output().print(table)
+    print()
 
 
 def _print_scores(rows: list[ScoreRow]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from vlmpipe.cli.views.comparison import print_comparison
 from vlmpipe.compare.compare import SEEDS, Comparison, compare
 from vlmpipe.compare.page import NOT_RECORDED, build_page, usage_figures
 from vlmpipe.compare.predictions import write_predictions
@@ -71,6 +72,36 @@ def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Pat
         ("c", ("three", "two"), (False, True)),
     ]
     assert found.notes == (SEEDS,)
+
+
+def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_file(name: str, rate: float, **model: Any) -> dict[str, Any]:
+        settings = {"train": {"optimizer": {"learning_rate": rate}, "epochs": 1}, "model": model}
+        registered = {"model_name": "", "alias": "champion", "registry": ""}
+        return {"run": {"run_id": name, "root_uri": str(tmp_path)}, "register": registered, **settings}
+
+    versions = {"torch": "2.13.0", "peft": "0.21.2"}
+    make(tmp_path, "first", FIRST, run=run_file("first", 1e-3, lora=None), summary={"versions": versions})
+    lora = run_file("tuned", 2e-3, lora={"parts": ["[red]", "tower"]})
+    data = {"prepared_uri": str(tmp_path / "other")}
+    make(tmp_path, "tuned", BETTER, run=lora, summary={"versions": versions | {"torch": "2.12.0"}}, prepared=data)
+    found = compared(tmp_path, "first", "tuned")
+    assert {row.field: row.values for row in found.settings} == {
+        "train.optimizer.learning_rate": ("0.001", "0.002"),
+        "model.lora.parts": ("none", '["[red]", "tower"]'),
+        "prepared data": ("none", "other"),
+        "torch": ("2.13.0", "2.12.0"),
+    }
+    print_comparison(found)
+    out = capsys.readouterr().out
+    assert out.index("learning_rate") < out.index("exact_match") and "[red]" in out
+    assert "learning_rate" in build_page(found)
+    make(tmp_path, "same", BETTER, run=run_file("same", 1e-3, lora=None), summary={"versions": versions})
+    same = compared(tmp_path, "first", "same")
+    print_comparison(same)
+    assert same.settings == () and "are equal" in capsys.readouterr().out
 
 
 def test_a_difference_on_every_sample_is_beyond_chance_in_its_direction(tmp_path: Path) -> None:
