@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vlmpipe.trainer.extras import extra_of, install_command
+from vlmpipe.trainer.printable import printable
 from vlmpipe.trainer.redaction import hiding_secrets
 
 DEBUG_VARIABLE = "VLMPIPE_DEBUG"  # if set, errors for people are printed with their traceback
@@ -86,13 +87,13 @@ class UserError(Exception):
         super().__init__(self.text())
 
     def text(self) -> str:
-        """The message, one clause a line."""
+        """The message, one clause a line, without control characters."""
         lines = [self.found]
         if self.expected:
             lines.append(f"  expected: {_indented(self.expected)}")
         if self.fix:
             lines.append(f"  to do:    {_indented(self.fix)}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def _indented(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Hides secrets of known forms in what is printed, logged or recorded.
+"""Hides secrets of known forms in what is printed, logged or recorded, and control characters in what is printed.
 
 Every process of vlmpipe writes to its terminal or log through `hiding_secrets`. The logs of a local job's replicas,
 which may run any program, pass through a `Redactor` line by line, and step records through `redact_all`. A secret of no
@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, TypeVar, cast
 
+from vlmpipe.trainer.printable import printable
 from vlmpipe.trainer.secret_detection import assigned_secrets, may_begin_secret, possible_forms
 
 HIDDEN = "(hidden)"
@@ -145,8 +146,14 @@ class _RedactedStream:
         self.lock = threading.RLock()  # reentrant: a signal handler may print
 
     def write(self, text: str) -> int:
+        """Write text without control characters; a carriage return ends a line of progress."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self.write_styled(printable(text, keep="\r"))
+        return len(text)
+
+    def write_styled(self, text: str) -> int:
+        """Write text of our own with control sequences, such as colours."""
         with self.lock:
             end = max(text.rfind("\n"), text.rfind("\r")) + 1
             if end:

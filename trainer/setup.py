@@ -162,7 +162,7 @@ def open_data(job: JobConfig) -> TrainingData:
     return TrainingData(
         pointers=pointers,
         cached=pointers.features != "off",
-        chat=Chat.load(open_prepared(pointers.prepared_uri), form),
+        chat=Chat.load(open_prepared(pointers.prepared_uri), form, is_proved=True),
         index=index,
         train=train,
         sampler=sampler,

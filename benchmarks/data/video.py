@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
-from vlmpipe.trainer.data.media import JPEG_QUALITY
 from vlmpipe.trainer.data.sources.image_files import ImageFiles
+from vlmpipe.trainer.data.video import JPEG_QUALITY
 from vlmpipe.trainer.storage.local import LocalStorage
 
 SECONDS, FPS, GOP = 10, 25, 25

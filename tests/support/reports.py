@@ -216,7 +216,7 @@ def _write_prepared(prepared: Path, samples: list[dict[str, Any]], pictures: lis
             id=sample["id"],
             key=key,
             split="eval",
-            **asdict(place),
+            **{name: value for name, value in asdict(place).items() if name != "are_videos"},  # known of the image
             image_sha256=[hashlib.sha256(picture).hexdigest()],
             image_widths=[72],
             image_heights=[32],

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.printable import one_line
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.data.sample import ImageRef
@@ -33,7 +34,7 @@ class RejectCode(StrEnum):
     RECORD_CONFLICT = "record.conflict"  # two statements of one thing that disagree
     TAR_UNSAFE_MEMBER = "tar.unsafe_member"  # a link, a device, or a name that leaves the archive
     TAR_INCOMPLETE = "tar.incomplete"  # a key without text, or members that come twice
-    ID_UNSAFE = "id.unsafe"  # empty, too long, a path out of a folder, or not printable
+    ID_UNSAFE = "id.unsafe"  # empty, too long, a path out of a folder, or with control characters
     ID_DUPLICATE = "id.duplicate"  # the same id with the same content came before
     SAMPLE_DUPLICATE = "sample.duplicate"  # the same images with the same text came before (data.duplicates=drop)
     CONV_ROLES = "conv.roles"  # turns do not alternate human, gpt
@@ -49,6 +50,7 @@ class RejectCode(StrEnum):
     TEXT_SPECIAL_TOKEN = "text.special_token"  # the text spells one of the tokenizer's control tokens
     TEXT_NO_TOKENS = "text.no_tokens"  # a text of which the tokenizer knows no character
     REF_MISSING = "ref.missing"  # the image file does not exist or cannot be read
+    REF_UNSAFE_CHARACTERS = "ref.unsafe_characters"  # control characters or marks of direction in an image's name
     REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
     MEDIA_UNREADABLE = "media.unreadable"  # a document or a video that is damaged, or a video without frames
     MEDIA_MISSING_PART = "media.missing_part"  # a page behind the last one, a time behind the end, or a second frame
@@ -189,5 +191,5 @@ class Ledger:
 
 def _line(message: str) -> str:
     """One printable line, without the data's control characters."""
-    printable = "".join(c if c.isprintable() else " " for c in message)
-    return printable if len(printable) <= MESSAGE_CHARS else printable[: MESSAGE_CHARS - 3] + "..."
+    line = one_line(message)
+    return line if len(line) <= MESSAGE_CHARS else line[: MESSAGE_CHARS - 3] + "..."

@@ -182,7 +182,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
             fix="raise data.validation_fraction",
         )
     family, model = load_export(job, worker.device)
-    readers, chat = open_readers(job), Chat.load(prepared, image_form_of(job.model))
+    readers, chat = open_readers(job), Chat.load(prepared, image_form_of(job.model), is_proved=True)
     budget = BatchBudget(job.evaluate.batch_tokens)
     return Subject(
         AnsweringModel(family, model, chat, readers.features, budget), prepared, HeldOut(split, readers.samples)

@@ -200,7 +200,7 @@ def _table(source: Path) -> Iterator[Any]:
 
 def _answering_model(job: JobConfig, device: torch.device) -> AnsweringModel:
     family, model = load_export(job, device)
-    chat = Chat.load(open_prepared(job.pointers().prepared_uri), image_form_of(job.model))
+    chat = Chat.load(open_prepared(job.pointers().prepared_uri), image_form_of(job.model), is_proved=True)
     return AnsweringModel(family, model, chat, None, BatchBudget(job.evaluate.batch_tokens))
 
 

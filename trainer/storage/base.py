@@ -16,6 +16,7 @@ from typing import Protocol
 import google_crc32c
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
+from vlmpipe.trainer.printable import unsafe_characters
 from vlmpipe.trainer.storage.user_folders import expanded
 
 BUCKETS_MOUNT = Path("/gcs")
@@ -140,10 +141,11 @@ class Storage(Protocol):
 
 
 def clean_name(name: str) -> str:
-    """`name` normalized to `a/b/c`. Raises ConfigError for a name that is empty or could leave the root."""
+    """`name` normalized to `a/b/c`. Raises ConfigError for one that is empty, cannot be shown or leaves the root."""
     parts = PurePosixPath(name).parts
-    if not parts or name.startswith("/") or ".." in parts or not name.isprintable():
-        raise ConfigError(f"unsafe object name {name!r}", expected="a relative path of printable parts without '..'")
+    if not parts or name.startswith("/") or ".." in parts or unsafe_characters(name):
+        expected = "a relative path without '..', control characters and marks of direction"
+        raise ConfigError(f"unsafe object name {name!r}", expected=expected)
     return "/".join(parts)
 
 

@@ -14,6 +14,7 @@ from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import Root
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
+from vlmpipe.trainer.printable import one_line
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.job import JobConfig
@@ -76,9 +77,9 @@ def predict(
         return
     asks_one = len({one.question for one in questions}) == 1
     for row in (row for rows in batches for row in rows):
-        asked = "" if asks_one else f"{_printable(row.question)}  "
+        asked = "" if asks_one else f"{one_line(row.question)}  "
         said = row.prediction if not row.error else f"not asked: {row.error}"
-        print_lines([f"{_printable(row.image)}  {asked}{_printable(said)}"])
+        print_lines([f"{one_line(row.image)}  {asked}{one_line(said)}"])
 
 
 def ask(
@@ -111,7 +112,7 @@ def ask(
             continue
         answers += [asdict(row) for row in rows]
         if not as_json:
-            print_lines([_printable(rows[0].prediction)])
+            print_lines([one_line(rows[0].prediction)])
     if as_json:
         print_json({"answers": answers})
 
@@ -137,11 +138,6 @@ def _job_of(run: str, root: str) -> JobConfig:
     from vlmpipe.trainer.storage.base import join_uri
 
     return JobConfig.load(join_uri(run_uri_named(run, root), "run.json"))
-
-
-def _printable(text: str) -> str:
-    """One line without control characters: what a model answers comes from its data."""
-    return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
 def serve(

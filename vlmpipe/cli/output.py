@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vlmpipe.trainer.errors import DEBUG_VARIABLE, UserError
+from vlmpipe.trainer.printable import escaped_in_json
 
 SILENT_S = 1.0
 
@@ -31,7 +32,7 @@ def print_json(value: dict[str, Any]) -> None:
     """Print the command's JSON document, the only one on standard output."""
     assert not _Document.is_written, "a program that reads the output expects one document"
     _Document.is_written = True
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(escaped_in_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def print_lines(lines: Sequence[str]) -> None:

@@ -147,9 +147,9 @@ def view_for(*, plain: bool, say: Callable[[str], None]) -> View:
     """A live table in a terminal; lines by `say` elsewhere or for `plain`."""
     if plain or not sys.stdout.isatty():
         return PlainView(say)
-    from rich.console import Console
+    from vlmpipe.runs.terminal import TerminalConsole
 
-    return LiveView(Console())
+    return LiveView(TerminalConsole())
 
 
 def render(state: RunState, *, elapsed_s: float | None = None, note: str = "", starts: bool = False) -> RenderableType:

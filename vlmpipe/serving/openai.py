@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmpipe.serving.questions import Chat
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.printable import one_line
 from vlmpipe.trainer.redaction import redact
 
 CHAT_PATH = "/chat/completions"  # behind a server's address, which ends in /v1
@@ -99,8 +100,7 @@ def _sentence(said: str) -> str:
         message = content["error"]["message"] if "error" in content else content["detail"]
     except (ValueError, LookupError, TypeError):
         message = said
-    printable = "".join(char if char.isprintable() else " " for char in str(message))
-    return redact(" ".join(printable.split()))[:MOST_CHARS]
+    return redact(" ".join(one_line(str(message)).split()))[:MOST_CHARS]
 
 
 def _unusable(found: str) -> UserError:

@@ -12,9 +12,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vlmpipe.trainer.config.data import Columns
-from vlmpipe.trainer.data.media import PDF, VIDEOS
+from vlmpipe.trainer.data.media import PDF
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Unread
+from vlmpipe.trainer.data.video import VIDEOS
 
 # Suffixes of media, of which only images, videos and PDFs can be read.
 UNREADABLE_SUFFIXES = frozenset(

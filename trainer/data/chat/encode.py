@@ -19,7 +19,7 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.layout import NO_ANSWER, ChatTemplate, Layout, refused
 from vlmpipe.trainer.data.chat.messages import Message, as_chat, context_answers, messages_of, shape_of, texts_of
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer, lost_characters
+from vlmpipe.trainer.data.tokenize import FOLDER, load_tokenizer, lost_characters, own_template
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm
 from vlmpipe.trainer.storage.base import Storage
@@ -72,18 +72,21 @@ class Chat:
         end_tokens: Sequence[str] = (),
         added_end: str = "",
         as_text: bool = True,
+        is_proved: bool = False,
     ) -> None:
         self.tokenizer, self.form, self.as_text = tokenizer, form, as_text
         self.end_tokens = tuple(end_tokens) or (added_end or str(tokenizer.eos_token),)
         self.placeholder = form.placeholder_in(tokenizer)
         self._image_token = form.published.image_token if form.published else self.placeholder
+        source = str(tokenizer.get_chat_template())
         self.template = ChatTemplate(
-            source=str(tokenizer.get_chat_template()),
+            source=source,
             special_tokens=tuple(tokenizer.special_tokens_map.items()),
             placeholder=self.placeholder,
             end_tokens=self.end_tokens,
             added_end=added_end,
             as_text=as_text,
+            is_trusted=is_proved or source == own_template(tokenizer, form),
         )
         self.image_token_id = int(tokenizer.convert_tokens_to_ids(self._image_token))
         video_token = form.videos.token if form.videos else ""
@@ -98,10 +101,10 @@ class Chat:
         self.layout = lru_cache(MOST_SHAPES)(self.template.layout)
 
     @classmethod
-    def load(cls, storage: Storage, form: ImageForm) -> Chat:
-        """The chat saved with prepared data."""
+    def load(cls, storage: Storage, form: ImageForm, *, is_proved: bool = False) -> Chat:
+        """The chat saved with prepared data. `is_proved`: preparation has rendered what will be rendered."""
         settings = json.loads(storage.read(f"{FOLDER}/{SETTINGS}"))
-        return cls(load_tokenizer(storage), form, **settings)
+        return cls(load_tokenizer(storage), form, is_proved=is_proved, **settings)
 
     def save(self, folder: Path) -> None:
         """Write tokenizer, template and settings."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 from typing import Any
 
+from vlmpipe.trainer.data.chat import render, render_process
 from vlmpipe.trainer.data.chat.messages import Message, Role, Shape, as_chat, described, filled
+from vlmpipe.trainer.data.chat.render import DATE_MARK
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
-FIRST_MARK, DATE_MARK = 0xE000, "\uf8ff"  # private use
+FIRST_MARK = 0xE000  # private use
 LAST_MARK = ord(DATE_MARK)
 MOST_TEXTS = 6000  # as many marks as there are below DATE_MARK
 # White space around a text, to see which of it a template strips. Unlike each other, so that no two readings are alike.
@@ -25,7 +27,6 @@ BEFORE, BEHIND = "\n \n", "\n\t\n"
 # What is left of BEFORE and of BEHIND by each kind of stripping.
 LEFT: dict[str, Callable[[str], str]] = {BEFORE: str, "": str.lstrip, " \n": lambda text: text.lstrip("\n")}
 RIGHT: dict[str, Callable[[str], str]] = {BEHIND: str, "": str.rstrip, "\n\t": lambda text: text.rstrip("\n")}
-CLOCK = "{% macro strftime_now(format) %}" + DATE_MARK + "{% endmacro %}\n"  # replaces the library's
 # Contents of these roles are given as strings where they are one text: the first that the template takes is used.
 ALL_ROLES: frozenset[Role] = frozenset({"system", "user", "assistant"})
 CONTENT_FORMS: tuple[frozenset[Role], ...] = (frozenset(), frozenset({"system"}), ALL_ROLES)
@@ -67,6 +68,7 @@ class ChatTemplate:
 
     placeholder: written for an image. end_tokens: end an answer. added_end: appended to answers without one.
     as_text: contents are always one string, with placeholders in it.
+    is_trusted: rendered in this process: it is ours, or preparation has rendered what is rendered now.
     """
 
     source: str
@@ -75,25 +77,15 @@ class ChatTemplate:
     end_tokens: tuple[str, ...]
     added_end: str = ""
     as_text: bool = False
+    is_trusted: bool = False
 
     def render(self, chat: list[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
         """As transformers renders it, but for the date. Raises RejectedError for what the template does not allow."""
-        import jinja2
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        source = CLOCK + self.source if "strftime_now" in self.source else self.source
+        rendering = render.render if self.is_trusted else render_process.render
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[chat],
-                chat_template=source,
-                add_generation_prompt=add_generation_prompt,
-                **dict(self.special_tokens),
-            )
-        except jinja2.TemplateSyntaxError as error:
-            raise refused(f"is no valid Jinja: line {error.lineno}: {error.message}") from error
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
-            raise refused(f"does not allow this conversation: {error}") from error
-        return str(rendered[0])
+            return rendering(self.source, chat, dict(self.special_tokens), add_generation_prompt=add_generation_prompt)
+        except render.TemplateError as error:
+            raise refused(str(error)) from error
 
     def layout(self, shape: Shape, *, is_prompt: bool = False) -> Layout:
         """How conversations of this shape are rendered. `is_prompt`: with the generation prompt, and no labels.

@@ -9,9 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from vlmpipe.trainer.data.accounting.keys import CONVERSATIONS, Record
 from vlmpipe.trainer.data.conversations.message_parts import Kind, objects, text
-from vlmpipe.trainer.data.media import VIDEOS
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES
+from vlmpipe.trainer.data.video import VIDEOS
 
 ANSWERS = ("text", "choices", "rating", "number")  # keys of a result's value that can be an answer
 READ = frozenset({"id", "image", "images", "video", "videos", *CONVERSATIONS})  # of records, which tasks are made into

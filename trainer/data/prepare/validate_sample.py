@@ -16,6 +16,7 @@ from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, Seen
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Split, Turn
 from vlmpipe.trainer.models.image_tokens import sample_image_tokens
+from vlmpipe.trainer.printable import unsafe_characters
 
 LONGEST_ID_CHARS = 256
 SHOWN_CHARACTERS = 20
@@ -87,8 +88,8 @@ def _unsafe(identity: str) -> str:
     """Why an id is rejected, or "". Readers of shards may make paths of ids."""
     if not identity or len(identity) > LONGEST_ID_CHARS:
         return f"an id of {len(identity)} characters, not 1 to {LONGEST_ID_CHARS}"
-    if not identity.isprintable():
-        return "an id with characters that cannot be printed"
+    if unsafe := unsafe_characters(identity):
+        return f"an id with control characters or marks of direction: {unsafe}"
     if identity.startswith("/") or ".." in identity.split("/"):
         return "an id that as a path would leave its folder"
     return ""

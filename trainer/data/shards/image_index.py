@@ -41,13 +41,17 @@ class ImageLocation:
     shard: str
     offset: int
     bytes: int
+    is_video: bool = False
 
 
 class UniqueImages(Mapping[str, ImageLocation]):
     """One location of each distinct image, ordered by location, so that each shard is read once."""
 
     def __init__(self, images: NDArray[np.bytes_], shards: list[str], places: Int64Array) -> None:
-        """`places`: (images, 3) number of the shard, offset, bytes. The first of equal images is used."""
+        """`places`: (images, 4) number of the shard, offset, bytes, whether it is a video.
+
+        The first of equal images is used.
+        """
         in_order = np.lexsort((places[:, 1], places[:, 0]))
         _, first = np.unique(images[in_order], return_index=True)
         kept = in_order[np.sort(first)]
@@ -57,8 +61,8 @@ class UniqueImages(Mapping[str, ImageLocation]):
         (number,) = self._table.find([image])
         if number < 0:
             raise KeyError(image)
-        shard, offset, size_bytes = self._places[number].tolist()
-        return ImageLocation(self._shards[shard], offset, size_bytes)
+        shard, offset, size_bytes, is_video = self._places[number].tolist()
+        return ImageLocation(self._shards[shard], offset, size_bytes, bool(is_video))
 
     def __iter__(self) -> Iterator[str]:
         return (image.decode() for image in self._table.images)

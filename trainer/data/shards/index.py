@@ -108,8 +108,15 @@ class SplitIndex:
 
     def sample_location(self, number: int) -> Members:
         """Location of the sample's bytes."""
-        names = ("shard", "json_offset", "json_bytes", "image_offsets", "image_bytes")
-        return Members(*(self._value(name, number) for name in names))
+        are_videos = [isinstance(size, VideoSize) for size in self.image_sizes(number)] if self.has_videos else []
+        return Members(
+            shard=self._value("shard", number),
+            json_offset=self._value("json_offset", number),
+            json_bytes=self._value("json_bytes", number),
+            image_offsets=self._value("image_offsets", number),
+            image_bytes=self._value("image_bytes", number),
+            are_videos=are_videos,
+        )
 
     def key(self, number: int) -> str:
         """The sample's name in its shard."""
@@ -168,9 +175,21 @@ class SplitIndex:
         return np.array(pc.list_flatten(self._columns["image_sha256"]).to_pylist(), HASHES)
 
     def image_places(self) -> Int64Array:
-        """(images, 3) number of the shard, offset and bytes of each of `images`."""
+        """(images, 4) number of the shard, offset, bytes, and whether it is a video, of each of `images`."""
         spans = [pc.list_flatten(self._columns[name]).to_numpy() for name in ("image_offsets", "image_bytes")]
-        return np.stack([np.repeat(self.shard_numbers, self.image_count), *spans], axis=1).astype(np.int64)
+        shards = np.repeat(self.shard_numbers, self.image_count)
+        return np.stack([shards, *spans, self._are_videos()], axis=1).astype(np.int64)
+
+    def _are_videos(self) -> NDArray[np.bool_]:
+        """(images,) of all samples. The column is null for a sample without a video."""
+        found = np.zeros(int(self.image_count.sum()), np.bool_)
+        if self.has_videos:
+            patches = self._columns[VIDEO_COLUMNS[0]]
+            owners = pc.list_parent_indices(patches).to_numpy()
+            firsts = np.cumsum(self.image_count) - self.image_count
+            within = np.arange(len(owners)) - np.searchsorted(owners, owners)
+            found[firsts[owners] + within] = pc.list_flatten(patches).to_numpy() > 0
+        return found
 
     def _value(self, column: str, number: int) -> Any:
         return self._columns[column][number].as_py()
@@ -213,7 +232,7 @@ class Index:
         splits, places = list(self._splits.values()), []
         shards: list[str] = []
         for split in splits:
-            places.append(split.image_places() + np.array([len(shards), 0, 0]))
+            places.append(split.image_places() + np.array([len(shards), 0, 0, 0]))
             shards += split.shards
         return UniqueImages(np.concatenate([split.images() for split in splits]), shards, np.concatenate(places))
 

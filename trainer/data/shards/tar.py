@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from vlmpipe.trainer.data.sample import Turn, stable_digest
@@ -16,6 +16,7 @@ from vlmpipe.trainer.data.shards.disk_cache import open_shards
 from vlmpipe.trainer.data.shards.image_index import ImageLocation
 from vlmpipe.trainer.data.shards.verified_files import FOLDER, DataShards, ShardFiles, Sidecar, sidecar_name
 from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.models.video_file import VideoFile
 from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 
 REQUIRED = ("question", "answer", "slice")  # of a turn; its other fields are written where they are not empty
@@ -31,6 +32,7 @@ class Members:
     json_bytes: int
     image_offsets: list[int]
     image_bytes: list[int]
+    are_videos: list[bool] = field(default_factory=list)  # by image; empty where none is
 
 
 def key_of(identity: str) -> str:
@@ -127,10 +129,12 @@ class ShardReader:
         return tuple(Turn(**{**turn, "region": tuple(turn.get("region", ()))}) for turn in record["turns"])
 
     def images(self, members: Members) -> list[bytes]:
-        """The encoded (JPEG or PNG) images of a sample, in order of their marks."""
-        spans = zip(members.image_offsets, members.image_bytes, strict=True)
-        return [self.read(members.shard, offset, size) for offset, size in spans]
+        """The encoded (JPEG, PNG or WebP) images of a sample, in order of their marks; of videos a VideoFile."""
+        are_videos = members.are_videos or [False] * len(members.image_offsets)
+        places = zip(members.image_offsets, members.image_bytes, are_videos, strict=True)
+        return [self.image(ImageLocation(members.shard, *place)) for place in places]
 
     def image(self, place: ImageLocation) -> bytes:
-        """The encoded bytes of one image."""
-        return self.read(place.shard, place.offset, place.bytes)
+        """The encoded bytes of one image; of a video a VideoFile."""
+        data = self.read(place.shard, place.offset, place.bytes)
+        return VideoFile(data) if place.is_video else data

@@ -15,12 +15,14 @@ from urllib.parse import unquote
 
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.conversations.message_parts import inline_bytes
-from vlmpipe.trainer.data.media import PDF, VIDEOS, MediaFiles, Part, part_of
+from vlmpipe.trainer.data.media import MOST_PAGE_PIXELS, PDF, MediaFiles, Part, part_of
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import IMAGE_SUFFIXES, Clip, ImageRef, content_of
 from vlmpipe.trainer.data.sources.file_patterns import fingerprint_of
 from vlmpipe.trainer.data.sqlite_table import disk_table
+from vlmpipe.trainer.data.video import VIDEOS, VideoLimits
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.printable import unsafe_characters
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, clean_name
@@ -34,9 +36,14 @@ FILE = "file://"  # begins the address of a file on this machine
 class ImageFiles:
     """Images in a local folder, or below a prefix of a bucket."""
 
-    def __init__(self, storage: Storage, max_image_bytes: int, max_media_bytes: int = 0) -> None:
+    def __init__(
+        self, storage: Storage, max_image_bytes: int, max_media_bytes: int = 0, max_pixels: int = MOST_PAGE_PIXELS
+    ) -> None:
+        """`max_pixels`: of a frame or a page of an image file; others are decoded here no further than their header."""
         self._storage, self.max_image_bytes = storage, max_image_bytes
-        self._media = MediaFiles(lambda name: self._read(name, max_media_bytes, "data.max_media_bytes"))
+        self._media = MediaFiles(
+            lambda name: self._read(name, max_media_bytes, "data.max_media_bytes"), VideoLimits(max_pixels)
+        )
         self._root = storage.root if isinstance(storage, LocalStorage) else None
         self._listed: sqlite3.Connection | None = None  # size and checksum of each object of a bucket
         self._lock = threading.Lock()
@@ -110,6 +117,9 @@ class ImageFiles:
         if path.startswith(("http://", "https://")):
             message = f"{path}: files of the web are not fetched; download them into data.image_folder"
             raise RejectedError(RejectCode.REF_MISSING, message)
+        if unsafe := unsafe_characters(path):
+            message = f"the name of image {path!r} has characters that show as nothing or reorder it: {unsafe}"
+            raise RejectedError(RejectCode.REF_UNSAFE_CHARACTERS, message)
         outside = RejectedError(RejectCode.REF_UNSAFE_PATH, f"image {path!r} is outside {self._storage.root_uri}")
         try:
             name = clean_name(path)
@@ -212,12 +222,13 @@ def open_image_files(config: DataConfig, image_folder: str, beside: Storage) -> 
 
     Raises ConfigError or DataError when `image_folder` does not exist or holds no images.
     """
+    limits = (config.max_image_bytes, config.max_media_bytes, config.max_image_pixels)
     if not image_folder:
-        return ImageFiles(beside, config.max_image_bytes, config.max_media_bytes)
+        return ImageFiles(beside, *limits)
     storage = open_storage(image_folder)
     if isinstance(storage, LocalStorage):
         _require_images(image_folder, storage.root)
-    return ImageFiles(storage, config.max_image_bytes, config.max_media_bytes)
+    return ImageFiles(storage, *limits)
 
 
 def _require_images(image_folder: str, folder: Path) -> None:

@@ -24,10 +24,11 @@ from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.columns import names_files
 from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles, require_size
+from vlmpipe.trainer.data.sources.parquet_sizes import TooLargeRowError, row_bytes
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage
 
-BATCH_ROWS = 32  # rows in memory at once, with their images
+BATCH_ROWS, BATCH_BYTES = 32, 64 << 20  # in memory at once, with their images; one row at least
 IMAGE_COLUMNS = ("images", "image")
 IDENTIFYING = (
     *SHAPES,
@@ -41,7 +42,7 @@ IDENTIFYING = (
 )  # columns, of rows without an id
 ARROW = ".arrow"
 ARROW_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # of a whole stream; without it one may have been cut at a batch
-DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, TooLargeRowError)
 
 
 class RowSource(FileSource):
@@ -150,18 +151,31 @@ def _opened(path: Path, *, is_arrow: bool) -> Iterator[_Table]:
 
             def parts(columns: list[str]) -> Iterator[pa.RecordBatch]:
                 for batch in stream:
+                    batch.validate(full=True)  # offsets in a damaged file may point anywhere into memory
                     chosen = batch.select(columns)
-                    yield from (chosen.slice(start, BATCH_ROWS) for start in range(0, len(chosen), BATCH_ROWS))
+                    rows = _rows_at_once(chosen.nbytes // max(1, len(chosen)))
+                    yield from (chosen.slice(start, rows) for start in range(0, len(chosen), rows))
 
             yield _Table(_kinds(stream.schema), parts, lambda _: "" if is_whole else "its end is missing")
         return
-    with pq.ParquetFile(path, pre_buffer=False) as file:  # else all its columns are in memory
+    # With buffers, all its columns would be in memory.
+    with pq.ParquetFile(path, pre_buffer=False, page_checksum_verification=True) as file:
         promised = file.metadata.num_rows
+
+        def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
+            for number in range(file.num_row_groups):
+                rows = _rows_at_once(row_bytes(path, file.metadata.row_group(number), columns))
+                yield from file.iter_batches(rows, row_groups=[number], columns=columns)
+
         yield _Table(
             _kinds(file.schema_arrow),
-            lambda columns: file.iter_batches(BATCH_ROWS, columns=columns),
+            batches,
             lambda rows: "" if rows == promised else f"{promised} rows were promised",
         )
+
+
+def _rows_at_once(row_bytes: int) -> int:
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, row_bytes)))
 
 
 def _end_of(path: Path) -> bytes:

@@ -22,6 +22,7 @@ from vlmpipe.trainer.data.sources.base import FileSource
 from vlmpipe.trainer.data.sources.image_files import require_size
 from vlmpipe.trainer.data.sources.tar_reader import DamagedTarError, Member, members, read_member
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.printable import unsafe_characters
 
 TEXT_SUFFIXES = (".json", ".txt")
 READ_SUFFIXES = IMAGE_SUFFIXES.union(TEXT_SUFFIXES)
@@ -120,7 +121,9 @@ def _problem(member: Member, before: list[Member]) -> RejectedError | None:
     name = member.name
     if member.kind:
         return RejectedError(RejectCode.TAR_UNSAFE_MEMBER, f"{name!r} is {member.kind}, not a plain file")
-    if name.startswith("/") or ".." in name.split("/") or not name.isprintable():
+    if unsafe := unsafe_characters(name):
+        return RejectedError(RejectCode.TAR_UNSAFE_MEMBER, f"{name!r} has control characters or marks: {unsafe}")
+    if name.startswith("/") or ".." in name.split("/"):
         return RejectedError(RejectCode.TAR_UNSAFE_MEMBER, f"{name!r} is not a name inside the archive")
     if len(before) == MOST_MEMBERS:
         return RejectedError(RejectCode.TAR_INCOMPLETE, f"more than {MOST_MEMBERS} members share this key")

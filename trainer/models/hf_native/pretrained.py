@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.hub_errors import hub_error
+from vlmpipe.trainer.models.safetensors_header import require_whole_folder
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 
 if not sys.stderr.isatty():
@@ -30,7 +31,9 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
     if part.revision and folder is None:
         arguments["revision"] = part.revision
     if is_model:
-        arguments["dtype"] = torch.float32
+        arguments |= {"dtype": torch.float32, "use_safetensors": True}  # other files are pickles
+        if folder:
+            require_whole_folder(folder)
     try:
         return loader.from_pretrained(folder or part.weights, trust_remote_code=False, **arguments)
     except (OSError, ValueError, RuntimeError) as error:

@@ -22,6 +22,7 @@ from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 from vlmpipe.trainer.models.hf_native.safetensors_ranges import RangedFile, Source, Sums
 from vlmpipe.trainer.models.hub_errors import hub_error
 from vlmpipe.trainer.models.published import model_file
+from vlmpipe.trainer.models.safetensors_header import read_header
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, VersionConflictError
 from vlmpipe.trainer.storage.model_folders import folder_in_bucket, local_folder
 
@@ -71,6 +72,7 @@ class _OnDisk:
     def __init__(self, part: WeightsConfig) -> None:
         self._part = part
         self._paths: dict[str, Path | None] = {}
+        self._whole: set[Path] = set()
 
     def has(self, name: str) -> bool:
         return self._path(name) is not None
@@ -79,7 +81,12 @@ class _OnDisk:
         return self._path(SAFE_WEIGHTS_INDEX_NAME)
 
     def opened(self, name: str) -> Any:
-        return safe_open(self._path(name), framework="pt")
+        path = self._path(name)
+        assert path, "has() was asked"
+        if path not in self._whole:
+            read_header(path)  # safetensors' own errors name no file
+            self._whole.add(path)
+        return safe_open(path, framework="pt")
 
     def _path(self, name: str) -> Path | None:
         if name not in self._paths:

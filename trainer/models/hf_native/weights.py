@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, part_config
 from vlmpipe.trainer.models.hf_native.weight_files import WeightFiles, weight_files
+from vlmpipe.trainer.models.safetensors_header import read_index
 
 HEAD = "lm_head.weight"
 ROWS_AT_ONCE = 1024  # of an embedding
@@ -129,7 +129,7 @@ class StoredWeights:
             with self._source.opened(SAFE_WEIGHTS_NAME) as file:
                 return dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
         if index := self._source.index():
-            return dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+            return read_index(index)
         return {}
 
     @cached_property

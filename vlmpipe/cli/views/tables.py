@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlmpipe.runs.live_view import LOOKS, render
+from vlmpipe.runs.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from vlmpipe.job_spec.rules import Violation
@@ -34,7 +35,7 @@ FINDING_LOOKS = {
 
 def standard_output() -> Console:
     # A pipe or file has no width; without one, rich would break lines at 80 columns.
-    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return TerminalConsole(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def grid(columns: int) -> Table:

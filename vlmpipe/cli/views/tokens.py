@@ -32,5 +32,4 @@ def print_samples(samples: Sequence[InspectedSample]) -> None:
 def _shown(piece: Piece) -> tuple[str, str]:
     if piece.is_image:
         return f"{piece.text} x {piece.tokens}", IMAGE
-    printable = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in piece.text)
-    return (f"[{printable}]", LABEL) if piece.is_label else (printable, PROMPT)
+    return (f"[{piece.text}]", LABEL) if piece.is_label else (piece.text, PROMPT)

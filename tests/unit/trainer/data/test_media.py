@@ -66,8 +66,8 @@ def test_frames_are_evenly_spread_and_decoded_once(tmp_path: Path, monkeypatch: 
     opened = av.open
 
     class Counted:
-        def __init__(self, *arguments: Any) -> None:
-            self._container = opened(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._container = opened(*arguments, **options)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._container, name)

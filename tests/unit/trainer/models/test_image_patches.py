@@ -97,6 +97,17 @@ def test_frames_of_a_video_fill_their_places_in_time() -> None:
     assert torch.equal(found.values, torch.cat(expected).view(len(found.values), -1))
 
 
+def test_a_still_with_the_mark_of_a_video_is_a_still() -> None:
+    """Whoever wrote the file decides nothing: a made-up list of frames once ended whole runs."""
+    grids, _ = GRIDS["qwen2_5_vl"]
+    frames = [encode(picture(number, side=70), "JPEG") for number in range(4)]
+    found = PatchPreparer(processor_of(grids), grids)([bytes(joined(frames)), frames[0]])
+    assert isinstance(found.values, torch.Tensor) and found.grids is not None
+    assert [grid[0] for grid in found.grids] == [1, 1]
+    still, expected = found.values.chunk(2)
+    assert torch.equal(still, expected)
+
+
 def test_without_images_there_are_no_patches() -> None:
     grids, _ = GRIDS["qwen2_5_vl"]
     made = PatchPreparer(processor_of(grids), grids)([])

@@ -12,7 +12,8 @@ from tests.support.data.prepared import encode, picture
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.prepare.checks import check_clip, check_image
 from vlmpipe.trainer.data.sample import Clip
-from vlmpipe.trainer.models.video_file import frames_of, joined
+from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.models.video_file import VideoFile, frames_of, joined
 
 DATA = DataConfig(source="unused.json", sequence_length=8)
 
@@ -26,6 +27,16 @@ def test_a_file_has_the_frames_that_were_joined_and_shows_the_first(count: int) 
     expected = np.asarray(Image.open(io.BytesIO(frames[0])))
     for shown in (found[0], data):
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(shown))), expected)
+
+
+def test_no_mark_in_a_file_makes_it_a_video() -> None:
+    data = joined([encode(picture(seed), "JPEG") for seed in range(4)])
+    assert len(frames_of(data)) == 4 and frames_of(bytes(data)) == [bytes(data)]
+
+
+def test_a_video_of_the_index_without_frames_is_named() -> None:
+    with pytest.raises(DataError, match="calls a video has no frames"):
+        frames_of(VideoFile(encode(picture(), "JPEG")))
 
 
 def test_an_image_is_its_only_frame_even_where_it_was_a_video() -> None:

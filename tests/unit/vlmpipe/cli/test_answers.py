@@ -72,7 +72,7 @@ def picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_question_or_the_lines_of_standard_input_are_answered_without_control_characters(
     vlmpipe: Vlmpipe, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert vlmpipe("ask", "r", str(picture), "what?").out == "[2JWHAT?\n"
+    assert vlmpipe("ask", "r", str(picture), "what?").out == "\u241b[2JWHAT? \u2407\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("one?\n\ntwo?\n"))
     answer = vlmpipe("ask", "r", str(picture), "--json")
     assert [each["question"] for each in answer.json["answers"]] == ["one?", "two?"]
@@ -80,7 +80,7 @@ def test_a_question_or_the_lines_of_standard_input_are_answered_without_control_
 
 def test_predict_prints_what_no_file_is_given_for(vlmpipe: Vlmpipe, picture: Path) -> None:
     answer = vlmpipe("predict", "r", str(picture), "--question", "what?")
-    assert answer.out == f"{picture}  [2JWHAT?\n"
+    assert answer.out == f"{picture}  \u241b[2JWHAT? \u2407\n"
     table = picture.with_name("asked.csv")
     table.write_text("image,question\na.png,one?\na.png,two?\n")
     answer = vlmpipe("predict", "r", str(table))

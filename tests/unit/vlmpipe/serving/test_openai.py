@@ -52,7 +52,7 @@ def test_a_server_that_refuses_is_a_sentence(status: int, code: ExitCode) -> Non
 
 def test_a_servers_sentence_reaches_no_terminal_raw() -> None:
     said = refusal("http://here", 400, '{"error": {"message": "too\\u001b[31m long"}}').text()
-    assert "too [31m long" in said and "\x1b" not in said
+    assert "too long" in said and "\x1b" not in said
 
 
 def test_a_server_that_is_not_there_or_knows_another_model_is_a_sentence() -> None:

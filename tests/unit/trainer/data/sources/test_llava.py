@@ -155,7 +155,7 @@ def test_messages_in_hugging_face_style_are_conversations_too(tmp_path: Path) ->
         ({"conversations": conversation("What?", "\ud83d")}, RejectCode.RECORD_ENCODING),
         ({"image": "\udcff.png"}, RejectCode.RECORD_ENCODING),
         ({"image": "/etc/passwd"}, RejectCode.REF_UNSAFE_PATH),
-        ({"image": "a\0b"}, RejectCode.REF_UNSAFE_PATH),
+        ({"image": "a\0b"}, RejectCode.REF_UNSAFE_CHARACTERS),
     ],
 )
 def test_a_field_of_the_wrong_kind_rejects_its_record_only(

@@ -1,0 +1,37 @@
+"""The console that tables are printed with: its own colours reach the terminal, control characters of texts do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from vlmpipe.trainer.printable import printable
+
+
+class TerminalConsole(Console):
+    """A console on standard output. Texts come from anywhere; styles, and the cursor of a live table, are rich's."""
+
+    def __init__(self, *, highlight: bool = True, width: int | None = None) -> None:
+        super().__init__(file=_Styled(sys.stdout), highlight=highlight, width=width)  # type: ignore[arg-type]
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of whatever is printed, also of what is nested in it."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+class _Styled:
+    """A stream whose writes have control sequences that are meant (`vlmpipe.trainer.redaction`)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return int(getattr(self._stream, "write_styled", self._stream.write)(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
