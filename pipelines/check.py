@@ -26,7 +26,6 @@ from vlmpipe.planner.serving import doubts, served_model, unservable
 from vlmpipe.runs.local.run import require_writable
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.config.job import RunPaths
-from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.extras import install_command
 from vlmpipe.trainer.models.hub_errors import without_hub
@@ -142,7 +141,7 @@ def _model(config: RunConfig) -> Iterator[Finding]:
     if tokenizer.startswith("train:"):
         yield Finding("tokenizer", "ok", f"{tokenizer.removeprefix('train:')} entries, trained on the run's own text")
     else:
-        yield Finding("tokenizer", *look_at_weights(WeightsConfig(weights=tokenizer, revision="", config={})))
+        yield Finding("tokenizer", *look_at_weights(model.tokenizer_source))
     try:
         yield from _chat_template(config)
     except UserError as error:

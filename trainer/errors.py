@@ -61,6 +61,7 @@ PASSING = frozenset({ExitCode.UNAVAILABLE, ExitCode.CANNOT_WRITE, ExitCode.NO_PE
 
 # Full disks in the errors of tokenizers, safetensors and torch.save, whose native code raises no OSError.
 NO_SPACE_TEXT = re.compile(r"No space left on device|File too large|inline_container\.cc:\d+\] \. unexpected pos")
+LONGEST_NAME_SHOWN = 300
 UNEXPECTED_PREFIX = "unexpected error: "  # of the line after a traceback
 
 
@@ -140,7 +141,7 @@ def require_package(module: str) -> None:
 
 def from_os_error(error: OSError, doing: str) -> UserError:
     """Translate an operating-system error, raised while `doing` something, with an exit code of its own."""
-    named = str(error.filename or "")
+    named = str(error.filename or "")[:LONGEST_NAME_SHOWN]
     where = f": {named}" if named and not doing.endswith(named) else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return UserError(
@@ -163,6 +164,8 @@ def from_os_error(error: OSError, doing: str) -> UserError:
             fix="set TMPDIR and VLMPIPE_CACHE_DIR to folders of a local disk",
             code=ExitCode.CANNOT_WRITE,
         )
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return UserError(f"{os.strerror(error.errno).lower()} while {doing[:LONGEST_NAME_SHOWN]}{where}")
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
         return UserError(f"missing or wrong kind of file while {doing}{where}", code=ExitCode.CONFIG)
     if error.errno == errno.EADDRINUSE:

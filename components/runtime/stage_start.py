@@ -34,11 +34,14 @@ def continued(config: RunConfig, this: RunPaths, before: Sequence[tuple[RunConfi
     export = previous.uri(FOLDER)
     # With the revisions of weights in buckets that the stage before has found.
     sources = ModelConfig.model_validate(read_record(previous, "run.json")["model"]).sources
+    is_trained = model.tokenizer.startswith("train:")
     trained = [part for part in PARTS if any(_trains(run.model, part) for run, _ in before)]
     changes = {
         **{name: part and part.model_dump() for name, part in sources.items()},
         **{name: {"weights": export} for name in (["pretrained"] if model.pretrained else trained)},
         "tokenizer": _tokenizer(config, this, before[0][1], export),
+        # Its weights' address is now the export's, whose revision is not the tokenizer's.
+        **({} if is_trained else {"tokenizer_revision": model.tokenizer_source.revision}),
     }
     model = ModelConfig.model_validate(model.model_dump() | changes)
     data, chat_format = config.data, config.data.chat_format(config.model)

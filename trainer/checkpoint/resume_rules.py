@@ -175,9 +175,9 @@ RULES: tuple[Rule, ...] = (
             "model",
             "family pretrained.weights pretrained.revision pretrained.config tower.weights tower.revision "
             "tower.config projector.weights projector.revision projector.config language_model.weights "
-            "language_model.revision language_model.config tokenizer feature_layer feature_select image_size "
-            "longest_edge min_pixels max_pixels image_processor freeze freeze_parameters train_parameters lora.rank "
-            "lora.alpha lora.use_rslora lora.use_dora lora.parts lora.dropout lora.targets lora.pretrained "
+            "language_model.revision language_model.config tokenizer tokenizer_revision feature_layer feature_select "
+            "image_size longest_edge min_pixels max_pixels image_processor freeze freeze_parameters train_parameters "
+            "lora.rank lora.alpha lora.use_rslora lora.use_dora lora.parts lora.dropout lora.targets lora.pretrained "
             "lora.quantize_base relevance.channels relevance.scorers relevance.balancer relevance.allocation "
             "relevance.max_tokens relevance.min_tokens relevance.mass relevance.temperature relevance.explore "
             "relevance.estimator relevance.samples relevance.token_cost relevance.centre_questions relevance.width "

@@ -14,6 +14,7 @@ from vlmpipe.trainer.storage.base import MISTYPED
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[int, Field(gt=0)]
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # line ends and tabs are text
 _BUCKET = re.compile(r"(gs|s3)://[a-z0-9][a-z0-9._-]*(/|$)")
 _LINES = ("Cc", "Zl", "Zp")  # characters that end a line, or control a terminal
 
@@ -55,6 +56,12 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _no_control_characters(cls, value: Any) -> Any:
+        _require_no_control_characters(value)
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Pydantic reads true as 1."""
         if _holds_a_switch(value):
@@ -72,3 +79,11 @@ def _holds_a_switch(value: Any) -> bool:
 def _takes(annotation: Any, *kinds: type) -> bool:
     """Whether a field of this annotation takes values of one of these types, itself or inside."""
     return annotation in (*kinds, Any) or any(_takes(option, *kinds) for option in get_args(annotation))
+
+
+def _require_no_control_characters(value: Any) -> None:
+    if isinstance(value, str) and (found := _CONTROL.search(value)):
+        raise ValueError(f"has the control character U+{ord(found[0]):04X}")
+    if isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            _require_no_control_characters(one)

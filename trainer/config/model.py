@@ -133,6 +133,11 @@ class ModelConfig(Section):
         description="Hub id or folder of a tokenizer, gs://bucket/folder, run:RUN_ID, or train:N to train a byte-level "
         "BPE of N entries on the first 200,000 training samples of the data.",
     )
+    tokenizer_revision: str = Field(
+        "",
+        description="Commit of the hub repository of tokenizer, as revision of weights. Empty takes that of weights "
+        "from the same address, and without one the newest.",
+    )
     hub_token_secret: str | None = Field(
         None,
         pattern=rf"^{SECRET_NAME}$",
@@ -273,6 +278,12 @@ class ModelConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _fits_the_tokenizer(self) -> ModelConfig:
+        if self.tokenizer_revision and self.tokenizer.startswith("train:"):
+            raise ValueError(f"tokenizer_revision has no meaning for tokenizer {self.tokenizer}, which is trained")
+        return self
+
+    @model_validator(mode="after")
     def _fits_the_relevance(self) -> ModelConfig:
         if not self.relevance:
             return self
@@ -286,6 +297,14 @@ class ModelConfig(Section):
     def image_token(self) -> str:
         """Image token of the family's published tokenizers."""
         return IMAGE_PAD if self.family in GRID_FAMILIES else IMAGE_TOKEN
+
+    @property
+    def tokenizer_source(self) -> WeightsConfig:
+        """Where a published tokenizer comes from: at its own revision, or at that of weights from the same address."""
+        of_weights = (part.revision for part in self.sources.values() if part and part.weights == self.tokenizer)
+        return WeightsConfig(
+            weights=self.tokenizer, revision=self.tokenizer_revision or next(of_weights, ""), config={}
+        )
 
     @property
     def sources(self) -> dict[str, WeightsConfig | None]:

@@ -60,7 +60,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(name: str, texts: Iterable[str], form: ImageForm = SQUARES) -> PreTrainedTokenizerFast:
+def make_tokenizer(
+    name: str, texts: Iterable[str], form: ImageForm = SQUARES, revision: str = ""
+) -> PreTrainedTokenizerFast:
     """The tokenizer that `model.tokenizer` names, with the tokens and the chat template of the format above.
 
     Raises ConfigError for a bad N and for missing tokens, UserError (exit 69) when a hub id or folder cannot be loaded.
@@ -71,7 +73,7 @@ def make_tokenizer(name: str, texts: Iterable[str], form: ImageForm = SQUARES) -
     if name.startswith(TRAINED_PREFIX):
         tokenizer = _train(trained_size(name, form), texts, control_tokens(form))
     else:
-        tokenizer = _completed(name, form)
+        tokenizer = _completed(name, form, revision)
     tokenizer.chat_template = own_template(tokenizer, form)
     return tokenizer
 
@@ -144,21 +146,22 @@ def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedToke
     )
 
 
-def pretrained_tokenizer(name: str) -> Any:
-    """A published tokenizer, as it is.
+def pretrained_tokenizer(name: str, revision: str = "") -> Any:
+    """A published tokenizer, as it is. `revision`: of a hub repository or a bucket's folder; "" for the newest.
 
     Raises ConfigError for a slow one and for one that does not give English text back, UserError (69) for one out of
     reach.
     """
     from transformers import AutoTokenizer
 
-    folder = local_folder(name, weights=False)
+    folder = local_folder(name, revision, weights=False)
+    at_revision = {"revision": revision} if revision and not folder else {}
     if folder:
         _require_vocabulary(name, folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder or name, use_fast=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder or name, use_fast=True, trust_remote_code=False, **at_revision)
     except (OSError, ValueError) as error:
-        if known := hub_error(error, name, "", "tokenizer.json"):
+        if known := hub_error(error, name, revision, "tokenizer.json"):
             raise known from error
         raise UserError(
             f"model.tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
@@ -231,9 +234,9 @@ def require_tokens(name: str, tokenizer: Any, tokens: Iterable[str]) -> None:
         )
 
 
-def _completed(name: str, form: ImageForm) -> Any:
+def _completed(name: str, form: ImageForm, revision: str) -> Any:
     """A published tokenizer with the tokens of images, of padding and of the end of an answer."""
-    tokenizer = pretrained_tokenizer(name)
+    tokenizer = pretrained_tokenizer(name, revision)
     needed = (form.placeholder_in(tokenizer), *control_tokens(form))
     if form.is_in_tokenizer:
         require_tokens(name, tokenizer, needed)

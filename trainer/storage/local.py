@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ from vlmpipe.trainer.storage.base import (
 from vlmpipe.trainer.storage.file_systems import (
     exclusively,
     link_or_copy,
-    make_readable,
     move_if_absent,
     set_time,
     sync,
@@ -174,14 +172,15 @@ class LocalStorage:
         target = self.path(name)
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
+            temporary = str(target.parent / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+            # With the permissions that the user's umask leaves: mkstemp would let nobody else read the run's output.
+            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
                 with os.fdopen(handle, "wb") as sink:
                     checksum = _copy(source, sink)
                     if crc32c not in (None, checksum):
                         raise changed_before_upload(target)
                     sink.flush()
-                    make_readable(temporary)  # mkstemp gives 0600: other users could not read the run's output
                     # The version contains this time; the kernel's own has only the resolution of its tick.
                     set_time(temporary, time.time_ns())
                     sync(sink.fileno())

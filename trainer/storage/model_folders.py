@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +141,8 @@ def _staged(address: str, revision: str, wanted: _Wanted) -> Path:
     place = hashlib.sha256(address.encode()).hexdigest()[:REVISION_DIGITS]
     root = cache_folder() / CACHE_FOLDER
     listing = root / f"{place}-{revision}" / f"{TEMPORARY_PREFIX}files"
-    with contextlib.suppress(FileNotFoundError):  # a known revision is not looked up again
+    # A known revision is not looked up again, unless its listing was cut off as earlier versions wrote it.
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
         if revision and _use(listing.parent) and not _lacking(listing.parent, _listed(listing), wanted):
             return listing.parent
     store = open_storage(address)
@@ -199,7 +201,10 @@ def _download(store: Storage, files: Sequence[ObjectInfo], folder: Path, wanted:
         shutil.rmtree(folder)
         raise DataError(f"{store.root_uri} changed while it was copied", fix="start again when nobody writes there")
     listing = json.dumps([[info.name, info.size_bytes, info.version] for info in files])
-    (folder / f"{TEMPORARY_PREFIX}files").write_text(listing, encoding="utf-8")
+    place = folder / f"{TEMPORARY_PREFIX}files"
+    whole = place.with_name(f"{place.name}-{uuid.uuid4().hex}")
+    whole.write_text(listing, encoding="utf-8")
+    os.replace(whole, place)
 
 
 def _listed(listing: Path) -> list[ObjectInfo]:

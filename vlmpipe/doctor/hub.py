@@ -25,7 +25,7 @@ def hub_rows(model: ModelConfig) -> Iterator[Row]:
         if part and _is_on_hub(part.weights)
     ]
     if not model.tokenizer.startswith("train:") and _is_on_hub(model.tokenizer):
-        wanted.append(("model.tokenizer", model.tokenizer, "", "tokenizer_config.json"))
+        wanted.append(("model.tokenizer", model.tokenizer, model.tokenizer_source.revision, "tokenizer_config.json"))
     if wanted and model.hub_token_secret:
         yield _token(model.hub_token_secret)
     silent = ""

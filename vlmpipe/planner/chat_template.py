@@ -24,7 +24,7 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
     if tokenizer and name == OWN_FORMAT and expanded(tokenizer).is_dir():
         from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
 
-        pretrained_tokenizer(tokenizer)
+        pretrained_tokenizer(tokenizer, model.tokenizer_source.revision)
     if name == OWN_FORMAT or in_bucket(name) or not is_here(model, tokenizer):
         return None
     from vlmpipe.trainer.data.chat.make import make_chat  # imports transformers

@@ -46,12 +46,12 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
     """
     name, form = data.chat_format(model), image_form_of(model)
     if name == OWN_FORMAT:
-        chat = Chat(make_tokenizer(model.tokenizer, texts, form), form)
+        chat = Chat(make_tokenizer(model.tokenizer, texts, form, model.tokenizer_source.revision), form)
         if data.video == NATIVE:
             require_videos(chat, model)
         return chat
     if not model.tokenizer.startswith(TRAINED_PREFIX):
-        tokenizer = _published(model.tokenizer, form)
+        tokenizer = _published(model.tokenizer_source, form)
     elif name == NATIVE:
         raise ConfigError(
             f"data.chat_template is native, and model.tokenizer is {model.tokenizer}, which has no template",
@@ -60,7 +60,9 @@ def make_chat(model: ModelConfig, data: DataConfig, texts: Iterable[str]) -> Cha
         )
     else:
         tokenizer = make_tokenizer(model.tokenizer, texts, form)
-    tokenizer.chat_template = native_template(model.tokenizer, tokenizer) if name == NATIVE else read_template(name)
+    tokenizer.chat_template = (
+        native_template(model.tokenizer_source, tokenizer) if name == NATIVE else read_template(name)
+    )
     if data.answer_end and tokenizer.backend_tokenizer.token_to_id(data.answer_end) is None:
         raise ConfigError(
             f"data.answer_end {data.answer_end!r} is no token of model.tokenizer {model.tokenizer!r}",
@@ -122,12 +124,12 @@ def _forms(model: ModelConfig, tokenizer: PreTrainedTokenizerFast, form: ImageFo
     return (False,) if model.pretrained else (False, True)
 
 
-def _published(name: str, form: ImageForm) -> Any:
+def _published(source: WeightsConfig, form: ImageForm) -> Any:
     """A published tokenizer as it is, but for the token of padding and, for llava, that of images."""
-    tokenizer = pretrained_tokenizer(name)
+    tokenizer = pretrained_tokenizer(source.weights, source.revision)
     image_token = form.placeholder_in(tokenizer)
     if form.is_in_tokenizer or form.grids:
-        require_tokens(name, tokenizer, (image_token, *control_tokens(form)))
+        require_tokens(source.weights, tokenizer, (image_token, *control_tokens(form)))
     missing = {} if tokenizer.pad_token else {"pad_token": PAD}
     tokenizer.add_special_tokens({**missing, "extra_special_tokens": [image_token]}, replace_extra_special_tokens=False)
     return tokenizer
@@ -146,16 +148,14 @@ def read_template(address: str) -> str:
     return storage.read(name).decode("utf-8", "replace")
 
 
-def native_template(name: str, tokenizer: Any) -> str:
+def native_template(source: WeightsConfig, tokenizer: Any) -> str:
     """The template that comes with a tokenizer or with the processor beside it. Raises ConfigError for none."""
-    own = (
-        published_json(WeightsConfig(weights=name), PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
-    )
+    own = published_json(source, PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
     if not own:
         raise ConfigError(
-            f"model.tokenizer {name!r} has no chat template",
+            f"model.tokenizer {source.weights!r} has no chat template",
             expected="the tokenizer of a chat model",
             fix="set data.chat_template to a template file, or to vlmpipe, the format of models trained from scratch",
         )

@@ -212,7 +212,8 @@ def find_prepared(config: JobConfig) -> str:
 
 
 def _fingerprint(config: JobConfig, source: Source) -> str:
-    tokenizer = local_folder(config.model.tokenizer, weights=False)
+    published = config.model.tokenizer_source
+    tokenizer = local_folder(published.weights, published.revision, weights=False)
     files = sorted(filter(_decides_tokens, tokenizer.iterdir())) if tokenizer else []
     own_format = config.data.chat_format(config.model) == OWN_FORMAT  # which ends with the tokenizer's own token
     settings = {
@@ -220,6 +221,7 @@ def _fingerprint(config: JobConfig, source: Source) -> str:
         "source": source.fingerprint(),
         "data": config.data.model_dump(exclude=NOT_IN_FINGERPRINT | (LATER_FIELDS - changed_fields(config.data))),
         "tokenizer": config.model.tokenizer,
+        **({"tokenizer_revision": published.revision} if published.revision else {}),
         "chat_template": format_identity(config.model, config.data),
         "stop_tokens": [] if own_format else stop_token_ids(config.model.pretrained or config.model.language_model),
         "tokenizer_files": [hashlib.sha256(read_regular(path, LARGEST_TOKENIZER_BYTES)).hexdigest() for path in files],

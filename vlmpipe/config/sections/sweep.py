@@ -92,8 +92,12 @@ def hidden_by_sweep(content: Mapping[str, Any], fields: Iterable[str]) -> list[s
     sweep = content.get("sweep")
     if not isinstance(sweep, Mapping):
         return []
-    named = [{path for path, _ in leaves(values or {})} for values in (sweep.get("variants") or {}).values()]
-    paths = {*(sweep.get("grid") or {}), *(set.intersection(*named) if named else ())}
+    grid, variants = (
+        {str(k): v for k, v in one.items()} if isinstance(one := sweep.get(name), Mapping) else {}
+        for name in ("grid", "variants")
+    )
+    named = [{path for path, _ in leaves(values)} for values in variants.values() if isinstance(values, Mapping)]
+    paths = {*grid, *(set.intersection(*named) if len(named) == len(variants) and named else ())}
     return [field for field in fields if any(f"{field}.".startswith(f"{path}.") for path in paths)]
 
 

@@ -11,10 +11,11 @@ import pytest
 from tests.support.trainer.chat_templates import END, IMAGE, PLAIN, TEMPLATES, with_template
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.chat.make import format_identity, make_chat
+from vlmpipe.trainer.data.chat.make import format_identity, make_chat, native_template
 from vlmpipe.trainer.data.sample import Turn
+from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage
 
@@ -131,3 +132,32 @@ def test_a_tokenizer_without_the_models_image_token_is_refused(tmp_path: Path) -
 def test_a_trained_tokenizer_has_no_template_of_its_own() -> None:
     with pytest.raises(ConfigError, match=r"model\.tokenizer is train:300, which has no template"):
         make_chat(ModelConfig.model_validate(model_section("qwen2_5_vl")), data(), ())
+
+
+def test_a_tokenizer_has_the_revision_of_weights_from_the_same_address() -> None:
+    def revision_of(**changes: Any) -> str:
+        section = model_section("qwen2_5_vl", pretrained={"weights": "org/model", "revision": "abc"}, **changes)
+        return ModelConfig.model_validate(section).tokenizer_source.revision
+
+    assert revision_of(tokenizer="org/model") == "abc"
+    assert revision_of(tokenizer="org/model", tokenizer_revision="def") == "def"
+    assert revision_of(tokenizer="org/other") == ""
+    with pytest.raises(ValueError, match="tokenizer_revision has no meaning for tokenizer train:300"):
+        revision_of(tokenizer="train:300", tokenizer_revision="def")
+
+
+def test_tokenizer_and_template_are_read_at_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def from_pretrained(name: str, **options: Any) -> Any:
+        asked.append((name, options.get("revision")))
+        return with_template(PLAIN)
+
+    def cached_file(name: str, file: str, **options: Any) -> None:
+        asked.append((f"{name}/{file}", options["revision"]))
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", from_pretrained)
+    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
+    source = WeightsConfig(weights="org/model", revision="abc", config={})
+    native_template(source, pretrained_tokenizer(source.weights, source.revision))
+    assert asked == [("org/model", "abc"), ("org/model/chat_template.json", "abc")]
