@@ -304,16 +304,21 @@ soak: SEED ?= 1
 soak: $(INSTALLED_DEV)  ## real training under SIGKILL at random times, N rounds: make soak N=50 SEED=1
 	@$(BIN)/python -m tests.crash.soak --rounds $(N) --seed $(SEED) $(args)
 
+FUZZ := VLMPIPE_FUZZ_EXAMPLES
+FUZZ_DATA := $(addprefix tests/unit/, $(addprefix trainer/data/, prepare/test_mutations.py prepare/test_strip_exif.py \
+    sources/test_containers.py sources/test_parquet_sizes.py test_video.py test_tokenize.py chat/test_render_process.py \
+    shards/test_prepared_files.py) trainer/models/test_safetensors_header.py vlmpipe/runs/test_file_check.py)
+FUZZ_CONFIG := tests/unit/vlmpipe/config/test_run_file_fuzz.py tests/integration/pipelines/test_run_file_mutations.py
+
 .PHONY: fuzz-data
-fuzz-data: N ?= 10000
-fuzz-data: $(INSTALLED_DEV)  ## damaged and special files wherever a run reads them, other damage each time: make fuzz-data N=10000
-	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest -q $(args) tests/unit/trainer/data/prepare/test_mutations.py \
-	    tests/unit/trainer/data/shards/test_prepared_files.py tests/unit/vlmpipe/runs/test_file_check.py
+fuzz-data: N ?= 1000
+fuzz-data: $(INSTALLED_DEV)  ## damaged and made-up files wherever a run reads them, other ones each time, in minutes: make fuzz-data N=1000
+	$(FUZZ)=$(N) $(BIN)/python -m pytest -q --hypothesis-show-statistics $(args) $(FUZZ_DATA)
 
 .PHONY: fuzz-config
-fuzz-config: N ?= 1000
-fuzz-config: $(INSTALLED_DEV)  ## mutated run files: do check, plan, run and submit agree, and does training take a step?
-	VLMPIPE_FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest -q $(args) tests/integration/pipelines/test_run_file_mutations.py
+fuzz-config: N ?= 100
+fuzz-config: $(INSTALLED_DEV)  ## mutated run files: do check, plan, run and submit agree, and does training take a step? make fuzz-config N=100
+	$(FUZZ)=$(N) $(BIN)/python -m pytest -q --hypothesis-show-statistics $(args) $(FUZZ_CONFIG)
 
 .PHONY: storage-conformance
 storage-conformance: TESTBENCH ?= http://localhost:9000

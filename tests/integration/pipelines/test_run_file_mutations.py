@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.gcs.server import FakeGcs
+from tests.support.fuzz import examples, fuzzed
 from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.run_file_mutations import changes, mutated
 from tests.support.short_form import WHOLE, chosen
@@ -35,21 +35,14 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.progress import Progress
 
-EXAMPLES_VARIABLE = "VLMPIPE_FUZZ_EXAMPLES"
-EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, 25 if WHOLE else 12))
+EXAMPLES = examples(25 if WHOLE else 12)
 TRAINED = max(2, EXAMPLES // 10)  # that also prepare data and take a step
 GCP = {"gcp.project": "my-project", "gcp.pipeline_root": "gs://example-bucket/vlmpipe"}
 SHIPPED = ("digits", "llava-7b-lora", "llava-7b-zero2-spot", "llava-13b-fsdp", "qwen2-5-vl-3b-lora")
 STEP = {"train.max_steps": 1, "train.epochs": 1, "data.max_samples": 60, "cluster.replica_count": 1}
 OF_TRAINING = ("model", "data", "features", "train", "checkpoint", "evaluate")
 
-short = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=EXAMPLES_VARIABLE not in os.environ,
-    phases=(Phase.explicit, Phase.generate),  # a failure is small as it is
-    suppress_health_check=list(HealthCheck),
-)
+short = fuzzed(EXAMPLES)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -183,8 +176,10 @@ def test_all_commands_agree(bases: dict[str, dict[str, Any]], name: str, change:
         config = parse_run_config(content, "run file")
     except UserError as error:
         assert error.code == ExitCode.CONFIG
+        event("not read")
         return
     found = verdicts(content, config)
+    event("check refuses it" if found.check else "check takes it")
     assert found.agree(), (name, change, found)
 
 

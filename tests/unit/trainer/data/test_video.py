@@ -11,11 +11,12 @@ from unittest import mock
 import av
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.support.data.prepared import png
 from tests.support.data.videos import write_video
+from tests.support.fuzz import fuzzed
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.data.video import Video, VideoLimits, demuxer_of
 
@@ -112,7 +113,7 @@ def test_a_file_that_takes_too_long_is_refused(tmp_path: Path) -> None:
 VIDEOS = [encoded("mpeg4", "mp4"), encoded("mpeg4", "matroska"), encoded("mpeg4", "avi"), encoded("libx264", "mp4")]
 
 
-@settings(max_examples=150)
+@fuzzed(150, share=3)
 @given(
     data=st.sampled_from(VIDEOS),
     place=st.floats(0, 1, exclude_max=True),
@@ -127,5 +128,7 @@ def test_damaged_videos_give_frames_within_the_limits_or_are_refused(
         video = Video("v.mp4", data[:at] + inserted + data[at + removed :], LIMITS)
         frame = video.frame(0.0)
     except (RejectedError, av.error.FFmpegError, ValueError, ZeroDivisionError, OverflowError, TypeError):
+        event("rejected")
         return
+    event("a frame")
     assert frame.startswith(b"\xff\xd8")

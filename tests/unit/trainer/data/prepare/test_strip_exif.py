@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from tests.support.data.prepared import encode, picture
+from tests.support.fuzz import fuzzed
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_image
 from vlmpipe.trainer.data.prepare.strip_exif import damaged_chunk, without_metadata
@@ -135,7 +136,7 @@ def test_a_png_that_does_not_end_as_it_should_is_stored_clean(broken: str) -> No
     np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(checked.data))), np.asarray(picture()))
 
 
-@settings(max_examples=300)
+@fuzzed(300, share=10)
 @given(
     data=st.sampled_from(FILES),
     place=st.floats(0, 1, exclude_max=True),
@@ -145,6 +146,7 @@ def test_a_png_that_does_not_end_as_it_should_is_stored_clean(broken: str) -> No
 def test_no_mutation_makes_metadata_stay(data: bytes, place: float, inserted: bytes, removed: int) -> None:
     at = int(place * len(data))
     checked = check(data[:at] + inserted + data[at + removed :])
+    event("stored without metadata" if checked else "rejected")
     if checked is not None:
         require_clean(checked)
 

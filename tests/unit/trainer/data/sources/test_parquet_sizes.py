@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from tests.support.data.prepared import png
+from tests.support.fuzz import fuzzed
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample
@@ -44,7 +45,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(400, share=5)
 @given(
     name=st.sampled_from(["a.parquet", "b.parquet", "a.arrow"]),
     place=st.floats(0, 1, exclude_max=True),
@@ -60,7 +61,9 @@ def test_every_flip_is_a_sentence_or_rows(
     try:
         found = read(path)
     except UserError:
+        event("refused in words")
         return
+    event("rows or rejects")
     assert len(found) == len(ROWS)
 
 
