@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import GRID_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.layers.freeze import described
+from vlmpipe.trainer.printable import one_line
 from vlmpipe.trainer.storage.base import BUCKET_SCHEMES
 
 PART_NAMES = {
@@ -26,6 +28,7 @@ OF_OUR_TRAINER = (
     "Not trained", "Adapters", "Packed sequences per step", "Peak learning rate", "Weights", "Precision", "Strategy",
 )  # fmt: skip
 _HEADER = re.compile(r"---\n(.*?)\n---\n", re.DOTALL)
+MARKDOWN = frozenset("\\`*_[]{}()#~!")  # a bar ends a cell (`_cell`)
 CONTROL_NAMES = {"shuffled_image": "with another sample's image", "no_image": "without an image"}
 
 
@@ -83,7 +86,7 @@ def model_card(config: JobConfig, evaluation: Mapping[str, Any], summary: Mappin
         controls=[CONTROL_NAMES.get(name, name) for name in controls],
         rows=list(_rows(evaluation, slices, controls)),
         benchmarks=list(_benchmarks(evaluation)),
-        weakest=f"{_one_line(weakest)}, exact match {_share(scored[weakest])}" if weakest is not None else "",
+        weakest=f"{_escaped(weakest)}, exact match {_share(scored[weakest])}" if weakest is not None else "",
         size=_size(config.model),
         form=_form(config.model),
         load=_load(config.model),
@@ -139,14 +142,15 @@ def _metadata(config: JobConfig, evaluation: Mapping[str, Any], model: str) -> d
 def _data(data: DataConfig) -> str:
     """The sources, with the shares and licences that the run file gives."""
     if not data.sources:
-        return f"`{data.source}`"
+        return _code(data.source)
     weights = data.weights(0)
     shares = (
         [f", {weight / sum(weights):.1%} of samples" for weight in weights] if weights else [""] * len(data.sources)
     )
     later = " in the first phase" if len(data.phases) > 1 else ""
     return "; ".join(
-        f"{source.name} (`{source.uri}`{share + later if share else ''}, {source.license or 'licence not given'})"
+        f"{_escaped(str(source.name))} ({_code(source.uri)}{share + later if share else ''}, "
+        f"{_escaped(source.license or 'licence not given')})"
         for source, share in zip(data.sources, shares, strict=True)
     )
 
@@ -187,7 +191,9 @@ def _starts(summary: Mapping[str, Any]) -> str:
 def _trainer(trainer: ExternalTrainerConfig, summary: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in dict(summary.get("versions") or {}).items())
     where = f"{trainer.launch}, {summary.get('world_size', 'an unrecorded number of')} process(es)"
-    return f"{trainer.name} ({where}): `{' '.join(trainer.command)}`" + (f"; {versions}" if versions else "")
+    return f"{_escaped(trainer.name)} ({where}): {_code(' '.join(trainer.command))}" + (
+        f"; {versions}" if versions else ""
+    )
 
 
 def _adapters(lora: LoraConfig) -> str:
@@ -208,7 +214,7 @@ def _rows(
     for name, measured in slices.items():
         of_slice = [(control.get("slices") or {}).get(name) for control in controls.values()]
         baselines = [value.get("exact_match") if isinstance(value, Mapping) else value for value in of_slice]
-        yield row(name, measured, baselines)
+        yield row(_escaped(name), measured, baselines)
 
 
 def _benchmarks(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -217,7 +223,13 @@ def _benchmarks(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         for metric, value in found["scores"].items():
             low, high = found["intervals"].get(metric) or (None, None)
             between = "" if low is None else f" ({_share(low)} to {_share(high)})"
-            yield name, found["format"], _count(found["questions"]), TITLES.get(metric, metric), _share(value) + between
+            yield (
+                _escaped(name),
+                found["format"],
+                _count(found["questions"]),
+                TITLES.get(metric, metric),
+                _share(value) + between,
+            )
 
 
 def _size(model: ModelConfig) -> str:
@@ -234,12 +246,23 @@ def _origin(part: WeightsConfig | None) -> str:
     if part is None:
         return "random initial weights"
     if part.weights:
-        return f"`{part.weights}`" + (f" at `{part.revision}`" if part.revision else "")
-    return f"`{part.config['model_type']}`, random initial weights"
+        return _code(part.weights) + (f" at {_code(part.revision)}" if part.revision else "")
+    return f"{_code(str(part.config['model_type']))}, random initial weights"
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(one_line(text).split())
+
+
+def _escaped(text: str) -> str:
+    """Text of data as Markdown that shows it and nothing else: no link, no image, no HTML."""
+    escaped = "".join(f"\\{character}" if character in MARKDOWN else character for character in _one_line(text))
+    return html.escape(escaped, quote=False).replace("://", ":\u200b//")  # an address alone would be a link
+
+
+def _code(text: str) -> str:
+    """The same as code, in which only a backtick has a meaning."""
+    return f"`{_one_line(text).replace('`', chr(39))}`"
 
 
 def _share(value: Any) -> str:

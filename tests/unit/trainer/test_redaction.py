@@ -26,19 +26,51 @@ TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQ==\n-----END PRIVATE KEY-----\n"
 LEGACY = KEY.replace("PRIVATE", "RSA PRIVATE").replace("KEY-----\nMII", "KEY-----\nProc-Type: 4,ENCRYPTED\n\nMII", 1)
 SECRETS = [
-    TOKEN, "sk-proj-" + 40 * "a", "ghp_" + 36 * "a", "glpat-" + 20 * "a", "AIza" + 35 * "a", "ya29." + 30 * "a",
-    "AKIA" + 16 * "A", "xoxb-1234567890-abc", "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeK", "GOCSPX-" + 28 * "a",
-    "pypi-" + 60 * "a", "npm_" + 36 * "a", "postgres://user:letmein@", "github_pat_" + 50 * "a", "xapp-1-A0123456789",
-    "hooks.slack.com/services/T00000000/B00000000/" + 24 * "X", "hooks.slack.com/triggers/E1/2/" + 32 * "a",
-    "discord.com/api/webhooks/123456789012345678/" + 68 * "a", "discordapp.com/api/v10/webhooks/1234567890/" + 68 * "a",
+    TOKEN,
+    "sk-proj-" + 40 * "a",
+    "ghp_" + 36 * "a",
+    "glpat-" + 20 * "a",
+    "AIza" + 35 * "a",
+    "ya29." + 30 * "a",
+    "AKIA" + 16 * "A",
+    "xoxb-1234567890-abc",
+    "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeK",
+    "GOCSPX-" + 28 * "a",
+    "pypi-" + 60 * "a",
+    "npm_" + 36 * "a",
+    "postgres://user:letmein@",
+    "github_pat_" + 50 * "a",
+    "xapp-1-A0123456789",
+    "hooks.slack.com/services/T00000000/B00000000/" + 24 * "X",
+    "hooks.slack.com/triggers/E1/2/" + 32 * "a",
+    "discord.com/api/webhooks/123456789012345678/" + 68 * "a",
+    "discordapp.com/api/v10/webhooks/1234567890/" + 68 * "a",
     "webhook.office.com/webhookb2/" + 36 * "a" + "@" + 36 * "b" + "/IncomingWebhook/" + 32 * "c",
     "chat.googleapis.com/v1/spaces/AAAA/messages?key=" + 39 * "a" + "&token=" + 43 * "b",
-    "?sig=" + 43 * "a", "&X-Goog-Signature=" + 64 * "a", "SG." + 22 * "a" + "." + 43 * "b", "hvs." + 90 * "a",
-    "hvb." + 90 * "a", "1//0g" + 60 * "a", "sk_live_" + 24 * "a", "dckr_pat_" + 27 * "a",
-    "AccountKey=" + 86 * "a" + "==", "Bearer abcdefghijklmnop1234", "bearer  aB3.dE5-fG7/hI9+jK1==",
-    "BEARER " + 40 * "0", "Bearer%20" + 40 * "0",
+    "?sig=" + 43 * "a",
+    "&X-Goog-Signature=" + 64 * "a",
+    "SG." + 22 * "a" + "." + 43 * "b",
+    "hvs." + 90 * "a",
+    "hvb." + 90 * "a",
+    "1//0g" + 60 * "a",
+    "sk_live_" + 24 * "a",
+    "dckr_pat_" + 27 * "a",
+    "AccountKey=" + 86 * "a" + "==",
+    "Bearer abcdefghijklmnop1234",
+    "bearer  aB3.dE5-fG7/hI9+jK1==",
+    "BEARER " + 40 * "0",
+    "Bearer%20" + 40 * "0",
     "Authorization: Basic dXNlcjpwYXNzd29yZA==",
-]  # fmt: skip
+    "https://x0123456789abcdefghij@",
+    "X-Goog-Signature=" + 64 * "a",
+    "wandb_v1_" + 40 * "aB3",
+]
+GLUED = [
+    one
+    for one in SECRETS
+    if one.startswith(("hf_", "ghp_", "github_pat_", "glpat-", "AIza", "ya29.", "GOCSPX-", "pypi-"))
+]
+AFTER_WORDS = ["wandb login ", "wandb login --relogin ", "W&B API key: ", "machine api.wandb.ai login u password "]
 ADDRESSES = [
     "postgres://user:pa$$word@", "redis://:a:b:c@", "HTTPS://user:letmein@", "Amqp+SSL://user:$ecret@",
     "mysql://user:pa@ss@", "mysql://user:p/a?s#s@", "smtp://ann@example.com:letmein@", "ftp://u:12345@",
@@ -72,6 +104,21 @@ def name_of(form: Form) -> str:
 @pytest.mark.parametrize("secret", SECRETS)
 def test_known_form_is_hidden_without_its_surroundings(secret: str) -> None:
     assert redact(f"found {secret} in a line\n") == f"found {HIDDEN} in a line\n"
+
+
+@pytest.mark.parametrize("secret", GLUED)
+def test_letters_before_a_token_do_not_show_it(secret: str) -> None:
+    assert redact(f"found x{secret} in a line\n") == f"found x{HIDDEN} in a line\n"
+
+
+@pytest.mark.parametrize("words", AFTER_WORDS)
+def test_a_bare_key_of_weights_and_biases_is_hidden_where_the_words_before_it_say_so(words: str) -> None:
+    assert redact(f"{words}{20 * '0a'} in a line\n") == f"{words}{HIDDEN} in a line\n"
+    assert redact(f"commit {20 * '0a'}\n") == f"commit {20 * '0a'}\n"
+
+
+def test_a_signature_at_the_start_of_a_line_is_hidden() -> None:
+    assert redact(f"X-Goog-Signature={64 * 'a'}\nnext\n") == f"{HIDDEN}\nnext\n"
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

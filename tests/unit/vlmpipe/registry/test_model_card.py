@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.support.trainer.tiny_runs import TINY
-from vlmpipe.registry.model_card import _data, model_card
+from vlmpipe.registry.model_card import _data, _escaped, model_card
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
 
@@ -38,3 +38,28 @@ def test_the_cards_header_reads_as_it_was_meant_whatever_texts_are_in_it(text: s
     header = yaml.safe_load(card.split("---\n", 1)[1].split("\n---\n", 1)[0])
     (result,) = header["model-index"][0]["results"]
     assert result["dataset"]["name"] == text and header["library_name"] == "transformers"
+
+
+HOSTILE = [
+    "<script>alert(1)</script>", "![x](https://evil.example/p.png)", "[here](javascript:alert(1))", "https://evil.example",
+    "a\n\n# Heading", "| a | b |", "`code`", "\x1b[2J", "<!-- ", "&lt;b&gt;", "*bold* _it_ ~~no~~", "\u202egnp",
+]  # fmt: skip
+
+
+def test_names_from_data_are_shown_and_do_nothing_else() -> None:
+    slices = {name: {"exact_match": n / 100, "questions": 9, "chance": 0.5} for n, name in enumerate(HOSTILE)}
+    source = {"name": "a", "uri": "a`b<i>.jsonl", "weight": 1, "license": HOSTILE[0]}
+    data = {name: value for name, value in TINY["data"].items() if name not in ("source", "max_samples")} | {
+        "sources": [source]
+    }
+    job = JobConfig.model_validate(TINY | {"data": data, "run": {"run_id": "r", "root_uri": "/runs"}})
+    card = model_card(job, {"slices": slices, "exact_match": 0.5}, {}, model="m")
+    rows = [line for line in card.splitlines() if line.startswith("| ")]
+    assert sum("| 9 |" in row for row in rows) == len(HOSTILE), "each name is in one row"
+    for text in ("<script", "<!--", "<b>", "![x]", "[here](", "\x1b", "\u202e", "://evil", "\n# Heading"):
+        assert text not in card, text
+    assert "a'b<i>.jsonl`" in card and "&lt;script&gt;" in card
+
+
+def test_plain_names_stay_as_they_are() -> None:
+    assert _escaped("left digit, 1-2 sum") == "left digit, 1-2 sum"
