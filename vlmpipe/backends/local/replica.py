@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from vlmpipe.backends.job_failure import ErrorLines
 from vlmpipe.backends.local.subreaper import run_in_subreaper
 from vlmpipe.trainer.errors import ExitCode, os_errors
@@ -39,6 +41,16 @@ class Process:
         """The container's process id while it runs."""
         process = self._process
         return process.pid if process and process.poll() is None else None
+
+    def is_stopped(self) -> bool:
+        """Whether the replica's first process, such as the launcher, is stopped (SIGSTOP). Nothing else notices it."""
+        if not (pid := self.pid):
+            return False
+        try:
+            processes = psutil.Process(pid).children()
+            return any(process.status() == psutil.STATUS_STOPPED for process in processes)
+        except psutil.Error:  # it has just ended
+            return False
 
     def start(self, ended: Callable[[Process, int], None]) -> None:
         """Start it, or start it again; `ended(self, exit code)` is called from another thread once all is read.

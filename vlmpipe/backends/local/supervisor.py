@@ -16,6 +16,8 @@ from vlmpipe.trainer.errors import CAUSES, ExitCode
 FINISH_S = 10.0  # for the others to finish on their own after the chief is done
 REASON_S = 2.0  # for a replica whose exit code names a cause, when another merely lost its peer
 FAILED_GRACE_S = 10.0  # from SIGTERM to SIGKILL after a failure
+LOOK_S = 30.0  # how often replicas are looked at
+STOPPED_S = 600.0  # that a replica may be stopped: as long as ranks wait for each other
 STOP_GRACE_S = 30.0  # the same when asked to stop: time to save a checkpoint
 
 
@@ -61,6 +63,8 @@ class Supervisor:
         self._again: tuple[Restart, Verdict] | None = None  # a restart of all, once all have ended, and its cause
         self._next: tuple[float, Callable[[], None]] | None = None
         self._timeout_s, self._deadline = timeout_s, 0.0
+        self._look_at_s = 0.0  # when replicas are looked at next
+        self._stopped_since_s: dict[str, float] = {}
         self._stop_grace_s = stop_grace_s
 
     def run(self) -> Verdict:
@@ -71,6 +75,7 @@ class Supervisor:
                 self._start(self._processes)
                 if self._timeout_s:
                     self._deadline = time.monotonic() + self._timeout_s
+                self._look_at_s = time.monotonic() + LOOK_S
                 while self._running or self._fallen:
                     self._handle(self._next_event())
             except BaseException:  # such as that of a machine without room for one more process: none goes on unwatched
@@ -92,7 +97,7 @@ class Supervisor:
             self._running[process.name] = process
 
     def _next_event(self) -> tuple[Process, int] | signal.Signals | None:
-        due = [moment for moment in (self._next and self._next[0], self._deadline) if moment]
+        due = [moment for moment in (self._next and self._next[0], self._deadline, self._look_at_s) if moment]
         try:
             return self._events.get(timeout=max(0.0, min(due) - time.monotonic()) if due else None)
         except queue.Empty:
@@ -118,6 +123,21 @@ class Supervisor:
         elif self._next and now >= self._next[0]:
             (_, action), self._next = self._next, None
             action()
+        elif now >= self._look_at_s:
+            self._look_at_s = now + LOOK_S
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """End the job where a replica is stopped for too long: its ranks may have ended, and it would never."""
+        stopped = [process for process in self._running.values() if process.is_stopped()]
+        self._stopped_since_s = {one.name: self._stopped_since_s.get(one.name, now) for one in stopped}
+        lost = [one for one in stopped if now - self._stopped_since_s[one.name] >= STOPPED_S]
+        if lost and not self._ending:
+            reason = f"the launcher of {lost[0].name} has been stopped for {STOPPED_S:g} s (SIGSTOP)"
+            self._failures.append(Verdict(ExitCode.UNEXPECTED, lost[0].name, reason))
+            self._again = None
+            self._fallen.clear()
+            self._end(FAILED_GRACE_S)
 
     def _on_exit(self, process: Process, code: int) -> None:
         del self._running[process.name]

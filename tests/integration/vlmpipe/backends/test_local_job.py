@@ -293,3 +293,14 @@ def test_nothing_is_left_when_the_step_itself_is_killed(tmp_path: Path, alive: i
     step.kill()
     step.wait()
     assert os.read(alive, 1) == b""
+
+
+def test_a_stopped_launcher_ends_the_job_and_is_named(
+    tmp_path: Path, alive: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks may be done: nothing else would ever end it."""
+    monkeypatch.setattr("vlmpipe.backends.local.supervisor.LOOK_S", 0.05)
+    monkeypatch.setattr("vlmpipe.backends.local.supervisor.STOPPED_S", 0.2)
+    monkeypatch.setattr("vlmpipe.backends.local.supervisor.FAILED_GRACE_S", 0.2)
+    error = run_failing(spec(tmp_path, pool(tmp_path, "os.kill(os.getpid(), signal.SIGSTOP)")))
+    assert "the launcher of workerpool0-0 has been stopped for 0.2 s (SIGSTOP)" in str(error)
