@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import selectors
@@ -79,6 +80,11 @@ class RenderProcess:
             )
         return process
 
+    def end(self) -> None:
+        """End the process. The next template starts another."""
+        with self._lock:
+            self._end()
+
     def _end(self) -> None:
         if self._process:
             self._process.kill()
@@ -117,6 +123,7 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(lambda: PROCESS.end())
 
 
 def render(source: str, chat: list[dict[str, Any]], tokens: dict[str, str], *, add_generation_prompt: bool) -> str:
