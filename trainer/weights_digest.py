@@ -66,7 +66,9 @@ def model_sha256(job: JobConfig) -> str:
     """Digest of the model section: two runs with the same digest build the same model."""
     # Without what is null or no pattern: a field that a later version adds leaves older models' digests as they were.
     without: dict[str, Any] = {
-        name: True for name in ("freeze_parameters", "train_parameters") if not getattr(job.model, name)
+        name: True
+        for name in ("freeze_parameters", "train_parameters", "tokenizer_revision")
+        if not getattr(job.model, name)
     }
     without["hub_token_secret"] = True  # gives access to weights, and does not decide them
     if lora := job.model.lora:

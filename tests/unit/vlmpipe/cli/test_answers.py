@@ -84,7 +84,7 @@ def test_predict_prints_what_no_file_is_given_for(vlmpipe: Vlmpipe, picture: Pat
     table = picture.with_name("asked.csv")
     table.write_text("image,question\na.png,one?\na.png,two?\n")
     answer = vlmpipe("predict", "r", str(table))
-    assert answer.out == f"{picture}  one?  [2JONE?\n{picture}  two?  [2JTWO?\n"
+    assert answer.out == f"{picture}  one?  \u241b[2JONE? \u2407\n{picture}  two?  \u241b[2JTWO? \u2407\n"
 
 
 def test_a_missing_picture_is_said_before_a_model_is_loaded(vlmpipe: Vlmpipe, picture: Path) -> None:
