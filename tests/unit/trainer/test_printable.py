@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from vlmpipe.cli.output import print_json, print_lines, to_stderr
+from vlmpipe.cli.output import begin, print_json, print_lines, to_stderr
 from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.errors import UserError, print_warning
@@ -46,13 +46,18 @@ def in_error(text: str) -> None:
     to_stderr(UserError(text, expected=text, fix=text).text())
 
 
+def in_json(text: str) -> None:
+    begin()
+    print_json({text: text})
+
+
 DOORS: dict[str, Callable[[str], None]] = {
     "print": print,
     "error": in_error,
     "warning": print_warning,
     "lines": lambda text: print_lines([text]),
     "table": in_table,
-    "json": lambda text: print_json({text: text}),
+    "json": in_json,
     "reject": lambda text: print(Reject(text, "id", RejectCode.TEXT_EMPTY, text).sentence()),
 }
 
