@@ -40,7 +40,10 @@ def resolve_run(
         run_uri: The run's folder.
         stage_state: accepted where an earlier attempt of the run finished this stage with these settings, else open.
     """
+    import json
+
     from vlmpipe.components.runtime.differences import record_differences
+    from vlmpipe.components.runtime.earlier_job import unfinished_job
     from vlmpipe.components.runtime.resolve import resolve
     from vlmpipe.components.runtime.step_context import exit_on_error, step_context
     from vlmpipe.config.sections.stages import run_uri
@@ -48,6 +51,8 @@ def resolve_run(
 
     with exit_on_error():
         uri = run_uri(compiled, run_id, job_name)
+        is_local = json.loads(compiled)["target"] == "local"  # whose runs hold a lock
+        other_job = "" if is_local else unfinished_job(uri, job_name)
     with step_context(uri, "resolve-run") as progress:
         progress.update(0, job_name=job_name)  # whose records these are: notify counts no other job's
         resolved = resolve(
@@ -64,7 +69,7 @@ def resolve_run(
             resume=resume,
             min_exact_match=min_exact_match,
         )
-        record_differences(progress, resolved.differences, resolved.since_last_start)
+        record_differences(progress, resolved.differences, resolved.since_last_start, other_job)
         stage_state = "accepted" if was_accepted(resolved.run_uri) else "open"
         progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")
     return (
