@@ -126,5 +126,6 @@ def test_addresses_on_s3_are_looked_up(s3: S3Storage, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_region_that_the_client_does_not_know_may_be_newer(location: str, state: State, words: str) -> None:
-    found = region_row(config(gcp__project="my-project", gcp__location=location))
+    known = config(gcp__project="my-project")
+    found = region_row(known.model_copy(update={"gcp": known.gcp.model_copy(update={"location": location})}))
     assert found.state == state and words in found.text
