@@ -121,7 +121,7 @@ CPUS = {"cluster.accelerator_type": "", "cluster.accelerator_count": 0}
 # Each once passed `check` and failed later; more are in tests/unit/vlmpipe/planner/test_model_architecture.py.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "TPU machines": ("llava-7b-lora", {"cluster.machine_type": "ct5lp-hightpu-4t", **CPUS}),
-    "a region without these GPUs": ("llava-7b-lora", {"gcp.location": "us-centrall1"}),
+    "a region without these GPUs": ("llava-7b-lora", {"gcp.location": "us-central9"}),
     "memory": ("llava-13b-fsdp", {"train.strategy": "zero1"}),
     "a file of prices that is not there": ("llava-7b-lora", {"plan.prices_file": "nowhere.yaml"}),
     "a layer that the tower has not": ("digits", {"model.feature_layer": 7}),
@@ -141,6 +141,7 @@ UNREADABLE: dict[str, Any] = {
     "data.source": "http://host/set.json",
     "register.registry": "ftp://host",
     "data.validation_fraction": 0,
+    "gcp.location": "us-centrall1",
 }
 
 
