@@ -9,7 +9,9 @@ from pathlib import Path
 
 from benchmarks.planner.published_runs import (
     Outcome,
+    by_source,
     has_memory,
+    is_inside,
     memory_outcome,
     outcomes,
     published_runs,
@@ -46,6 +48,8 @@ def summaries(runs: Sequence[Outcome], text_runs: Sequence[Outcome]) -> list[str
         summary("published_runs.yaml", runs),
         summary("  of other sources than llm-foundry", [one for one in runs if one.run.source != "llm-foundry"]),
         summary("llm-foundry's further runs", text_runs),
+        "inside the printed range, by source that no rate was fitted to:",
+        *(f"  {source:32} {sum(map(is_inside, found)):4} of {len(found)}" for source, found in by_source(runs).items()),
         *(summary(gpu, [one for one in both if one.run.gpu.startswith(gpu)]) for gpu in COLORS),
     ]
 

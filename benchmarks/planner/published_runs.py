@@ -23,12 +23,14 @@ from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.time.interval import interval_of
 from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.trainer.sizing.model_shape import ModelShape, Part, Stack
 
 FOLDER = Path(__file__).parent
+FITTED = "llm-foundry"  # the source that rates were fitted to
 # Text models get the smallest tower and no images.
 NO_TOWER = Stack(1, 64, 1, 1, 64, 64, False, 0)
 SMALLEST_CLIP = {
@@ -284,3 +286,18 @@ def _model_tflops(case: Scenario, time: Time) -> float:
 @functools.cache
 def data() -> dict[str, Any]:
     return read_yaml("published_runs.yaml", FOLDER)
+
+
+def by_source(found: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Runs of sources that no rate was fitted to."""
+    sources: dict[str, list[Outcome]] = {}
+    for one in found:
+        if one.run.source != FITTED:
+            sources.setdefault(one.run.source, []).append(one)
+    return sources
+
+
+def is_inside(outcome: Outcome) -> bool:
+    """Whether the run took a time in the range that its plan prints."""
+    interval = interval_of(scenario(outcome.run))
+    return interval.low <= outcome.ratio <= interval.high

@@ -227,8 +227,8 @@ def _suggest(settings: RunConfig, config: str, overrides: list[str], goal: str, 
         model, load, prices = plan_basis(settings)
         found = suggest(settings, model, load, prices, wanted)
     if as_json:
-        fills = [vars(one) for one in load.fills]
-        print_json({"goal": goal, "suggestions": [vars(one) for one in found], "sequence_lengths": fills})
+        fills, ways = [vars(one) for one in load.fills], [vars(one) for one in found.ways]
+        print_json({"goal": goal, "suggestions": ways, "left_out": found.left_out, "sequence_lengths": fills})
     else:
         print_suggestions(found, wanted, settings, config, overrides)
         if advice := length_advice(load.fills, settings):

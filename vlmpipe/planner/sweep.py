@@ -104,6 +104,16 @@ class SweepPlan:
             return None
         return _sum([self._shared(lambda step: step.usd), *self._each(lambda one: one.usd)])
 
+    @property
+    def usd_range(self) -> tuple[float, float] | None:
+        """If all trainings take the low or the high share of their planned time."""
+        plans = [one.plan for one in self.variants.values() if one.plan]
+        ends = [_around(plan) for plan in [*list(self.stages.values())[:-1], *plans * self.starts]]
+        known, usd = [one for one in ends if one is not None], self.usd
+        if usd is None or len(known) < len(ends):
+            return None
+        return usd + sum(low for low, _ in known), usd + sum(high for _, high in known)
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -115,6 +125,7 @@ class SweepPlan:
             "hours": self.hours,
             "elapsed_hours": self.elapsed_hours,
             "usd": self.usd,
+            "usd_range": self.usd_range,
             "starts": self.starts,
             "parallelism": self.parallelism,
             "trainings": self.trainings,
@@ -191,6 +202,14 @@ def _variant(name: str, run: RunConfig, last: Plan, *, priced: bool) -> VariantP
     train_hours = training.hours if training else plan.time.train_hours if plan.time else None
     usd = _sum([training.usd, evaluation.usd]) if training and evaluation else None
     return VariantPlan(name, plan, train_hours, evaluate_hours, usd)
+
+
+def _around(plan: Plan) -> tuple[float, float] | None:
+    """Dollars less and more than planned that a run may cost."""
+    cost = plan.cost
+    if cost is None or cost.usd is None or cost.usd_range is None:
+        return None
+    return cost.usd_range[0] - cost.usd, cost.usd_range[1] - cost.usd
 
 
 def _named(found: dict[str, list[str]], shared: Sequence[str]) -> list[str]:

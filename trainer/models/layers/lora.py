@@ -8,6 +8,7 @@ m * V / |V|, and m starts at |W|.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.freeze import freeze, part_of, tower_layers_of
+
+# peft imports bitsandbytes, which then warns that its kernels for CPUs are not installed; nothing here needs them.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 ADAPTER = "default"  # peft's name for the only one
 MAGNITUDE = f".lora_magnitude_vector.{ADAPTER}.weight"

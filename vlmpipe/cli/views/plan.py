@@ -99,7 +99,8 @@ def _blocks(plan: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
 def headline(plan: Mapping[str, Any]) -> str:
     """Memory, hours and dollars in one sentence; a plan with a time and no cost is that of a local run."""
     fit = "memory of an unknown trainer is not planned" if plan.get("trainer") else _fit(plan["memory"])
-    facts = [fit, _hours(plan["time"])]
+    unsure = "if it fitted, " if plan["memory"] and fit.startswith("does not fit") else ""
+    facts = [fit, unsure + _hours(plan["time"])]
     if plan["cost"] or not plan["time"]:
         facts.append(_price(plan["cost"]))
     sentence = f"{'; '.join(facts)}."
@@ -272,10 +273,9 @@ def _monthly(cost: Mapping[str, Any]) -> Iterator[str]:
     if runs is not None:
         yield f"Schedule: {runs:,.1f} runs a month, {amount(monthly)}."
     if cost["checkpoint_every_steps"] is not None:
-        yield (
-            f"Least is lost to interruptions with a checkpoint every {cost['checkpoint_every_steps']:,} steps "
-            f"({_seconds(cost['checkpoint_every_s'])}): train.checkpoint_every_steps."
-        )
+        steps, every_s = cost["checkpoint_every_steps"], _seconds(cost["checkpoint_every_s"])
+        often = "in every step" if steps == 1 else f"every {steps:,} steps ({every_s})"
+        yield f"Least is lost to interruptions with a checkpoint {often}: train.checkpoint_every_steps."
 
 
 def _advice(plan: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -13,7 +13,8 @@ from rich.text import Text
 from vlmpipe.cli.views.tables import standard_output
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.cost.approval import dollars
-from vlmpipe.planner.search.search import Goal, Suggestion
+from vlmpipe.planner.search.choice import ERROR, WORTH
+from vlmpipe.planner.search.search import Goal, Suggestions
 
 TITLES = {
     "cheapest": "The cheapest ways to train {name}",
@@ -24,23 +25,24 @@ TITLES = {
 
 
 def print_suggestions(
-    found: Sequence[Suggestion], goal: Goal, config: RunConfig, path: str, overrides: Sequence[str] = ()
+    suggestions: Suggestions, goal: Goal, config: RunConfig, path: str, overrides: Sequence[str] = ()
 ) -> None:
     """The best first, and the command that plans with it. `overrides`: a.b=c, as they were given for the run file."""
+    found = suggestions.ways
     title = TITLES[goal.kind].format(name=config.name, bound=goal.bound)
     where = f"on {config.cluster.scheduling_strategy} capacity in {config.gcp.location}, the same batches and steps"
     table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
-    for column in ("machines", "strategy", "GiB of each GPU", "step", "MFU", "hours", "whole run"):
+    for column in ("machines", "strategy", "GiB of each GPU", "MFU", "hours", "start", "whole run"):
         table.add_column(column, justify="left" if column in ("machines", "strategy") else "right")
     for one in found:
         table.add_row(
             one.machines,
             one.strategy,
             f"{one.memory_gib:.0f} of {one.capacity_gib:.0f}",
-            f"{one.step_s:.2f} s",
             f"{one.mfu:.0%}",
-            f"{one.hours:,.1f}",
-            dollars(one.usd),
+            f"{one.hours:,.1f}{_around(one.hours_range, '{:,.1f}'.format)}",
+            f"{one.start_min:.0f} min",
+            f"{'at least ' * one.is_lower_bound}{dollars(one.usd)}{_around(one.usd_range, dollars)}",
         )
     screen = standard_output()
     screen.print(table)
@@ -49,4 +51,18 @@ def print_suggestions(
     ]
     kept = [text for text in overrides if text.partition("=")[0] not in found[0].change]
     screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *kept, *best])), soft_wrap=True)
+    screen.print(
+        Text(
+            f"Ways within {ERROR:.0%} of the best, the error of a forecast, are ordered by how plain the strategy is "
+            f"and by nodes; twice the nodes count as faster where they save {WORTH:.0%} of the hours. Hours leave out "
+            "the start.",
+            style="dim",
+        )
+    )
+    if suggestions.left_out:
+        screen.print(Text(f"Left out: {'; '.join(suggestions.left_out)}.", style="yellow"))
     screen.print(Text("Estimates, not measurements: vlmpipe docs planner says how they are made.", style="dim"))
+
+
+def _around(ends: tuple[float, float] | None, shown: Callable[[float], str]) -> str:
+    return f" ({shown(ends[0])} to {shown(ends[1])})" if ends else ""

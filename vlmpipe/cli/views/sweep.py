@@ -42,7 +42,9 @@ def sweep_headline(plan: Mapping[str, Any]) -> str:
     text = f"{plan['trainings']} trainings: {_hours(plan['hours'])} of jobs"
     if plan["elapsed_hours"] is not None:
         text += f", {hours_text(plan['elapsed_hours'])} with {plan['parallelism']} at a time"
-    return f"{text}; cost {amount(plan['usd'])}." if _is_priced(plan) else f"{text}."
+    ends = plan.get("usd_range")  # plans of earlier releases have none
+    around = f" ({amount(ends[0])} to {amount(ends[1])})" if ends else ""
+    return f"{text}; cost {amount(plan['usd'])}{around}." if _is_priced(plan) else f"{text}."
 
 
 def _is_priced(plan: Mapping[str, Any]) -> bool:

@@ -46,6 +46,7 @@ def section_problems(config: RunConfig) -> Iterator[Problem]:
         text = f"found true, but the tower {state}; expected tower in model.freeze and cache off"
         yield Problem("train.overlap_vision_encoder", text)
     yield from external_trainer_problems(config)
+    yield from _sample_problems(config)
     yield from _mirror_problems(config)
     yield from _adapter_problems(config)
     if model.family in GRID_FAMILIES and config.data.max_image_aspect > MOST_ASPECT:
@@ -110,6 +111,19 @@ def _video_problems(config: RunConfig) -> Iterator[Problem]:
     if data.video_times:
         text = "found true with data.video native, which gives times as the model's own processor does; expected false"
         yield Problem("data.video_times", text)
+
+
+def _sample_problems(config: RunConfig) -> Iterator[Problem]:
+    """A mean sample of the plan section that no packed sequence holds: preparation would reject or cut most samples."""
+    plan, data = config.plan, config.data
+    if plan.sample_images > data.max_images_per_sequence:
+        text = f"found {plan.sample_images:g}, and a packed sequence holds at most {data.max_images_per_sequence}"
+        yield Problem(
+            "plan.sample_images", f"{text} images; expected no more, or a higher data.max_images_per_sequence"
+        )
+    if plan.sample_tokens > data.sequence_length:
+        text = f"found {plan.sample_tokens:,}, and a packed sequence has {data.sequence_length:,}"
+        yield Problem("plan.sample_tokens", f"{text} tokens; expected no more, or a higher data.sequence_length")
 
 
 def _relevance_problems(config: RunConfig) -> Iterator[Problem]:

@@ -89,6 +89,8 @@ class Cost:
     option_numbers: dict[str, int] = field(default_factory=dict)  # of a term or an option elsewhere, from 1
     usd_range: tuple[float, float] | None = None  # if training takes the low or the high share of its planned time
     is_lower_bound: bool = False  # prices in `missing` are not in the sums
+    never_ends: bool = False  # interruptions take more than is computed between them
+    interrupted_every_s: float = math.inf  # mean time between interruptions on the run file's term
 
     def doubts(self, most_lost: float) -> list[str]:
         """Why to look again before this is spent, a phrase each."""
@@ -100,7 +102,11 @@ class Cost:
         if chosen.lost and chosen.train_hours:
             lost = chosen.lost.total_hours / chosen.train_hours
             if lost > most_lost:
-                found.append(f"{lost:.0%} of training is lost to interruptions and checkpoints")
+                parts = {
+                    "saving checkpoints": chosen.lost.saves_hours,
+                    "interruptions": chosen.lost.rework_hours + chosen.lost.restarts_hours,
+                }
+                found.append(f"{lost:.0%} of training is lost, most of it to {max(parts, key=parts.__getitem__)}")
         return found
 
 
@@ -137,8 +143,10 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         elsewhere=elsewhere,
         option_numbers=_option_numbers(config.cluster),
         usd=chosen.usd,
-        usd_range=_usd_range(chosen, time),
+        usd_range=usd_range(chosen, time),
         is_lower_bound=chosen.is_lower_bound,
+        never_ends=time.train_hours is not None and chosen.lost is None and not config.train.trainer,
+        interrupted_every_s=mean_time_between_interruptions_s(config, preemptible=chosen.term == "spot"),
         steps=chosen.steps,
         storage_bytes=storage_bytes,
         storage_usd_per_month=None
@@ -167,7 +175,8 @@ def _in_region(case: Scenario, location: str) -> Scenario:
     return replace(case, config=in_region(case.config, location))
 
 
-def _usd_range(chosen: TermCost, time: Time) -> tuple[float, float] | None:
+def usd_range(chosen: TermCost, time: Time) -> tuple[float, float] | None:
+    """Dollars if training takes the low or the high share of its planned time."""
     train = next((step.usd for step in chosen.steps if step.job == "train"), None)
     if chosen.usd is None or train is None or time.interval is None:
         return None
@@ -319,8 +328,6 @@ def _assumptions(
             f"plan.preemptions_per_node_hour). All nodes then restart, {plan.restart_s:.0f} s pass to the next step "
             f"(plan.restart_s){_reading(time)}, and all of that is taken as billed."
         )
-        if time.train_hours is not None and chosen.lost is None and not config.train.trainer:
-            yield "At this rate and interval the run loses more than it computes: save more often, or use fewer nodes."
     for step in chosen.steps:
         if step.hours is None:
             yield f"How long the {step.job} job takes is not known, so its cost is not in the sum."

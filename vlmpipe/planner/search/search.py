@@ -4,16 +4,16 @@ Packed sequences, steps and the global batch do not change, so the model learns 
 trainer can run and the planner's checks accept.
 
 Time and price of a candidate take a millisecond, its memory takes traces. So candidates are sorted by the goal first,
-and memory is estimated from the best on until enough of them fit.
+and memory is estimated from the best on until enough of them fit. A forecast's error is larger than most differences:
+`vlmpipe.planner.search.choice` decides between ways that it cannot tell apart.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmpipe.catalog.machines import load_catalog
@@ -22,16 +22,18 @@ from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.build import job_violations, jobs_of
 from vlmpipe.planner.cost import estimate as cost
+from vlmpipe.planner.cost.estimate import TermCost
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.parallel_layout import layout_of, more_context_parallel
 from vlmpipe.planner.scenario import Scenario
+from vlmpipe.planner.search.choice import Choice, ordered, worth_its_nodes
 from vlmpipe.planner.search.memory import SearchMemory
-from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters
+from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters, left_out
 from vlmpipe.planner.time import feature_cache
 from vlmpipe.planner.time.feature_cache import CacheAdvice
-from vlmpipe.planner.time.step_time import estimate_time
+from vlmpipe.planner.time.step_time import Time, estimate_time
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.errors import ConfigError
 
@@ -54,10 +56,9 @@ class Goal:
             raise ConfigError(f"--suggest is {text!r}", expected="cheapest, fastest, under:USD or by:HOURS")
         return cls(found["kind"], float(found["bound"]) if found["bound"] else None)
 
-    def order(self, one: _Candidate) -> tuple[float, float]:
-        """Sorting key: the best first."""
-        by_hours, by_usd = (one.hours, one.usd), (one.usd, one.hours)
-        return by_hours if self.kind in ("fastest", "under") else by_usd
+    def value(self, hours: float, usd: float) -> float:
+        """What is to be low."""
+        return hours if self.kind in ("fastest", "under") else usd
 
     def allows(self, one: _Candidate) -> bool:
         """Whether a candidate is within the bound."""
@@ -79,6 +80,18 @@ class Suggestion:
     mfu: float
     hours: float  # of the training job, with what is expected to be lost
     usd: float  # of the whole run
+    hours_range: tuple[float, float] | None = None
+    usd_range: tuple[float, float] | None = None
+    start_min: float = 0.0  # until the training job's machines train
+    is_lower_bound: bool = False  # a part of it has no price
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """Ways to run the training, the best first, and machines that could not be compared, with why."""
+
+    ways: tuple[Suggestion, ...]
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,8 @@ class _Search:
     load: Workload
     cache: CacheAdvice
     prices: Prices
+    memory: SearchMemory
+    extra: dict[str, Any] = field(default_factory=dict)  # fields of the run file that all its candidates change
 
 
 @dataclass(frozen=True)
@@ -97,22 +112,55 @@ class _Candidate:
     cluster: Cluster
     change: dict[str, Any]
     config: RunConfig
-    step_s: float
-    mfu: float
+    time: Time
+    price: TermCost
     hours: float
     usd: float
+    value: float  # hours or dollars, by the goal
+    search: _Search  # with its model, whose frozen weights may be sharded
 
     @property
-    def kind(self) -> tuple[object, ...]:
-        """Machines and strategy. The best candidate of each kind is suggested."""
-        on = self.cluster
-        return on.machine.machine_type, on.gpu.accelerator_type, on.gpus_per_node, on.nodes, self.config.train.strategy
+    def strategy(self) -> str:
+        return self.config.train.strategy
+
+    @property
+    def nodes(self) -> int:
+        return self.cluster.nodes
+
+    @property
+    def machine(self) -> tuple[object, ...]:
+        """One row each."""
+        return self.cluster.machine.machine_type, self.cluster.gpu.accelerator_type, self.cluster.gpus_per_node
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A candidate that fits."""
+
+    way: _Candidate
+    shown: Suggestion
+
+    @property
+    def strategy(self) -> str:
+        return self.way.strategy
+
+    @property
+    def nodes(self) -> int:
+        return self.way.nodes
+
+    @property
+    def hours(self) -> float:
+        return self.way.hours
+
+    @property
+    def value(self) -> float:
+        return self.way.value
 
 
 def suggest(
     config: RunConfig, model: Architecture, load: Workload, prices: Prices, goal: Goal, *, most: int = 5
-) -> list[Suggestion]:
-    """The `most` best candidates in the run file's region and on its scheduling strategy, the best first.
+) -> Suggestions:
+    """Ways in the run file's region and on its scheduling strategy, one a machine, `most` of them.
 
     Raises ConfigError if the number of steps is not known, or if nothing meets the goal.
     """
@@ -125,10 +173,22 @@ def suggest(
     gpu = load_catalog().gpus.get(config.cluster.accelerator_type)
     cache = feature_cache.advise(config, load.sized(model.shape), layout_of(config), load, gpu, prices)
     features = config.features.model_copy(update={"cache": cache.state})
-    search = _Search(config.model_copy(update={"features": features}), model, load, cache, prices)
-    memory = SearchMemory(model, load, cached=cache.state == "on")
-    best = list(itertools.islice(_fitting(search, memory, goal), most))
-    if not best:
+    base = config.model_copy(update={"features": features})
+    searches = [_Search(base, model, load, cache, prices, SearchMemory(model, load, cached=cache.state == "on"))]
+    if other := _with_sharded_frozen_weights(searches[0]):
+        searches.append(other)
+    by_machine: dict[tuple[object, ...], list[_Candidate]] = {}
+    for search in searches:
+        for way in _candidates(search, goal):
+            if goal.allows(way):
+                by_machine.setdefault(way.machine, []).append(way)
+    rows: list[_Fit] = []
+    for ways in sorted(by_machine.values(), key=lambda ways: min(way.value for way in ways)):
+        if len(rows) >= most and min(way.value for way in ways) > sorted(row.value for row in rows)[most - 1]:
+            break
+        if row := _row(ways, goal):
+            rows.append(row)
+    if not rows:
         bound = {"under": f" for ${goal.bound:,.0f}", "by": f" in {goal.bound:g} hours"} if goal.bound else {}
         raise ConfigError(
             f"nothing on {config.cluster.scheduling_strategy} capacity in {config.gcp.location} that has a price "
@@ -136,21 +196,44 @@ def suggest(
             expected="a bound that some machines meet",
             fix="raise it, or change cluster.scheduling_strategy, gcp.location or plan.prices_file",
         )
-    return best
+    return Suggestions(tuple(row.shown for row in ordered(rows)[:most]), tuple(left_out(base, load_catalog(), prices)))
 
 
-def _candidates(search: _Search, memory: SearchMemory) -> Iterator[_Candidate]:
+def _with_sharded_frozen_weights(search: _Search) -> _Search | None:
+    """The same search with train.shard_frozen_weights; None where it is set, or few weights are frozen."""
+    shape, train = search.model.shape, search.config.train
+    if train.shard_frozen_weights or 2 * shape.trainable_parameters > shape.total_parameters:
+        return None
+    config = search.config.model_copy(update={"train": train.model_copy(update={"shard_frozen_weights": True})})
+    model = replace(search.model, shape=replace(shape, shards_frozen=True))
+    memory = SearchMemory(model, search.load, cached=search.memory.cached)
+    return replace(search, config=config, model=model, memory=memory, extra={"train.shard_frozen_weights": True})
+
+
+def _row(ways: list[_Candidate], goal: Goal) -> _Fit | None:
+    """The way that is shown of those on one machine."""
+
+    def on(nodes: int) -> _Fit | None:
+        return _chosen([way for way in ways if way.nodes == nodes], goal)
+
+    row = _chosen(ways, goal)
+    return worth_its_nodes(row, on) if row and goal.kind in ("fastest", "under") else row
+
+
+def _candidates(search: _Search, goal: Goal) -> Iterator[_Candidate]:
     """Candidates that may fit, with their time and price."""
-    base = search.config
+    base, memory = search.config, search.memory
     places = list(clusters(base, load_catalog(), search.prices))
     sequence = base.train.sequence_parallel
     degrees = Degrees.of(search.model, places, cached=memory.cached, sequence=sequence)
     for place in places:
-        in_place = place.change(base)
+        in_place = place.change(base) | search.extra
         for change in candidates(base, place, degrees):
+            if search.extra and change.get("train.shard_frozen_weights") is False:
+                continue  # a way of the search without
             config = _with(base, in_place | change)
             if memory.least_bytes(config) <= place.gpu.memory_gib * GIB:
-                way = _priced(search, place, in_place | change, config)
+                way = _priced(search, goal, place, in_place | change, config)
                 if way:
                     yield way
 
@@ -158,46 +241,48 @@ def _candidates(search: _Search, memory: SearchMemory) -> Iterator[_Candidate]:
 def _with(config: RunConfig, change: dict[str, Any]) -> RunConfig:
     """The changed run file, not validated, for speed. `_suggestion` validates those that are shown."""
     sections: dict[str, dict[str, Any]] = {}
-    for field, value in change.items():
-        section, _, name = field.partition(".")
+    for key, value in change.items():
+        section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
     updated = {name: getattr(config, name).model_copy(update=fields) for name, fields in sections.items()}
     return config.model_copy(update=updated)
 
 
-def _priced(search: _Search, place: Cluster, change: dict[str, Any], config: RunConfig) -> _Candidate | None:
+def _priced(
+    search: _Search, goal: Goal, place: Cluster, change: dict[str, Any], config: RunConfig
+) -> _Candidate | None:
     layout, shape, cache = layout_of(config), search.load.sized(search.model.shape), search.cache
     case = Scenario(config, shape, layout, search.load, place.machine, place.gpu, cached=cache.state == "on")
     time = estimate_time(case)
     price = cost.term_cost(case, time, cache, search.prices, config.cluster.scheduling_strategy)
     if time.step_s is None or time.mfu is None or price.train_hours is None or price.usd is None:
         return None
-    return _Candidate(place, change, config, time.step_s, time.mfu, price.train_hours, price.usd)
+    value = goal.value(price.train_hours, price.usd)
+    return _Candidate(place, change, config, time, price, price.train_hours, price.usd, value, search)
 
 
-def _fitting(search: _Search, memory: SearchMemory, goal: Goal) -> Iterator[Suggestion]:
-    """The best suggestion of each kind that fits, the best first."""
-    shown = set()
-    queue = [
-        (goal.order(way), number, way) for number, way in enumerate(_candidates(search, memory)) if goal.allows(way)
-    ]
+def _chosen(ways: Iterable[_Candidate], goal: Goal) -> _Fit | None:
+    """Of those that fit, also with less memory and more time."""
+    queue = [(way.value, number, way) for number, way in enumerate(ways)]
     heapq.heapify(queue)
+    choice = Choice[_Fit]()
     while queue:
         _, number, way = heapq.heappop(queue)
-        if way.kind in shown:
+        search = way.search
+        if not choice.wants(way):
             continue
         try:
-            fits = memory.bytes(way.config) <= int(way.cluster.gpu.memory_gib * GIB)
+            fits = search.memory.bytes(way.config) <= int(way.cluster.gpu.memory_gib * GIB)
             one = _suggestion(search, way) if fits else None
         except ConfigError:  # the trainer would refuse it
             continue
         if one:
-            shown.add(way.kind)
-            yield one
+            choice.take(_Fit(way, one))
         elif change := less_memory(way.config, search.model.shape.language.heads):
-            again = _priced(search, way.cluster, way.change | change, _with(way.config, change))
+            again = _priced(search, goal, way.cluster, way.change | change, _with(way.config, change))
             if again and goal.allows(again):
-                heapq.heappush(queue, (goal.order(again), number, again))
+                heapq.heappush(queue, (again.value, number, again))
+    return choice.way
 
 
 def less_memory(config: RunConfig, heads: int) -> dict[str, Any]:
@@ -233,10 +318,16 @@ def _suggestion(search: _Search, way: _Candidate) -> Suggestion | None:
         strategy=_in_words(config),
         memory_gib=memory.total_bytes / GIB,
         capacity_gib=place.gpu.memory_gib,
-        step_s=way.step_s,
-        mfu=way.mfu,
+        step_s=way.time.step_s or 0.0,
+        mfu=way.time.mfu or 0.0,
         hours=way.hours,
         usd=way.usd,
+        hours_range=(way.time.interval.low * way.hours, way.time.interval.high * way.hours)
+        if way.time.interval
+        else None,
+        usd_range=cost.usd_range(way.price, way.time),
+        start_min=sum(step.start_s for step in way.price.pipeline.steps if step.name == "train") / 60,
+        is_lower_bound=way.price.is_lower_bound,
     )
 
 
@@ -244,6 +335,7 @@ def _in_words(config: RunConfig) -> str:
     train = config.train
     words = [
         train.strategy,
+        "frozen weights sharded" if train.shard_frozen_weights else "",
         f"{train.tensor_parallel} ranks a layer" if train.tensor_parallel > 1 else "",
         "shared tokens" if train.sequence_parallel else "",
         f"{train.context_parallel} ranks a sequence" if train.context_parallel > 1 else "",

@@ -69,6 +69,28 @@ def node_counts(config: RunConfig) -> tuple[int, ...]:
 def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cluster]:
     """Clusters that are sold in the run file's region and term, support its precision and have a price."""
     region, term = config.gcp.location, config.cluster.scheduling_strategy
+    for machine, gpu, count in _sold(config, catalog):
+        if prices.machine(machine.machine_type, gpu.accelerator_type, count, region, term).usd_per_hour is not None:
+            yield from (Cluster(machine, gpu, count, nodes) for nodes in node_counts(config))
+
+
+def left_out(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[str]:
+    """Machines that are sold there and are not compared, with why: no price is known, or they need a reservation."""
+    region, term = config.gcp.location, config.cluster.scheduling_strategy
+    for machine, gpu, count in _sold(config, catalog):
+        quote = prices.machine(machine.machine_type, gpu.accelerator_type, count, region, term)
+        if quote.usd_per_hour is None:
+            yield f"{machine.machine_type} ({count} x {gpu.accelerator_type}): no price is known on {term} in {region}"
+    for machine in catalog.machines.values():
+        if machine.needs_reservation and any(
+            region in catalog.regions.get(accelerator_type, ()) for accelerator_type in machine.accelerators
+        ):
+            yield f"{machine.machine_type}: needs a reservation"
+
+
+def _sold(config: RunConfig, catalog: Catalog) -> Iterator[tuple[Machine, Gpu, int]]:
+    """Machines, with kind and number of their GPUs, that the run's region, term and precision allow."""
+    region, term = config.gcp.location, config.cluster.scheduling_strategy
     for machine in catalog.machines.values():
         sold = {"spot": machine.spot, "standard": machine.on_demand, "flex_start": True}[term]
         if machine.needs_reservation or not sold:
@@ -79,10 +101,7 @@ def clusters(config: RunConfig, catalog: Catalog, prices: Prices) -> Iterator[Cl
             usable = gpu.bf16_tflops is not None or config.train.compute_type != "bf16"
             usable &= gpu.has_float8 or config.train.float8 == "none"
             if in_region and usable and (gpu.flex_start or term != "flex_start"):
-                for count in counts:
-                    quote = prices.machine(machine.machine_type, accelerator_type, count, region, term)
-                    if quote.usd_per_hour is not None:
-                        yield from (Cluster(machine, gpu, count, nodes) for nodes in node_counts(config))
+                yield from ((machine, gpu, count) for count in counts)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How far published runs were from their forecasts: the range around a planned time."""
+"""How far runs of sources that no rate was fitted to were from their forecasts: the range around a planned time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal, get_args
 from vlmpipe.catalog.machines import read_yaml
 from vlmpipe.planner.scenario import Scenario
 
-Kind = Literal["text", "images", "other_gpus"]
+Kind = Literal["text", "images", "float8", "small_compiled", "other_gpus"]
+SMALL_PARAMETERS = 3_000_000_000  # a model below it computes little in each kernel
 
 
 @dataclass(frozen=True)
@@ -18,23 +19,34 @@ class Interval:
 
     low: float
     high: float
-    origin: str  # a sentence
+    origin: str  # a sentence, or several
 
 
 def interval_of(case: Scenario, *, measured: bool = False) -> Interval:
     """The range for this kind of run, or around a rate that a run of the user's own measured."""
-    assert case.gpu is not None
-    kind: Kind = "images" if case.load.images_per_sequence else "text"
+    intervals = _intervals()
     if measured:
-        return _measured()
+        text = intervals["text"]
+        return Interval(
+            text.low, text.high, "The range around a measured rate is taken as that of published runs of text."
+        )
+    found = [intervals[kind] for kind in kinds_of(case)]
+    return Interval(
+        min(one.low for one in found), max(one.high for one in found), " ".join(one.origin for one in found)
+    )
+
+
+def kinds_of(case: Scenario) -> list[Kind]:
+    """What decides the error of a run's forecast; several may apply."""
+    assert case.gpu is not None
+    kinds: list[Kind] = ["images" if case.load.images_per_sequence else "text"]
+    if case.config.train.float8 != "none":
+        kinds.append("float8")
+    if case.compiling.on and case.shape.total_parameters < SMALL_PARAMETERS:
+        kinds.append("small_compiled")
     if not case.gpu.has_published_runs:
-        kind = "other_gpus"
-    return _intervals()[kind]
-
-
-def _measured() -> Interval:
-    text = _intervals()["text"]
-    return Interval(text.low, text.high, "The range around a measured rate is taken as that of published runs of text.")
+        kinds.append("other_gpus")
+    return kinds
 
 
 @functools.cache

@@ -9,10 +9,11 @@ from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.optimizer_step import LINK_BYTES_PER_S
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes, resumed_bytes
 
-# Bytes a second that a node writes, uploads and commits; a resume is taken to read and verify at the same rate. Read:
-# 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on one rank; 148.8 s for a 7B model at IBM, which is 0.56 GB/s
-# if it was weights and moments.
+# Bytes a second that one rank writes, uploads and commits; the ranks of a node do so side by side. A resume is taken to
+# read and verify at the rate of one rank on each node. Read: 419 MB in 0.66-1.39 s by torch.distributed.checkpoint on
+# one rank; 148.8 s for a 7B model at IBM, which is 0.56 GB/s in all if it was weights and moments.
 SAVE_BYTES_PER_S = 0.5e9
+SIDE_BY_SIDE = 4  # ranks of a node that are taken to add up; with more, bucket and processors are shared. Assumed
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def save_time(case: Scenario) -> SaveTime:
     """Time of one checkpoint of the training job, or what the run file says was measured."""
     config, layout = case.config, case.layout
     saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train, layout.replicas)
-    writes_s = saved_bytes / layout.nodes / SAVE_BYTES_PER_S
+    writes_s = saved_bytes / layout.nodes / node_bytes_per_s(case)
     read_bytes = resumed_bytes(
         case.shape.trainable_parameters, config.train, data_parallel=layout.replicas, nodes=layout.nodes
     )
@@ -46,11 +47,17 @@ def save_time(case: Scenario) -> SaveTime:
     return SaveTime(blocks_s, writes_s, reads_s)
 
 
+def node_bytes_per_s(case: Scenario) -> float:
+    """Bytes a second that a node writes: DeepSpeed's first rank alone writes weights that all ranks hold."""
+    alone = case.layout.strategy in ("zero1", "zero2")
+    return SAVE_BYTES_PER_S * (1 if alone else min(SIDE_BY_SIDE, case.layout.ranks_per_node))
+
+
 def save_sentences(case: Scenario, save: SaveTime) -> list[str]:
     """Assumptions of `save_time`."""
     if case.config.plan.checkpoint_save_s:
         return [f"A checkpoint holds training up for {save.blocks_s:.0f} s (plan.checkpoint_save_s)."]
-    rate = f"a node is taken to save {SAVE_BYTES_PER_S / 1e9:g} GB/s"
+    rate = f"a node is taken to save {node_bytes_per_s(case) / 1e9:g} GB/s"
     if not save.writes_s:
         return [f"A checkpoint holds training up for {save.blocks_s:.0f} s: {rate}."]
     return [

@@ -17,16 +17,20 @@ from vlmpipe.planner.time.kernels import kernel_sentences
 from vlmpipe.planner.time.optimizer_step import activation_copies_s, update_sentences, update_times
 from vlmpipe.planner.time.overlap import Hiding, by_name, exposed_communication, slowed_seconds
 from vlmpipe.planner.time.saving import SaveTime, save_sentences, save_time
-from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
 from vlmpipe.trainer.sizing.image_preparation import rank_preparation_s
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 
-# By how much of computing runs with images take longer than text of the same arithmetic: ranks whose images and samples
-# differ wait for each other and for decoding. The median of 12 published runs without their padding (LLaVA-1.5 and
-# TinyLLaVA: 1.2 to 2.1 times as long); lmms-engine's packed runs took 1.2 to 1.8 times as long as its text.
-IMAGE_SHARE = 0.6
+# By how much of computing runs with images take longer than text of the same arithmetic, in parts, without a measured
+# plan.efficiency. Kernels of layers that are not compiled, and selective checkpointing of those: on an H200 this
+# trainer took 1/0.65 and 1/0.45 of the computing that was planned (benchmarks/results/2026-11-26-h200.md). The rest, of
+# ranks whose images differ and that wait for each other: what is left of the 1.6 that is the median of 12 published
+# runs without their padding (LLaVA-1.5 and TinyLLaVA, 1.2 to 2.1), which were not compiled.
+UNCOMPILED_SHARE = 0.5
+UNCOMPILED_SELECTIVE_SHARE = 0.9
+UNEVEN_SHARE = 0.1
+UNCOMPILED, UNEVEN = "kernels of uncompiled layers", "images: ranks that differ"
 DATA_WAIT_SHARE = 0.02  # the loader's goal; the part `loops` of `make bench-train` measures it
 
 SAVING = "saving checkpoints"
@@ -121,8 +125,7 @@ def _time_of_steps(case: Scenario) -> Time:
     parts = [TimePart("computing", compute_s), *(TimePart(each.name, each.s) for each in exposed)]
     if slowed_s > 0:
         parts.append(TimePart(SLOWED, slowed_s))
-    if load.images_per_sequence:
-        parts.append(TimePart("decoding images, and uneven ranks", IMAGE_SHARE * (compute_s + slowed_s)))
+    parts += [TimePart(name, share * (compute_s + slowed_s)) for name, share in image_shares(case).items()]
     if layout.pipeline_parallel > 1:
         share = pipeline_bubble(layout, work.micro_steps)
         parts.append(TimePart("pipeline bubble", compute_s * share / (1 - share)))
@@ -177,7 +180,12 @@ def _time_of_steps(case: Scenario) -> Time:
             *assumptions,
             *([calibration.origin] if calibration.origin else []),
             *kernel_sentences(case),
-            *_sentences(config, shape, layout, load),
+            *_sentences(config, shape, layout),
+            *(
+                f"Beyond the computing of text of the same arithmetic, a run with images is taken to need {share:.0%} "
+                f"for {name}: docs/reference/planner.md says where that is from."
+                for name, share in image_shares(case).items()
+            ),
             *save_sentences(case, save),
             *update_sentences(case),
             load.origin,
@@ -185,6 +193,19 @@ def _time_of_steps(case: Scenario) -> Time:
         pace=calibration.pace,
         interval=interval_of(case, measured=calibration.measures_steps or bool(config.plan.efficiency)),
     )
+
+
+def image_shares(case: Scenario) -> dict[str, float]:
+    """Shares of computing by which a run with images takes longer. None with a measured efficiency, which has them."""
+    if not case.load.images_per_sequence or case.config.plan.efficiency:
+        return {}
+    shares = {}
+    if not case.compiling.on:
+        selective = case.config.train.activation_checkpointing == "selective"
+        shares[UNCOMPILED] = UNCOMPILED_SELECTIVE_SHARE if selective else UNCOMPILED_SHARE
+    if case.layout.data_parallel > 1 and not case.cached:
+        shares[UNEVEN] = UNEVEN_SHARE
+    return shares
 
 
 def _calibration(case: Scenario) -> Calibration:
@@ -228,7 +249,7 @@ def work_of(case: Scenario) -> Work:
     )
 
 
-def _sentences(config: RunConfig, shape: ModelShape, layout: Layout, load: Workload) -> list[str]:
+def _sentences(config: RunConfig, shape: ModelShape, layout: Layout) -> list[str]:
     said = [f"The loop waits for data {DATA_WAIT_SHARE:.0%} of the time, the loader's goal."]
     if config.model.family == "hf":
         said.append(
@@ -245,11 +266,6 @@ def _sentences(config: RunConfig, shape: ModelShape, layout: Layout, load: Workl
         said.append(
             f"Each of the {layout.context_parallel} ranks that share sequences runs the vision encoder, where it runs, "
             "and the projector for all of their images. Labels are taken as spread evenly over a sequence."
-        )
-    if load.images_per_sequence:
-        said.append(
-            f"Computing with images is taken to last {IMAGE_SHARE:.0%} longer than text of the same arithmetic, the "
-            "median of published runs (LLaVA-1.5, TinyLLaVA); nobody has measured packed sequences of equal budgets."
         )
     if layout.world_size > 1:
         said.append(

@@ -18,12 +18,14 @@ from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner import model_architecture as architectures
 from vlmpipe.planner.memory import pipeline_stage as stage_memory
 from vlmpipe.planner.memory.activations import activations
+from vlmpipe.planner.memory.components import MemoryPart
 from vlmpipe.planner.memory.estimate import estimate_memory
-from vlmpipe.planner.memory.rank import GIB, fullest, training_phases
+from vlmpipe.planner.memory.rank import GIB, Memory, fullest, training_phases
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.parallel_layout import STRATEGIES, make_layout
 from vlmpipe.planner.plan import Plan, described_machine, plan_run
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.sizing.pipeline_partition import Stage
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
@@ -95,6 +97,31 @@ def test_an_impossible_machine_is_red_and_an_unknown_one_leaves_the_rest_open() 
     assert impossible.state == "red" and any("n1-standard-8" in error for error in impossible.errors)
     unknown = planned("cluster.machine_type=z9-giant-8g")
     assert unknown.memory is None and "z9-giant-8g" in " ".join(unknown.notes)
+
+
+@pytest.mark.parametrize(
+    ("taken", "state", "said"),
+    [
+        (90, "green", ""),
+        (96, "amber", "only 0.0 GiB of memory to spare"),
+        (101, "amber", "it takes 1.0% more memory than there is, within the error of the estimate, 2%"),
+        (103, "red", "does not fit"),
+    ],
+)
+def test_a_plan_within_the_error_of_the_estimate_is_amber(taken: int, state: str, said: str) -> None:
+    memory = Memory("NVIDIA_A100_80GB", 100, (MemoryPart("weights", taken),), "backward")
+    plan = Plan("one", (), {}, memory=memory, beside_training=())
+    assert plan.state == state
+    assert said in " ".join([*plan.errors, *plan.doubts])
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [("plan.sample_images=20", "max_images_per_sequence"), ("plan.sample_tokens=9000", "sequence_length")],
+)
+def test_a_mean_sample_that_no_sequence_holds_is_refused(change: str, field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        load_run_file(SEVEN_B, [change])
 
 
 def test_float8_on_a_gpu_without_it_is_red_and_says_which_have_it() -> None:

@@ -46,6 +46,9 @@ def test_trainings_are_summed_and_what_is_shared_counts_once(config: RunConfig, 
     shared = [step for step in whole.cost.steps if step.job not in ("train", "evaluate")]
     usd = 2 * sum(each.usd or 0 for each in plan.variants.values()) + sum(step.usd or 0 for step in shared)
     assert plan.usd == pytest.approx(usd)
+    ends, around = plan.usd_range, [one.plan.cost for one in plan.variants.values() if one.plan]
+    below = 2 * sum((cost.usd or 0) - (cost.usd_range or (0, 0))[0] for cost in around if cost)
+    assert ends and ends[0] == pytest.approx(usd - below) and ends[1] > usd
     assert plan.trainings == 6
     assert plan.hours and plan.elapsed_hours and plan.elapsed_hours < plan.hours
     content = plan.as_dict()

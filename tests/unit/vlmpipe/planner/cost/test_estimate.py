@@ -279,7 +279,7 @@ def test_spot_that_costs_more_than_standard_and_much_lost_time_are_doubts() -> N
     spot: dict[str, Any] = {"cluster__scheduling_strategy": "spot", "train__checkpoint_every_steps": 100}
     assert estimated(**spot)[0].doubts(0.1) == []
     often = estimated(**spot, plan__preemptions_per_node_hour=0.8)[0].doubts(0.1)
-    assert len(often) == 1 and "of training is lost to interruptions" in often[0]
+    assert len(often) == 1 and "of training is lost, most of it to interruptions" in often[0]
     dearer = estimated(**spot, plan__preemptions_per_node_hour=2)[0].doubts(0.1)
     assert dearer[0].startswith("spot costs more than standard: $")
 
@@ -393,8 +393,7 @@ def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
 
 def test_a_hopeless_preemption_rate_is_reported() -> None:
     cost, _ = estimated(cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=30)
-    assert cost.usd is None and cost.expected_lost_hours is None
-    assert any("loses more than it computes" in sentence for sentence in cost.assumptions)
+    assert cost.usd is None and cost.expected_lost_hours is None and cost.never_ends
 
 
 # Schedules
@@ -478,3 +477,21 @@ def test_the_built_in_prices_give_a_cost_or_say_what_is_missing() -> None:
 def test_the_next_starts_are_those_of_the_time_zone(cron: str, timezone: str, moment: str, starts: list[str]) -> None:
     found = islice(starts_after(cron, timezone, datetime.fromisoformat(moment)), 2)
     assert [start.isoformat() for start in found] == starts
+
+
+def test_a_spot_run_that_never_ends_is_red() -> None:
+    cost, time = estimated(cluster__scheduling_strategy="spot", plan__preemptions_per_node_hour=60)
+    assert cost.never_ends and time.train_hours
+    plan = Plan("seven", (), {}, time=time, cost=cost)
+    assert plan.state == "red" and "never ends on spot: at one interruption in 1 min" in plan.errors[0]
+    ends, _ = estimated()
+    assert not ends.never_ends
+
+
+def test_what_most_of_the_loss_is_due_to_is_named() -> None:
+    often, _ = estimated(train__checkpoint_every_steps=1, plan__checkpoint_save_s=30.0)
+    seldom, _ = estimated(
+        cluster__scheduling_strategy="spot", train__checkpoint_every_steps=1000, plan__preemptions_per_node_hour=0.3
+    )
+    assert often.doubts(0.1)[-1].endswith("most of it to saving checkpoints")
+    assert seldom.doubts(0.1)[-1].endswith("most of it to interruptions")

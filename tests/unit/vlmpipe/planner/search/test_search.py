@@ -19,7 +19,7 @@ from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import more_context_parallel
 from vlmpipe.planner.plan import plan_basis
-from vlmpipe.planner.search.search import Goal, Suggestion, less_memory
+from vlmpipe.planner.search.search import Goal, Suggestion, Suggestions, less_memory
 from vlmpipe.planner.search.space import Cluster, Degrees, candidates, clusters, node_counts
 from vlmpipe.trainer.config.model import GRID_FAMILIES
 
@@ -156,7 +156,7 @@ def test_the_printed_command_includes_the_given_overrides(capsys: pytest.Capture
     change = {"train.strategy": "fsdp", "train.micro_batch_size": 2}
     found = [Suggestion(change, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)]
     given = ["train.strategy=ddp", "features.cache=off"]
-    print_suggestions(found, Goal("cheapest"), run_file(), "run.yaml", given)
+    print_suggestions(Suggestions(tuple(found), ()), Goal("cheapest"), run_file(), "run.yaml", given)
     command = "vlmpipe plan run.yaml features.cache=off train.strategy=fsdp train.micro_batch_size=2\n"
     assert command in capsys.readouterr().out
 
@@ -172,7 +172,7 @@ def test_the_printed_command_includes_the_given_overrides(capsys: pytest.Capture
 )
 def test_a_table_names_its_order(goal: str, title: str, capsys: pytest.CaptureFixture[str]) -> None:
     way = Suggestion({"train.strategy": "fsdp"}, "1 x a", "fsdp", 1.0, 2.0, 3.0, 0.4, 5.0, 6.0)
-    print_suggestions([way], Goal.parse(goal), run_file(), "run.yaml")
+    print_suggestions(Suggestions((way,), ("b: no price is known",)), Goal.parse(goal), run_file(), "run.yaml")
     assert re.match(title, capsys.readouterr().out.strip())
 
 

@@ -14,8 +14,17 @@ from vlmpipe.planner.parallel_layout import layout_of, make_layout
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.computing import compute_seconds, moved_bytes, reached
 from vlmpipe.planner.time.optimizer_step import HOST_BYTES_PER_S, LINK_BYTES_PER_S, UPDATE_BYTES_PER_PARAMETER
-from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S
-from vlmpipe.planner.time.step_time import OVERLAPPED, SAVING, Time, estimate_time, sequence_flops
+from vlmpipe.planner.time.saving import SAVE_BYTES_PER_S, SIDE_BY_SIDE
+from vlmpipe.planner.time.step_time import (
+    OVERLAPPED,
+    SAVING,
+    UNCOMPILED,
+    UNEVEN,
+    Time,
+    estimate_time,
+    image_shares,
+    sequence_flops,
+)
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
 from vlmpipe.trainer.sizing.image_preparation import SQUARE_S
@@ -179,7 +188,9 @@ def test_the_ema_is_read_and_written_with_the_weights() -> None:
     assert part(averaged, "optimizer update") == pytest.approx(moved / 2039e9)
     fsdp = timed(run_config(train__strategy="fsdp", train__ema_decay=0.999))
     assert fsdp.save is not None
-    assert fsdp.save.writes_s == pytest.approx((12 + 4) * LLAVA_7B.trainable_parameters / SAVE_BYTES_PER_S)
+    assert fsdp.save.writes_s == pytest.approx(
+        (12 + 4) * LLAVA_7B.trainable_parameters / (SIDE_BY_SIDE * SAVE_BYTES_PER_S)
+    )
 
 
 COPIES, DISK = "copies to and from the machine's memory", "reading and writing the disk"
@@ -243,7 +254,7 @@ def test_a_checkpoint_blocks_for_its_copy_and_for_what_the_background_does_not_f
     )
     assert seldom.save is not None and seldom.step_s is not None and often.step_s is not None
     assert seldom.save.blocks_s == pytest.approx(state / 8 / LINK_BYTES_PER_S)
-    assert seldom.save.writes_s == pytest.approx(state / SAVE_BYTES_PER_S)
+    assert seldom.save.writes_s == pytest.approx(state / (SIDE_BY_SIDE * SAVE_BYTES_PER_S)), "by ranks side by side"
     assert part(seldom, SAVING) == pytest.approx(seldom.save.blocks_s / 1000)
     assert often.step_s == pytest.approx(seldom.save.blocks_s + seldom.save.writes_s)  # a save waits for the one before
 
@@ -252,7 +263,9 @@ def test_a_checkpoint_blocks_for_its_copy_and_for_what_the_background_does_not_f
 def test_a_checkpoint_that_training_waits_for_or_that_was_measured_blocks_whole(change: dict[str, Any]) -> None:
     time = timed(run_config(**change, train__strategy="fsdp", train__checkpoint_every_steps=10))
     assert time.save is not None and time.save.writes_s == 0
-    blocks_s = change.get("plan__checkpoint_save_s", 12 * LLAVA_7B.trainable_parameters / SAVE_BYTES_PER_S)
+    blocks_s = change.get(
+        "plan__checkpoint_save_s", 12 * LLAVA_7B.trainable_parameters / (SIDE_BY_SIDE * SAVE_BYTES_PER_S)
+    )
     assert time.save.blocks_s == pytest.approx(blocks_s)
     assert part(time, SAVING) == pytest.approx(blocks_s / 10)
 
@@ -434,3 +447,22 @@ def test_ranks_that_share_sequences_divide_the_language_model_and_not_the_vision
     )
     whole = (flops.tower.total + flops.projector.total) / rates.trained
     assert four == pytest.approx(whole + (one - whole) / 4)
+
+
+def test_what_images_add_to_computing_is_there_only_where_it_can_be() -> None:
+    config, layout = run_config(train__strategy="ddp"), make_layout("ddp", 1, 8)
+    load = Workload.assumed(config, LLAVA_7B)
+    case = Scenario(config, LLAVA_7B, layout, load, NODE, A100_80)
+    assert image_shares(case) == {UNCOMPILED: 0.5, UNEVEN: 0.1}, "the 1.6 of published runs"
+
+    def on(alone: bool = False, cached: bool = False, **changes: Any) -> set[str]:
+        other = run_config(train__strategy="ddp", **changes)
+        of = make_layout("ddp", 1, 1) if alone else layout
+        return set(image_shares(Scenario(other, LLAVA_7B, of, load, NODE, A100_80, cached=cached)))
+
+    assert on(plan__efficiency=0.4) == set(), "a measured share of the peak has all of it"
+    assert on(cached=True) == on(alone=True) == {UNCOMPILED}, "nothing is decoded, or there is nobody to wait for"
+    assert on(train__compile="on", alone=True) == set() and on(train__compile="on") == {UNEVEN}
+    selective = run_config(train__strategy="ddp", train__activation_checkpointing="selective")
+    assert image_shares(replace(case, config=selective))[UNCOMPILED] == 0.9
+    assert image_shares(replace(case, load=replace(load, images_per_sequence=0.0))) == {}
