@@ -11,12 +11,14 @@ TESTS = ROOT / "tests"
 PACKAGES = ("vlmpipe", "pipelines", "components", "trainer", "benchmarks")
 # What these say holds for several modules of their folder.
 LAWS_OF_A_FOLDER = {
+    "trainer/config/test_section_values.py",
     "trainer/data/prepare/chunks/test_reuse.py",
     "trainer/data/prepare/test_mutations.py",
     "trainer/data/sources/test_containers.py",
     "trainer/data/sources/test_formats.py",
     "trainer/data/sources/test_special_files.py",
     "trainer/models/test_host_synchronization.py",
+    "vlmpipe/config/test_run_file_fuzz.py",
     "vlmpipe/job_spec/test_run_file_keys.py",
     "vlmpipe/runs/test_special_files.py",
 }
