@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -33,7 +34,8 @@ def print_suggestions(
     where = f"on {config.cluster.scheduling_strategy} capacity in {config.gcp.location}, the same batches and steps"
     table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for column in ("machines", "strategy", "GiB of each GPU", "MFU", "hours", "start", "whole run"):
-        table.add_column(column, justify="left" if column in ("machines", "strategy") else "right")
+        justify: Literal["left", "right"] = "left" if column in ("machines", "strategy") else "right"
+        table.add_column(column, justify=justify, overflow="fold")
     for one in found:
         table.add_row(
             one.machines,

@@ -48,10 +48,10 @@ def grid(columns: int) -> Table:
 
 
 def ruled_table(*columns: str, right: Sequence[str] = (), wrap: bool = True) -> Table:
-    """A table with a line under its header."""
+    """A table with a line under its header. What is wider than its column continues below: an end tells rows apart."""
     table = Table(box=SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=not wrap)
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=not wrap, overflow="fold")
     return table
 
 

@@ -1,0 +1,37 @@
+"""Tables in a terminal of 80 columns and less."""
+
+from __future__ import annotations
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.support.paths import ROOT
+from vlmpipe.cli.views.tables import ruled_table
+
+RUNS = ("llava-local-20260301-120000", "llava-local-20260301-120001")
+
+
+@pytest.mark.parametrize("width", [30, 50, 80])
+def test_the_end_of_a_name_is_not_cut_off(width: int) -> None:
+    table = ruled_table("run", "exact_match", "difference", right=("exact_match",))
+    for run in RUNS:
+        table.add_row(run, "0.5 (0.4 to 0.6)", "0.01 (-0.02 to 0.03)")
+    console = Console(width=width, file=io.StringIO())
+    console.print(table)
+    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_no_column_of_a_table_cuts_its_text() -> None:
+    """One that may not wrap says so; every other continues below."""
+    cut = []
+    for path in (ROOT / "vlmpipe/cli/views").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_column" and node.args:
+                words = {word.arg: word.value for word in node.keywords}
+                if "overflow" not in words and Path(path).stem not in ("plan", "memory_bar"):  # of numbers alone
+                    cut.append(f"{path.name}:{node.lineno}")
+    assert cut == []
