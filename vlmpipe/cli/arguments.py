@@ -11,7 +11,6 @@ import typer
 
 from vlmpipe import api
 from vlmpipe.cli.output import to_stderr
-from vlmpipe.config.yaml_loader import shipped
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ FailOnReject = Annotated[
 
 def load(config: Path, overrides: Sequence[str] | None) -> RunConfig:
     """The checked run file with overrides. Raises RunFileError with every problem in it."""
+    from vlmpipe.config.yaml_loader import shipped
+
     if shipped(config):
         to_stderr(f"note: {config} is the copy that comes with vlmpipe; vlmpipe init writes one to change")
     return api.load(config, *(overrides or ()))
