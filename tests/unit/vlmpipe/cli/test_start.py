@@ -111,7 +111,7 @@ def test_a_rejected_model_ends_with_76_where_that_is_asked_for(vlmpipe: Vlmpipe,
 @pytest.mark.usefixtures("rejecting_pipeline")
 def test_a_rejected_run_shows_the_command_to_train_for_longer(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "train.epochs=7", "--plain")
-    assert f"vlmpipe run {DIGITS} output.root_uri={tmp_path} train.epochs=14  " in answer.out
+    assert f"vlmpipe run {DIGITS} output.root_uri={tmp_path} train.epochs=14 --run-id digits-" in answer.out
 
 
 @pytest.mark.usefixtures("fake_pipeline")
