@@ -43,7 +43,7 @@ class ExitCode(IntEnum):
     NO_PERMISSION = 77
     MACHINE = 78  # the machine lacks what the job's spec buys, such as its GPUs
     NOT_READY = 79  # vlmpipe doctor found that something is missing
-    BAD_EXPORT = 80  # the exported model does not open as published models of its type do
+    BAD_EXPORT = 80  # the exported model does not open as published ones of its type, or is not what was trained
     INTERRUPTED = 130  # Ctrl-C at the command line
 
 

@@ -1,6 +1,8 @@
-"""The run file's `checkpoint` section: how checkpoints are written and kept."""
+"""The run file's `checkpoint` section: how checkpoints are written, kept and exported."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -8,7 +10,7 @@ from vlmpipe.trainer.config.base import Section, StorageUri
 
 
 class CheckpointConfig(Section):
-    """How checkpoints are written and kept. How often is train.checkpoint_every_steps."""
+    """How checkpoints are written, kept and exported. How often is train.checkpoint_every_steps."""
 
     async_save: bool = Field(
         True, description="Training goes on while a checkpoint is written and uploaded; false waits for its COMMIT."
@@ -42,4 +44,10 @@ class CheckpointConfig(Section):
     )
     max_starts_without_progress: int = Field(
         5, ge=0, description="Starts at the same step, after crashes, before the job gives up; 0 never does."
+    )
+    export_dtype: Literal["auto", "fp32", "bf16"] = Field(
+        "auto",
+        description="Type of the weights in the export; checkpoints keep fp32. bf16 takes half the bytes. auto is bf16 "
+        "with train.precision bf16, in which evaluation and servers compute, and fp32 else and before a later stage. "
+        "Adapters are always fp32.",
     )

@@ -17,6 +17,7 @@ from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.precision import StateType
 from vlmpipe.trainer.config.strategies import DEFERRING
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.errors import ConfigError
@@ -170,9 +171,23 @@ class JobConfig(BaseModel):
         use_hub_token(job.model.hub_token_secret)
         return job
 
+    @property
+    def export_dtype(self) -> StateType:
+        """Type of the weights in the run's export."""
+        return export_dtype(self.model, self.train, self.checkpoint)
+
     def pointers(self) -> DataPointers:
         """The prepared data and features of this run. Needs `prepare_data` to have run."""
         return DataPointers.model_validate(read_record(open_storage(self.run.run_uri), "prepared.json"))
+
+
+def export_dtype(model: ModelConfig, train: TrainConfig, checkpoint: CheckpointConfig) -> StateType:
+    """Type of the weights in an export: what checkpoint.export_dtype says, for a whole model."""
+    if model.exports_adapter:  # small, and added to a base in fp32
+        return "fp32"
+    if checkpoint.export_dtype != "auto":
+        return checkpoint.export_dtype
+    return "bf16" if train.has_bf16_weights else "fp32"
 
 
 def defers_weights(model: ModelConfig, train: TrainConfig) -> bool:

@@ -52,6 +52,7 @@ from vlmpipe.trainer.evaluation.relevance import (
     selection_controls,
     summarised,
 )
+from vlmpipe.trainer.evaluation.validation_loss import as_in_training
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.preference import answer_tokens
@@ -60,6 +61,7 @@ from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.serving.exported_model import load_export
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage
+from vlmpipe.trainer.storage.export_manifest import require_whole_export
 from vlmpipe.trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 1  # the memory of the machine is not known, nor how long a packed sequence is
@@ -113,12 +115,13 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     }
     if progress:  # before what may run out of memory
         store.write("predictions.jsonl", seal_lines(map(asdict, predictions[""])))
-    loss, preferences = validation_loss(job, subject, worker)
+    loss = validation_loss(job, subject, worker)
     chat = subject.model.chat
     del subject  # its model, before another one is loaded
     rescored = rescore(job, champion, held_out, mine, worker) if champion else None
     if not progress:
         return
+    validated = _as_in_training(job, store, loss)
     by_chance = chance(questions, stats["slices"])
     pictures = {(q.id, q.turn): (*split.image_sha256(q.sample), q.question) for q in questions}
     scored_by_slice = scores(predictions[""], pictures, job.evaluate.cider_d)
@@ -135,9 +138,10 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "chance": by_chance["exact_match"],
         "paired": paired_answers(pairs, questions, {one: predictions[one] for one in controls}, stats["slices"]),
         **({"champion": champion_scores(rescored, pairs)} if rescored else {}),
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 100.0)),
-        **preferences,
+        "loss": loss.mean,
+        "perplexity": math.exp(min(loss.mean, 100.0)),
+        **loss.preferences,
+        **({"validated": validated} if validated else {}),
         **cut_answers(predictions[""], questions, chat, job.evaluate.max_new_tokens),
         "earlier_turns": job.evaluate.earlier_turns,
         "questions_after_turns": sum(bool(question.earlier) for question in questions),
@@ -204,9 +208,35 @@ def relevance_of_questions(
     return [((asked.id, asked.turn), one) for asked, one in zip(questions, found, strict=True)]
 
 
-def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> tuple[float, dict[str, float]]:
-    """Mean loss over all label tokens of the packed held-out split, of pairs those of chosen answers; and what pairs
-    say (`preference_scores`). Collective."""
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Mean loss over all label tokens of the packed held-out split, of pairs those of chosen answers; what pairs say
+    (`preference_scores`); and the loss over the sequences that training validates on, with their label tokens."""
+
+    mean: float
+    preferences: dict[str, float]
+    of_first: float = 0.0
+    of_first_label_tokens: int = 0
+
+
+def _as_in_training(job: JobConfig, run: Storage, found: HeldOutLoss) -> dict[str, float]:
+    """See `as_in_training`; says where there is nothing to compare."""
+    described = require_whole_export(run)
+    compared = as_in_training(
+        job,
+        described["step"],
+        averaged=described["averaged"],
+        loss=found.of_first,
+        label_tokens=found.of_first_label_tokens,
+    )
+    if not compared:
+        print("evaluate: training took no validation loss of these weights (train.validate_every_steps), with which "
+              "that of the export would be compared", flush=True)  # fmt: skip
+    return compared
+
+
+def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> HeldOutLoss:
+    """Collective."""
     in_pairs = job.train.in_pairs
     sequence = PackedBatchSampler(
         subject.split,
@@ -222,7 +252,8 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     source = cached_images(features, job.model) if features else online_images(image_preparer(job.model))
     module = model.family.training_module(job.model, model.model, cached=cached).eval()
     Recompute(loss_chunk_tokens=job.train.loss_chunk_tokens).apply(model.family, module)
-    total = torch.zeros(2, dtype=torch.float64, device=worker.device)
+    # Loss and label tokens, of all sequences and of the first ones.
+    total = torch.zeros(2, 2, dtype=torch.float64, device=worker.device)
     loader = PackedLoader(subject.split, sequence, model.chat, subject.held_out.shards, images=not cached)
     pairs: dict[str, list[float]] = {}
     with torch.inference_mode():
@@ -231,26 +262,29 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
             batch = collate(rows, source)
             found = module(**batch.to(worker.device))
             if batch.pairs is None:
-                total += torch.stack([found.double(), found.new_tensor(len(batch.label_ids)).double()])
+                summed = torch.stack([found.double(), found.new_tensor(len(batch.label_ids)).double()])
+                is_first = step * worker.world_size + worker.rank < job.train.validation_sequences
+                total += torch.stack([summed, summed * is_first])
                 continue
             log_probs, tokens = found.view(-1, 2).double(), answer_tokens(batch.pairs).view(-1, 2)
-            total[0] -= log_probs[:, 0].sum()
-            total[1] += int(tokens[:, 0].sum())
+            total[0, 0] -= log_probs[:, 0].sum()
+            total[0, 1] += int(tokens[:, 0].sum())
             ids = [identity for row in rows for identity in row.sample_ids]
             pairs |= dict(zip(ids, torch.cat([log_probs.cpu(), tokens], dim=1).tolist(), strict=True))
     dist.all_reduce(total)
-    loss = float(total[0] / total[1])
+    loss = float(total[0, 0] / total[0, 1])
     if not in_pairs:
-        return loss, {}
+        return HeldOutLoss(loss, {}, float(total[1, 0] / total[1, 1]), int(total[1, 1]))
     everyone: list[dict[str, list[float]]] = [{}] * worker.world_size
     dist.all_gather_object(everyone, pairs)
     of_all = {identity: values for part in everyone for identity, values in part.items()}
     ordered = torch.tensor([of_all[identity] for identity in subject.split.ids])
     log_probs, tokens = ordered[:, :2], ordered[:, 2:]
     if job.train.objective == "simpo":
-        return loss, simpo_scores(log_probs, tokens, job.train.simpo_beta, job.train.simpo_gamma)
+        scored = simpo_scores(log_probs, tokens, job.train.simpo_beta, job.train.simpo_gamma)
+        return HeldOutLoss(loss, scored)
     references = None if job.train.trainer else torch.from_numpy(references_of_run(job.run.run_uri, "eval"))
-    return loss, preference_scores(log_probs, references, job.train.dpo_beta)
+    return HeldOutLoss(loss, preference_scores(log_probs, references, job.train.dpo_beta))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Validation loss during training, on packed sequences of the evaluation split.
+"""Validation loss during training, on packed sequences of the evaluation split, and whether an export has it too.
 
 Each validation uses the first `train.validation_sequences` packed sequences of the split, whatever the number of
 processes, without dropout or random numbers, so that it does not change training.
@@ -22,7 +22,10 @@ from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.dataloading.batches import ImageSource, PackedBatch, collate
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
-from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.monitoring.metrics_writer import FILE
+from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.records import read_lines
 from vlmpipe.trainer.storage.transfer import in_parallel
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 
 VALIDATION_LOSS = "validation_loss"  # of each source with "/" and its name behind it
+LABEL_TOKENS = "validation_label_tokens"
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Validation:
             for group, one in zip(self.groups, sums, strict=True)
             if group.source
         }
-        return {VALIDATION_LOSS: sum(sums) / label_tokens, **of_each}
+        return {VALIDATION_LOSS: sum(sums) / label_tokens, LABEL_TOKENS: label_tokens, **of_each}
 
 
 def validation_of(
@@ -164,3 +168,51 @@ def by_source(
             else:
                 of_source.append(part)
     return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest difference of two losses that rounding explains: `absolute` nats, and a share of the loss."""
+
+    absolute: float
+    share: float
+
+    def of(self, loss: float) -> float:
+        return self.absolute + self.share * abs(loss)
+
+
+ROUNDED = Bound(0.02, 0.05)  # products in bf16, fp16 or 8 bits, in other kernels and other parts of a model
+BOUNDS = {"fp32": Bound(0.001, 0.01)}
+
+
+def as_in_training(job: JobConfig, step: int, *, averaged: bool, loss: float, label_tokens: int) -> dict[str, float]:
+    """The validation loss of the export beside that which training had at `step` on the same sequences, for
+    evaluate.json; empty where training took none of these weights on these tokens.
+
+    Args:
+        averaged: the export has the averaged weights.
+        loss, label_tokens: of the export, on the first `train.validation_sequences` packed sequences.
+
+    Raises UserError (80) where they differ by more than rounding: the export holds other weights than were trained.
+    """
+    store = open_storage(job.run.run_uri)
+    lines = read_lines(store, FILE) if store.stat(FILE) else []
+    taken = {
+        line[VALIDATION_LOSS]
+        for line in lines
+        if (line["step"], line.get(LABEL_TOKENS), "ema_decay" in line) == (step, label_tokens, averaged)
+    }
+    if not taken:
+        return {}
+    in_training, bound = float(taken.pop()), BOUNDS.get(job.train.precision, ROUNDED)
+    if not abs(loss - in_training) <= bound.of(in_training):
+        raise UserError(
+            f"the export has a validation loss of {loss:.5f}, and training had {in_training:.5f} after step {step} on "
+            f"the same {label_tokens:,} label tokens",
+            expected=f"a difference of at most {bound.of(in_training):.5f}, which rounding in {job.train.precision} "
+            "explains",
+            fix="run vlmpipe diagnose and report it: the checkpoint is whole, and sync-checkpoint and evaluate can be "
+            "repeated from it with another version of vlmpipe",
+            code=ExitCode.BAD_EXPORT,
+        )
+    return {"step": step, "label_tokens": label_tokens, "loss_in_training": in_training, "loss_of_export": loss}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.precision import StateType
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 MAX_SHARD_BYTES = 2 << 30  # of an exported file; a larger tensor gets a file of its own
 IN_FLIGHT_BYTES = 128 << 20  # of ranges that arrive in parallel (vlmpipe.trainer.checkpoint.verified_files)
-FP32_BYTES = 4  # of a number in the optimizer's weights, in their average, and in an export
+FP32_BYTES = 4  # of a number in the optimizer's weights and in their average
+STORED_BYTES = {"fp32": FP32_BYTES, "bf16": 2}  # of a number in an export
 PUBLISHED_BYTES = 2  # of a frozen weight in the files that it is read from, which mostly hold bf16
 PROGRAM_BYTES = 3 << 29  # torch, transformers and a storage client in one process
 TENSOR_COPIES = 3  # of the largest tensor: as it arrives, assembled, and as it is merged or written
@@ -33,15 +35,18 @@ class ExportSize:
     memory_bytes: int
 
 
-def export_size(shape: ModelShape, model: ModelConfig) -> ExportSize:
-    """The export of a checkpoint by `vlmpipe.trainer.checkpoint.export.hf_export`, whichever strategy wrote it."""
+def export_size(shape: ModelShape, model: ModelConfig, dtype: StateType) -> ExportSize:
+    """The export of a checkpoint by `vlmpipe.trainer.checkpoint.export.hf_export`, whichever strategy wrote it.
+
+    dtype: of the export (`vlmpipe.trainer.config.job.export_dtype`).
+    """
     matrix = shape.language.hidden * shape.language.intermediate
     largest = max(shape.parameters["embedding"], shape.parameters["head"], matrix) * FP32_BYTES
     adapters = sum(shape.parameters[part] for part in ("tower_adapters", "projector_adapters", "adapters"))
     base = shape.total_parameters - adapters
     trained = shape.trainable_parameters
     frozen = max(0, base - trained + adapters)
-    written = (trained if model.exports_adapter else base) * FP32_BYTES
+    written = (trained if model.exports_adapter else base) * STORED_BYTES[dtype]
     # The frozen tower is built to compare its digest with the checkpoint's.
     tower = 0 if shape.trains_tower else shape.parameters["tower"] * FP32_BYTES
     held = written if model.exports_adapter else TENSOR_COPIES * largest

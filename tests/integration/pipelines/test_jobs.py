@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from tests.support.short_form import only_whole
 from tests.support.trainer.benchmark_files import write
-from tests.support.trainer.runs import make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.runs import ends_of_ranks, make_run, metrics, run_ranks, summary, train_runs
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.benchmarks import SCORES, BenchmarkFormat
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.shards.index import Index
-from vlmpipe.trainer.errors import ConfigError, DataError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode
 from vlmpipe.trainer.evaluation.benchmarks.readers import read_benchmark
 from vlmpipe.trainer.evaluation.benchmarks.scores import score
 from vlmpipe.trainer.feature_cache.reader import FeatureReader, missing_images
 from vlmpipe.trainer.feature_cache.store import features_key
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.storage import open_storage
+from vlmpipe.trainer.storage.base import crc32c_of_file
+from vlmpipe.trainer.storage.export_manifest import write_description
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_lines
+from vlmpipe.trainer.storage.records import read_lines, read_record, write_record
 from vlmpipe.trainer.weights_digest import weights_sha256
 
+VALIDATED = {"train.validate_every_steps": 1000, "train.validation_sequences": 1}  # after the last step only
 BENCHMARKS: tuple[BenchmarkFormat, ...] = ("pope", "mmbench")
 
 
@@ -36,7 +42,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     """A run whose features are encoded and whose model is trained a little, exported and evaluated."""
     root = tmp_path_factory.mktemp("jobs")
     benchmarks = [write(root / form, form).model_dump() for form in BENCHMARKS]
-    job = make_run(root, "run", {"train.epochs": 1, "evaluate.benchmarks": benchmarks})
+    job = make_run(root, "run", {"train.epochs": 1, "evaluate.benchmarks": benchmarks, **VALIDATED})
     run_ranks("vlmpipe.trainer.feature_cache.encode", ["--config", f"{job.run.run_uri}/run.json"], processes=2)
     train_runs([job, job], processes=1)  # the second time nothing is left to do
     sync_run(job)
@@ -137,6 +143,34 @@ def test_the_scores_are_those_of_the_predictions(job: JobConfig, result: dict[st
     assert set(result["controls"]) == {"shuffled_image", "no_image"}
     assert all(control["questions"] == len(right) for control in result["controls"].values())
     assert 0 < result["loss"] < 10
+
+
+def test_the_export_has_the_validation_loss_that_training_had(job: JobConfig, result: dict[str, Any]) -> None:
+    (line,) = (line for line in metrics(job) if "validation_loss" in line)
+    found = result["validated"]
+    assert found["loss_of_export"] == pytest.approx(found["loss_in_training"], rel=1e-4)
+    names = ("step", "validation_label_tokens", "validation_loss")
+    assert tuple(line[name] for name in names) == (found["step"], found["label_tokens"], found["loss_in_training"])
+    assert abs(result["loss"] - found["loss_of_export"]) > 1e-3, "one sequence is not all"
+
+
+@only_whole
+def test_an_export_of_other_weights_ends_the_evaluation(job: JobConfig, tmp_path: Path) -> None:
+    """Whole files, with the names and shapes of the model: sync-checkpoint has nothing against them."""
+    shutil.copytree(job.run.run_uri, tmp_path / "runs" / job.run.run_id)
+    other = job.model_copy(update={"run": job.run.model_copy(update={"root_uri": str(tmp_path)})})
+    run, weights = open_storage(other.run.run_uri), Path(other.run.run_uri, "export/model.safetensors")
+    write_record(run, "run.json", read_record(run, "run.json") | {"run": other.run.model_dump()})
+    tensors = load_file(weights)
+    tensors["multi_modal_projector.linear_2.weight"] *= -1
+    save_file(tensors, weights, {"format": "pt"})
+    described = read_record(run, "export/vlmpipe.json")
+    described["files"][weights.name] = {"bytes": weights.stat().st_size, "crc32c": crc32c_of_file(weights)}
+    write_description(run, described)
+    run.delete("evaluate.json")
+    codes, said = ends_of_ranks("vlmpipe.trainer.evaluation.evaluate", ["--config", run.uri("run.json")], processes=1)
+    assert codes == [ExitCode.BAD_EXPORT] and "the export has a validation loss of" in said[0]
+    assert run.stat("evaluate.json") is None
 
 
 @pytest.mark.parametrize("form", BENCHMARKS)

@@ -1,6 +1,7 @@
 """Opens folders with the transformers that comes first on PYTHONPATH, without any of vlmpipe.
 
-`names`: which tensors its models of given configurations save. `read`: what it makes of exported models. Prints JSON.
+`names`: which tensors its models of given configurations save. `read`: what it makes of exported models. `adapters`:
+what PEFT makes of exported adapters on them. Prints JSON.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from peft import PeftModel
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer, GenerationConfig
 
@@ -33,12 +35,7 @@ def read(folder: Path) -> dict[str, Any]:
     """What is missing, the largest difference of logits as a share of the largest logit, and which classes open it."""
     model, info = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     found: dict[str, Any] = {name: sorted(map(str, info[name])) for name in info if name != "error_msgs"}
-    known = inspect.signature(model.forward).parameters
-    inputs = {name: value for name, value in torch.load(folder / INPUTS).items() if name in known}
-    expected = torch.load(folder / LOGITS)
-    with torch.no_grad():
-        logits = model.eval()(**inputs).logits
-    found["difference"] = float((logits - expected).abs().max() / expected.abs().max())
+    found["difference"] = difference(model, folder)
     generation = GenerationConfig.from_pretrained(folder)
     found["generation"] = {name: getattr(generation, name) for name in ("eos_token_id", "repetition_penalty")}
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -52,10 +49,29 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
+def difference(model: Any, folder: Path) -> float:
+    """The largest difference from the logits that are kept beside the export, as a share of the largest logit."""
+    known = inspect.signature(model.forward).parameters
+    inputs = {name: value for name, value in torch.load(folder / INPUTS).items() if name in known}
+    expected = torch.load(folder / LOGITS)
+    with torch.no_grad():
+        logits = model.eval()(**inputs).logits
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+
+def adapted(folder: Path) -> dict[str, Any]:
+    """The same difference with the adapter on its base, and without."""
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    without = difference(model, folder)
+    merged = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    return {"without": without, "difference": difference(merged, folder)}
+
+
 def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    work = {"names": saved, "read": read}[sys.argv[1]]
+    work = {"names": saved, "read": read, "adapters": adapted}[sys.argv[1]]
     results: dict[str, Any] = {}
     for folder in map(Path, sys.argv[2:]):
         try:

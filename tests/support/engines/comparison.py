@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -33,16 +34,27 @@ class Comparison:
     cut_answers: int = 0  # of the equal ones, those that are cut within a character
     equal_prompts: int = 0
     largest_difference: float = 0.0
+    difference_as_requested: float = 0.0  # the same where each request has options of its own
     others: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def compare(job: JobConfig, url: str, name: str, *, most: int = 100, causal_images: bool = False) -> Comparison:
+def compare(
+    job: JobConfig,
+    url: str,
+    name: str,
+    *,
+    most: int = 100,
+    causal_images: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Comparison:
     """Ask the server at `url` (up to /v1), where the model is called `name`, up to `most` held-out questions.
 
-    causal_images: first tokens are compared with those of a model whose image tokens see none behind them.
+    Args:
+        causal_images: first tokens are compared with those of a model whose image tokens see none behind them.
+        options: fields of a request, with which first tokens are asked for once more.
     """
     asked = held_out_questions(job.run.run_uri, most)
     expected = evaluated(job, causal_images=causal_images)
@@ -58,18 +70,26 @@ def compare(job: JobConfig, url: str, name: str, *, most: int = 100, causal_imag
         prompt, log_probs = expected[one.id, one.turn]
         tokens, top = first_token(url, name, one)
         found.equal_prompts += tokens == prompt
-        differences = [abs(float(log_probs[token]) - value) for token, value in top.items()]
-        found.largest_difference = max(found.largest_difference, *differences)
+        found.largest_difference = max(found.largest_difference, difference(top, log_probs))
+        if options:
+            _, top = first_token(url, name, one, options)
+            found.difference_as_requested = max(found.difference_as_requested, difference(top, log_probs))
     found.distinct_answers = len({one.evaluated for one in asked})
     return found
 
 
-def first_token(url: str, name: str, question: HeldOutQuestion) -> tuple[list[int], dict[int, float]]:
+def difference(top: Mapping[int, float], log_probs: Tensor) -> float:
+    return max(abs(float(log_probs[token]) - value) for token, value in top.items())
+
+
+def first_token(
+    url: str, name: str, question: HeldOutQuestion, options: Mapping[str, Any] | None = None
+) -> tuple[list[int], dict[int, float]]:
     """The server's tokens of the prompt, and its log probabilities of the likeliest first tokens."""
     wanted = {
         "logprobs": True, "top_logprobs": TOP, "return_token_ids": True, "return_tokens_as_token_ids": True,
     }  # fmt: skip
-    body = json.loads(request_body(name, question.messages, 1)) | wanted
+    body = json.loads(request_body(name, question.messages, 1)) | wanted | dict(options or {})
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}{CHAT_PATH}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as reply:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vlmpipe.trainer.checkpoint.commit import Checkpoint
@@ -36,6 +37,7 @@ from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME, require_whole_export, write_description
 from vlmpipe.trainer.weights_digest import combined_sha256, model_sha256, tensor_sha256, tensors_sha256, weights_sha256
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 OPENED = "opened"  # of an export's settings, as they were uploaded
 
 
@@ -61,8 +63,7 @@ def export_checkpoint(
     store = open_storage(job.run.run_uri)
     with contextlib.suppress(DataError):  # there is none, or a damaged one
         described = require_whole_export(store)
-        wanted = (checkpoint.name, job.train.ema_decay, job.model.exports_adapter)
-        if (described["checkpoint"], described["ema_decay"], described.get("is_adapter", False)) == wanted:
+        if described.items() >= {"checkpoint": checkpoint.name, **_form_of(job)}.items():
             return {**described, "reused": True}
     _require_same_model(job, checkpoint)
     family = family_of(job.model)
@@ -70,6 +71,7 @@ def export_checkpoint(
     adapted = family.blueprint(job.model, tokenizer)
     adapters = adapters_of(adapted)
     blueprint = family.blueprint(without_adapters(job.model), tokenizer) if adapters else adapted
+    blueprint = blueprint.to(DTYPES[job.export_dtype])
     initial = family.initial_weights(job.model, tokenizer)
     _require_same_base(checkpoint, initial, sorted(frozen_weights(adapted)))
     if job.model.quantizes_base:
@@ -94,8 +96,7 @@ def export_checkpoint(
         "checkpoint": checkpoint.name,
         "step": checkpoint.record.step,
         "averaged": averaged,
-        "is_adapter": job.model.exports_adapter,
-        "ema_decay": job.train.ema_decay,
+        **_form_of(job),
         "weights_sha256": weights_digest,
         "passed_over": passed_over,
         "versions": checkpoint.record.versions,
@@ -112,7 +113,8 @@ def export_initial(job: JobConfig) -> dict[str, Any]:
     """
     store, family = open_storage(job.run.run_uri), family_of(job.model)
     tokenizer = load_tokenizer(open_prepared(job.pointers().prepared_uri))
-    blueprint, initial = family.blueprint(job.model, tokenizer), family.initial_weights(job.model, tokenizer)
+    blueprint = family.blueprint(job.model, tokenizer).to(DTYPES[job.export_dtype])
+    initial = family.initial_weights(job.model, tokenizer)
     tied = dict(getattr(blueprint, "all_tied_weights_keys", {}))
     with export_folder() as scratch:
         upload = _Upload(job, store, scratch / FOLDER, MAX_SHARD_BYTES)
@@ -122,8 +124,8 @@ def export_initial(job: JobConfig) -> dict[str, Any]:
         "checkpoint": "",
         "step": 0,
         "averaged": False,
-        "is_adapter": False,
-        "ema_decay": 0.0,
+        **_form_of(job),
+        **{"is_adapter": False, "ema_decay": 0.0},
         "weights_sha256": digest,
         "passed_over": [],
         "versions": {},
@@ -131,6 +133,15 @@ def export_initial(job: JobConfig) -> dict[str, Any]:
     }
     write_description(store, described)
     return described
+
+
+def _form_of(job: JobConfig) -> dict[str, Any]:
+    """What of the run file decides the form of its export."""
+    return {
+        "is_adapter": job.model.exports_adapter,
+        "ema_decay": job.train.ema_decay,
+        "dtype": job.export_dtype,
+    }
 
 
 class _Upload:

@@ -22,7 +22,7 @@ from vlmpipe.trainer.checkpoint.export.published_form import published_form, sto
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import DTYPES
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.hf.processor import kind_of
-from vlmpipe.trainer.models.hf_native.peft_folder import WEIGHTS, stored_names
+from vlmpipe.trainer.models.hf_native.peft_folder import WEIGHTS, older_keys, stored_names
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.lora import ADAPTER
 from vlmpipe.trainer.storage.base import Storage
@@ -131,10 +131,11 @@ def _require_index(run: Storage, index: Path, found: dict[str, Stored]) -> None:
 
 
 def _adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {stored: model.get_parameter(name) for name, stored in stored_names(model).items()}
+    tensors: dict[str, Tensor] = {stored: model.get_parameter(name) for name, stored in stored_names(model).items()}
+    return tensors | {older: tensors[stored] for stored, older in older_keys(model).items()}
 
 
-def _load_model(folder: Path, _: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+def _load_model(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
     """Names of weights that are missing and that are not known."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     _, info = kind_of(type(config)).from_pretrained(
@@ -143,7 +144,7 @@ def _load_model(folder: Path, _: nn.Module, tensors: Mapping[str, Tensor]) -> tu
         state_dict=dict(tensors),
         device_map={"": "meta"},
         output_loading_info=True,
-        dtype=torch.float32,
+        dtype=next(model.parameters()).dtype,
         trust_remote_code=False,
     )
     return [*info["missing_keys"], *map(str, info["mismatched_keys"])], list(info["unexpected_keys"])
@@ -157,7 +158,7 @@ def _load_adapter(folder: Path, model: nn.Module, tensors: Mapping[str, Tensor])
     on_base = peft.get_peft_model(base, peft.PeftConfig.from_pretrained(str(folder)), low_cpu_mem_usage=True)
     result = peft.set_peft_model_state_dict(on_base, dict(tensors), low_cpu_mem_usage=True)
     missing = [name for name in result.missing_keys if any(part in name for part in PARTS) and ADAPTER in name]
-    return missing, list(result.unexpected_keys)
+    return missing, sorted(set(result.unexpected_keys) - set(older_keys(model).values()))
 
 
 def _wrong(run: Storage, text: str) -> UserError:

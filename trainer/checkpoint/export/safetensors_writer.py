@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -42,7 +43,8 @@ def write_weights(
 
     Args:
         model: gives names, shapes and dtypes; may be on the meta device.
-        read: returns a weight by its name in the state dict; called in the order of names.
+        read: returns a weight by its name in the state dict, in fp32 or the model's dtype, to which it is rounded;
+            called in the order of names.
         max_shard_bytes: size of a file; a larger tensor, or more that are one weight here, get a file of their own.
         finished: called with each complete file, which it may delete.
     """
@@ -58,7 +60,7 @@ def write_weights(
             for together in shard:
                 while not held.keys() >= set(together.weights):
                     name = next(names)
-                    tensor = _checked(name, read(name), wanted[name])
+                    tensor = _as_stored(name, read(name), wanted[name])
                     digest.add(name, tensor)
                     if name not in model.all_tied_weights_keys:  # tied weights are written once
                         held[name] = tensor
@@ -67,7 +69,7 @@ def write_weights(
                     sink.write(raw_bytes(converted.pop(stored)))
         finished(folder / file)
     for name in names:  # tied ones after the last that was written
-        digest.add(name, read(name))
+        digest.add(name, _as_stored(name, read(name), wanted[name]))
     if len(shards) > 1:
         index = folder / SAFE_WEIGHTS_INDEX_NAME
         index.write_text(json.dumps(_index(files, shards), indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -115,10 +117,12 @@ def _index(files: list[str], shards: list[list[StoredTensors]]) -> dict[str, obj
     return {"metadata": {"total_parameters": parameters, "total_size": size}, "weight_map": file_of}
 
 
-def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
-    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+def _as_stored(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
+    """The weight in the dtype of `expected`, a tensor on any device."""
+    types = {expected.dtype, torch.float32} if expected.is_floating_point() else {expected.dtype}
+    if tensor.shape != expected.shape or tensor.dtype not in types:
         raise ConfigError(
             f"weight {name} is {tuple(tensor.shape)} of {tensor.dtype}",
             expected=f"{tuple(expected.shape)} of {expected.dtype}, as in the model section of the run file",
         )
-    return tensor
+    return tensor.to(expected.dtype)

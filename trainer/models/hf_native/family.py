@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
     require_same_adapter,
     saved_modules,
 )
-from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config
+from vlmpipe.trainer.models.hf_native.pretrained import load_complete, pretrained_config, set_dtype
 from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
 from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights, fill
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
@@ -120,9 +121,23 @@ class TransformersFamily:
             model.generation_config = GenerationConfig.from_pretrained(folder)
         else:
             model = kind.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+            _keep_fp32_buffers(model)
         for parameter in model.parameters():  # also those that transformers keeps in fp32
             parameter.data = parameter.data.to(dtype)
         return model
+
+
+def _keep_fp32_buffers(model: nn.Module) -> None:
+    """Give the model the buffers that it has in fp32: transformers computes some in the type of the weights."""
+    config: Any = copy.deepcopy(model.config)
+    set_dtype(config, torch.float32)
+    with parameters_on_meta(), no_init_weights():
+        made: nn.Module = type(model)(config)
+    stored = model.state_dict().keys()
+    for name, buffer in made.named_buffers():
+        parent, _, own = name.rpartition(".")
+        module = model.get_submodule(parent)
+        module._buffers[own] = model.get_buffer(name).to(buffer.dtype) if name in stored else buffer
 
 
 class NativeFamily(TransformersFamily):

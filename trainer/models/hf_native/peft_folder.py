@@ -1,12 +1,13 @@
 """Adapters as PEFT stores them: a folder with `adapter_config.json` and `adapter_model.safetensors`.
 
-Other trained weights, such as a projector's, are in it as PEFT's `modules_to_save`.
+Other trained weights, such as a projector's, are in it as PEFT's `modules_to_save`. What transformers 4.5x knows by
+another name is in it under both: PEFT passes over the one that its model lacks, without a word.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,43 @@ SETTINGS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # PEFT's, of all names
 # PEFT's name of a setting -> the field of model.lora
 FIELDS = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
+# Vision encoders that hold their layers themselves since transformers 5.6, and the module that did in 4.5x.
+FLATTENED, OLDER_MODULE = ("CLIPVisionModel", "SiglipVisionModel"), "vision_model"
 
 
 def write_adapter(model: nn.Module, config: ModelConfig, read: Callable[[str], Tensor], folder: Path) -> None:
     """Write what was trained of `model`, which may be on the meta device. read: a trained weight by its name."""
     assert config.lora and config.pretrained
     names = stored_names(model)
-    adapted = sorted({name.partition(".lora_")[0] for name in names if is_adapter(name)})
-    settings = peft_settings(config.lora, adapted)
+    adapted = {name.partition(".lora_")[0] for name in names if is_adapter(name)}
+    settings = peft_settings(config.lora, sorted(adapted | set(older_names(model, adapted).values())))
     settings.base_model_name_or_path = config.pretrained.weights
     settings.revision = config.pretrained.revision or None
-    settings.modules_to_save = saved_modules(model) or None
+    saved = saved_modules(model)
+    settings.modules_to_save = [*saved, *older_names(model, saved).values()] or None
     settings.inference_mode = True
     with os_errors(f"writing {folder}"):
         settings.save_pretrained(str(folder))
-        save_file({stored: read(name) for name, stored in names.items()}, folder / WEIGHTS, {"format": "pt"})
+        tensors = {stored: read(name) for name, stored in names.items()}
+        tensors |= {older: tensors[stored].clone() for stored, older in older_keys(model).items()}
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def older_keys(model: nn.Module) -> dict[str, str]:
+    """Names in PEFT's file -> those of the same tensors for transformers 4.5x, where these differ."""
+    names = {stored.removeprefix(PREFIX) for stored in stored_names(model).values()}
+    return {f"{PREFIX}{name}": f"{PREFIX}{older}" for name, older in older_names(model, names).items()}
+
+
+def older_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Names of modules or weights -> those in transformers 4.5x, where these differ."""
+    changed = [f"{name}." for name, module in model.named_modules() if type(module).__name__ in FLATTENED]
+    return {
+        name: f"{prefix}{OLDER_MODULE}.{name.removeprefix(prefix)}"
+        for name in names
+        for prefix in changed
+        if name.startswith(prefix)
+    }
 
 
 def saved_modules(model: nn.Module) -> list[str]:
@@ -97,6 +120,7 @@ def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
     """Raise ConfigError where the adapter's layers or shapes are not those of `model`, without reading its weights."""
     with _opened(lora) as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    found = {name: shape for name, shape in found.items() if name not in older_keys(model).values()}
     expected = {stored: tuple(model.get_parameter(name).shape) for name, stored in _adapter_names(model).items()}
     trained = set(stored_names(model).values())
     for name in sorted(found):

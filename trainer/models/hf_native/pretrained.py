@@ -48,14 +48,29 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: Any) -> Any:
 
 
 def part_config(part: WeightsConfig) -> PreTrainedConfig:
-    """The transformers configuration that a part of the run file names or holds."""
+    """The transformers configuration that a part of the run file names or holds, for a model in fp32."""
     if part.weights:
-        return load_pretrained(AutoConfig, part)
-    settings = dict(part.config)
-    try:
-        return AutoConfig.for_model(settings.pop("model_type"), **settings)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"model configuration {part.config} is not valid: {error}") from error
+        found = load_pretrained(AutoConfig, part)
+    else:
+        settings = dict(part.config)
+        try:
+            found = AutoConfig.for_model(settings.pop("model_type"), **settings)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"model configuration {part.config} is not valid: {error}") from error
+    set_dtype(found, torch.float32)
+    return found
+
+
+def set_dtype(config: Any, dtype: torch.dtype) -> None:
+    """Set the type of weights in a configuration and those of its parts.
+
+    transformers computes constants of a part, such as Gemma's scale of embeddings, in the type that its configuration
+    names: a bf16 one would round them in a model that is in fp32 otherwise.
+    """
+    config.dtype = dtype
+    for name in config.sub_configs:
+        if (section := getattr(config, name, None)) is not None:
+            set_dtype(section, dtype)
 
 
 def pretrained_config(config: ModelConfig) -> PreTrainedConfig:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.models.hf_native.pretrained import set_dtype
 from vlmpipe.trainer.models.published import published_json, stop_token_ids
 
 TOKENIZER_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
@@ -34,13 +35,15 @@ NOT_SAMPLING = ("transformers_version", "_from_model_config")
 def save_model_settings(model: nn.Module, tokenizer: Any, folder: Path, published: WeightsConfig) -> None:
     """Write the configurations of model and of generation, with the tokenizer's control tokens.
 
-    Generation samples as the published model does, and also stops where it does.
+    Generation samples as the published model does, and also stops where it does. model: of the dtype in which its
+    weights are stored; may be on the meta device.
     """
     ends = list(dict.fromkeys((tokenizer.eos_token_id, *stop_token_ids(published))))
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     model.generation_config.bos_token_id = tokenizer.bos_token_id
-    model.config.dtype, model.config.architectures = "float32", [type(model).__name__]
+    set_dtype(model.config, next(model.parameters()).dtype)
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     generation = model.generation_config.to_diff_dict()
     sampling = published_json(published, GENERATION_CONFIG_NAME)

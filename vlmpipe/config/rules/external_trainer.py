@@ -73,6 +73,7 @@ def unused_settings(config: RunConfig) -> Iterator[Problem]:
         return
     given = {f"train.{name}" for name in train.model_fields_set - _OF_THE_LAUNCHER - {"optimizer"}}
     given |= {f"train.optimizer.{name}" for name in train.optimizer.model_fields_set}
+    given |= {"checkpoint.export_dtype"} if config.checkpoint.export_dtype == "bf16" else set()
     given |= {f"model.{name}" for name in config.model.model_fields_set if name.startswith(("freeze", "train_"))}
     pretrained = config.model.pretrained
     if pretrained and pretrained.revision and not bucket_address(pretrained.weights):

@@ -45,6 +45,9 @@ def setting_warnings(config: RunConfig) -> Iterator[Problem]:
     if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart and not rejoins:
         text = "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs"
         yield Problem("cluster.restart_job_on_worker_restart", text)
+    if config.checkpoint.export_dtype == "bf16" and config.model.exports_adapter:
+        text = "has no effect: adapters are exported in fp32, and added to the base in it"
+        yield Problem("checkpoint.export_dtype", text)
     if config.register_.serving and not config.register_.registry.startswith("vertex://"):
         yield Problem("register.serving", "has no effect: only register.registry vertex://MODEL_ID serves")
     if config.gate.bounds == "none":

@@ -118,6 +118,7 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
             raise ProblemsError(problems) from None
         if stage is not stages[-1]:  # its model is registered by nobody, so it has no champion and no common bounds
             own |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
+            own["checkpoint"] = _unrounded(own.get("checkpoint", {}))
         found[stage.name] = {**own, "schedule": None}
     return found
 
@@ -125,6 +126,12 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
 def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
     """The gate of a stage whose model is not registered: its own bounds, and no default ones."""
     return {"min_margin_over_chance": None, "min_questions": 1, **stage.gate} if stage.gate else "none"
+
+
+def _unrounded(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """The section `checkpoint` of a stage whose export the next one trains on from."""
+    asked = checkpoint.get("export_dtype", "auto")
+    return {**checkpoint, "export_dtype": "fp32" if asked == "auto" else asked}
 
 
 def stage_problems(

@@ -11,9 +11,10 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import Job
 from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.time.feature_cache import feature_bytes
+from vlmpipe.trainer.config.job import export_dtype
 from vlmpipe.trainer.data.shards.disk_cache import GIB, SHARE_OF_FREE_DISK
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
-from vlmpipe.trainer.sizing.export_size import FP32_BYTES, PUBLISHED_BYTES, export_size
+from vlmpipe.trainer.sizing.export_size import FP32_BYTES, PUBLISHED_BYTES, ExportSize, export_size
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage.base import in_bucket
 
@@ -89,9 +90,11 @@ class StepNeeds:
             )
             cache, why = self._least_cache(shape), "published weights, a checkpoint that is saved or resumed"
             return weights + checkpoints + cache, f"{why} and the smallest cache of shards"
-        return export_size(shape, config.model).written_bytes + (weights if config.model.exports_adapter else 0), (
-            "the export"
-        )
+        return self._export_size(shape).written_bytes + (weights if config.model.exports_adapter else 0), ("the export")
+
+    def _export_size(self, shape: ModelShape) -> ExportSize:
+        config = self.config
+        return export_size(shape, config.model, export_dtype(config.model, config.train, config.checkpoint))
 
     def _least_cache(self, shape: ModelShape) -> int:
         """Disk of the smallest cache of shards that training starts with: data.shard_cache_gib, or room for the largest
@@ -158,7 +161,7 @@ class StepNeeds:
             )
             why = f"the result of {trainer.name} as a whole"
             return Need(disk, base.memory_bytes + whole * FP32_BYTES, base.work_s + 2 * disk / rate, why)
-        size = export_size(self.shape, self.config.model)
+        size = self._export_size(self.shape)
         work_s = base.work_s + (size.read_bytes + size.base_bytes + size.written_bytes) / rate
         return Need(size.disk_bytes, size.memory_bytes, work_s, "one exported file")
 
@@ -167,7 +170,7 @@ class StepNeeds:
             return base
         if self.shape is None:
             return Need(None, base.memory_bytes, None, "the model's sizes are not known")
-        written = export_size(self.shape, self.config.model).written_bytes
+        written = self._export_size(self.shape).written_bytes
         work_s = base.work_s + 2 * written / (facts.rates["bucket_gb_per_s"] * GB)
         return Need(SMALL_BYTES + written, base.memory_bytes, work_s, "the whole model, to upload it to the hub")
 

@@ -43,6 +43,7 @@ from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
+from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer, make_tokenizer
@@ -133,7 +134,8 @@ def test_export_equals_what_transformers_writes(strategy: str, runs: dict[str, J
     assert_equal(tensors_of(folder), tensors_of(tmp_path))
     assert described["weights_sha256"] == weights_sha256(model)
     ours, theirs = (json.loads((place / "config.json").read_text()) for place in (folder, tmp_path))
-    assert ours | theirs | {"text_config": ours["text_config"] | theirs["text_config"]} == ours, "some is added"
+    inside = {name: ours[name] | theirs[name] for name in ("text_config", "vision_config")}
+    assert ours | theirs | inside == ours, "some is added"
     loaded = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     assert_equal(loaded.state_dict(), model.state_dict())
     AutoProcessor.from_pretrained(folder)
@@ -177,6 +179,18 @@ def test_an_export_in_shards_replaces_one_in_a_single_file(runs: dict[str, JobCo
         assert sum(tensor.nbytes for tensor in tensors.values()) <= SMALL_SHARD_BYTES or len(tensors) == 1
     loaded = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     assert weights_sha256(loaded) == described["weights_sha256"]
+
+
+def test_an_export_is_made_again_in_another_type(runs: dict[str, JobConfig]) -> None:
+    job = runs["zero1"]
+    sync_run(job)
+    weights = Path(job.run.run_uri, "export", "model.safetensors")
+    size = weights.stat().st_size
+    changed = job.model_copy(update={"checkpoint": CheckpointConfig(export_dtype="bf16")})
+    described = sync_run(changed)
+    assert (described["dtype"], described["reused"]) == ("bf16", False)
+    assert size / 2 < weights.stat().st_size < 0.6 * size, "half of it but for the header"
+    assert sync_run(changed)["reused"] and not sync_run(job)["reused"]
 
 
 @pytest.mark.parametrize("how", ["flip", "remove", "extra"])

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from tests.support.drivers.older_transformers import INPUTS, LOGITS
 from tests.support.hf.kinds import INSTALLED, KINDS
-from tests.support.hf.publish import model_section, publish
+from tests.support.hf.publish import model_section, publish, tokenizer_of
 from tests.support.hf.published_names import TABLE, in_other_transformers, saved_by
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
@@ -26,6 +26,7 @@ from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
+from vlmpipe.trainer.models.hf_native.peft_folder import write_adapter
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.registry import family_of
 
@@ -34,6 +35,8 @@ PUBLISHED: dict[str, Any] = json.loads(TABLE.read_text())
 MOST_DIFFERENCE = 1e-4  # of the largest logit, in fp32
 # Since 4.55.1 their vision encoders place patches one row and column off (transformers issue 41190), in 4.57 too.
 OTHER_POSITIONS = ("idefics3", "smolvlm")
+EXPERTS_BY_NAME = "glm4v_moe"  # whose layers PEFT takes for experts, so that targets are named
+UNADAPTED_ENCODER = "internvl"  # model.lora finds no layers to adapt in it
 REFUSED = "paligemma"  # in training, since its texts are not causal
 KNOWN = [name for name, entry in PUBLISHED.items() if entry["saved_by"] and name in INSTALLED and name != REFUSED]
 NATIVE: dict[str, dict[str, Any]] = {
@@ -118,6 +121,42 @@ def test_it_finds_every_weight_and_computes_the_same(tmp_path: Path) -> None:
         lacks_torchvision = "Torchvision" in result["processor"] or name == "smolvlm"
         assert lacks_torchvision or result["processor"].endswith("Processor"), (name, result["processor"])
     assert len(found) >= 18
+
+
+def adapter_export(model_type: str, root: Path) -> Path:
+    """An adapter of language model and vision encoder on an export, with inputs and logits of this release."""
+    base, tokenizer, folder = export(model_type, root), tokenizer_of(model_type), root / f"{model_type}-adapter"
+    parts = ["language_model", *(["tower"] if model_type != UNADAPTED_ENCODER else [])]
+    lora: dict[str, Any] = {"rank": 2, "export": "adapter", "parts": parts}
+    targets = {"targets": ["q_proj", "k_proj", "v_proj", "o_proj"]} if model_type == EXPERTS_BY_NAME else {}
+    section = model_section(base, freeze=["projector"], lora=lora | targets)
+    config = ModelConfig.model_validate(section)
+    family = family_of(config)
+    model = family.build(config, tokenizer)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn_like(parameter)
+    write_adapter(model, config, model.state_dict().__getitem__, folder)
+    family.save_settings(config, model, tokenizer, folder)
+    inputs = torch.load(base / INPUTS)
+    with torch.no_grad():
+        torch.save(family.load(folder).eval()(**inputs).logits, folder / LOGITS)
+    torch.save(inputs, folder / INPUTS)
+    return folder
+
+
+@only_whole
+@needs_older
+def test_peft_applies_adapters_there_as_here(tmp_path: Path) -> None:
+    """Also in vision encoders, whose modules have other names there: PEFT passes over names that it does not find."""
+    folders = [adapter_export(name, tmp_path) for name in KNOWN if name not in OTHER_POSITIONS]
+    found = in_other_transformers(OLDER, "adapters", folders)
+    for name, result in found.items():
+        assert "refused" not in result, (name, result)
+        assert result["difference"] <= MOST_DIFFERENCE < 100 * MOST_DIFFERENCE < result["without"], (name, result)
+    assert len(found) >= 14
 
 
 @only_whole

@@ -293,6 +293,11 @@ def test_local_data_is_refused_on_vertex() -> None:
         require_reached_files(small(evaluate__benchmarks=[POPE | in_cloud | {"images": "images"}]), "vertex")
 
 
+ADAPTED = {
+    "family": "hf", "pretrained": {"weights": "a/b"}, "tokenizer": "a/b", "lora": {"rank": 2, "export": "adapter"},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("overrides", "field"),
     [
@@ -306,6 +311,7 @@ def test_local_data_is_refused_on_vertex() -> None:
         ({"train__strategy": "zero3", "train__zero_hpz": True}, "train.zero_hpz"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
         ({"train__float8": "rowwise"}, "train.float8"),
+        ({"checkpoint__export_dtype": "bf16", "model": ADAPTED}, "checkpoint.export_dtype"),
     ],
 )
 def test_a_setting_without_effect_or_with_a_pitfall_is_a_warning(overrides: dict[str, Any], field: str) -> None:

@@ -13,11 +13,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, CLIPVisionConfig, CLIPVisionModel
 
+from tests.support.hf.publish import model_section, publish, tokenizer_of
 from tests.support.paths import ROOT
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError, UserError
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, load_pretrained, part_config
+from vlmpipe.trainer.models.registry import family_of
 
 PACKAGES = ("vlmpipe", "pipelines", "components", "trainer")
 LOADERS = ("from_pretrained", "from_config")
@@ -111,3 +113,17 @@ def test_weights_that_are_missing_are_never_drawn(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, state_dict=state)
     with pytest.raises(ConfigError, match=r"lacks 2 weights of CLIPVisionModel, for example .*fc1\.bias"):
         load_complete(CLIPVisionModel, WeightsConfig(weights=str(tmp_path)))
+
+
+def test_a_model_of_a_bf16_configuration_has_the_constants_of_fp32(tmp_path: Path) -> None:
+    """Gemma's scale of embeddings is the root of a width, and transformers loads it so for the evaluation."""
+    base = publish("gemma3", tmp_path)
+    content = json.loads((base / "config.json").read_text())
+    for section in (content, content["text_config"], content["vision_config"]):
+        section["dtype"] = "bfloat16"
+    (base / "config.json").write_text(json.dumps(content))
+    config, tokenizer = ModelConfig.model_validate(model_section(base)), tokenizer_of("gemma3")
+    family, scale = family_of(config), "model.language_model.embed_tokens.embed_scale"
+    expected = family.load(base).get_buffer(scale)
+    for model in (family.build(config, tokenizer), family.blueprint(config, tokenizer, buffers=True)):
+        assert torch.equal(model.get_buffer(scale), expected)

@@ -9,6 +9,7 @@ import pytest
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config, warnings
 from vlmpipe.config.sections.stages import stage_run_id
+from vlmpipe.trainer.config.job import export_dtype
 from vlmpipe.trainer.errors import ConfigError
 
 RUN_FILE = ROOT / "configs/digits-stages.yaml"
@@ -44,6 +45,14 @@ def test_only_the_last_stage_has_the_runs_gate_registry_and_name() -> None:
     assert (align.model_name, finetune.model_name) == ("digits-stages-align", "digits"), "no stage has a champion"
     assert warnings(config) == []
     assert load("stages.align.gate={min_exact_match: 0.1}").stage_runs()["align"].gate.min_exact_match == 0.1
+
+
+def test_a_later_stage_trains_on_from_weights_that_were_not_rounded() -> None:
+    config = load("train.precision=bf16")
+    of = {name: export_dtype(run.model, run.train, run.checkpoint) for name, run in config.stage_runs().items()}
+    assert of == {"align": "fp32", "finetune": "bf16"}
+    asked = load("train.precision=bf16", "checkpoint.export_dtype=bf16").stage_runs()
+    assert asked["align"].checkpoint.export_dtype == "bf16"
 
 
 def test_the_last_stage_is_the_run_and_the_others_are_inside_its_folder() -> None:
