@@ -72,6 +72,12 @@ def _known_source(data: DataConfig) -> DataConfig:
     return data
 
 
+def _or_none(schema: dict[str, Any]) -> None:
+    """Let editors take `gate: none` beside the section."""
+    if "$ref" in schema:
+        schema["anyOf"] = [{"$ref": schema.pop("$ref")}, {"const": "none"}]
+
+
 class RunConfig(Section):
     """A run: model, data, training, machines, and the conditions for registering the model."""
 
@@ -98,7 +104,11 @@ class RunConfig(Section):
         "secret, projects/PROJECT/secrets/NAME/versions/VERSION, read when a container starts. A variable that is set "
         "already is kept.",
     )
-    gate: GateConfig = Field(default_factory=GateConfig, description="The conditions for registering a model.")
+    gate: GateConfig = Field(
+        default_factory=GateConfig,
+        description="The conditions for registering a model; none accepts every model.",
+        json_schema_extra=_or_none,
+    )
     # `register` would hide a method that pydantic's models have from abc.ABCMeta.
     register_: RegisterConfig = Field(
         default_factory=RegisterConfig, alias="register", description="How an accepted model is registered."

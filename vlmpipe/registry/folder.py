@@ -74,7 +74,6 @@ class Entry(Section):
             "run_id": self.run_id,
             "checkpoint": self.checkpoint,
             "exact_match": self.metrics.get("exact_match"),
-            "held_out_sha256": self.metrics.get("held_out_sha256"),
         }
 
 

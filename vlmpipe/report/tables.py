@@ -76,14 +76,34 @@ def comparison(evaluation: dict[str, Any]) -> list[dict[str, Any]]:
         bars.append({"label": "This model", "share": share, "kind": "model", "low": low, "high": high})
     notes = {"shuffled_image": "shown another sample's picture", "no_image": "shown no picture"}
     baselines = [
-        (CONTROL_NAMES.get(name, name), control.get("exact_match"), notes.get(name, ""))
+        (CONTROL_NAMES.get(name, name), control.get("exact_match"), _control_note(notes.get(name, ""), control))
         for name, control in (evaluation.get("controls") or {}).items()
     ]
-    baselines.append(("Chance", evaluation.get("chance"), "always the commonest training answer"))
+    champion = evaluation.get("champion") or {}
+    if number(champion.get("exact_match")) is not None:
+        note = f"version {champion.get('version')}, on {_count(champion.get('questions'))} of these questions"
+        baselines.append(("Champion", champion["exact_match"], note))
+    baselines.append(("Chance", evaluation.get("chance"), "always the most frequent training answer to the question"))
     for label, value, note in baselines:
         if number(value) is not None:
             bars.append({"label": label, "share": number(value), "kind": "control", "low": None, "note": note})
     return bars
+
+
+def _control_note(what: str, control: dict[str, Any]) -> str:
+    """What a control shows, and on how many questions it stands where these are not all."""
+    left_out, resized = (number(control.get(name)) for name in ("left_out", "resized"))
+    parts = [what] if what else []
+    if left_out:
+        parts.append(f"on {_count(control.get('questions'))} questions that have another")
+    if resized:
+        parts.append(f"{_count(resized)} of them resized to the question's own")
+    return ", ".join(parts)
+
+
+def _count(value: Any) -> str:
+    found = number(value)
+    return "an unknown number" if found is None else f"{int(found):,}"
 
 
 def slice_rows(evaluation: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:

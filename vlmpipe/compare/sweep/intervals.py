@@ -110,7 +110,9 @@ def _cdf(value: float, error: float, freedom: int) -> float:
     return student_cdf(ratio, freedom) if ratio >= 0 else 1 - student_cdf(-ratio, freedom)
 
 
-def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[str]) -> Resampled:
+def resample(
+    scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[str], resamples: int = RESAMPLES
+) -> Resampled:
     """Resample the scores of variants on the same questions.
 
     Args:
@@ -121,7 +123,7 @@ def resample(scores: Mapping[str, Sequence[Sequence[float]]], groups: Sequence[s
     of_question = np.array([numbers[group] for group in groups])
     chance = np.random.default_rng(SEED)
     count = len(numbers)
-    times = chance.multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(np.float64)
+    times = chance.multinomial(count, np.full(count, 1 / count), resamples).astype(np.float64)
     questions = times @ np.bincount(of_question, minlength=count)
     variants = {}
     for variant, of_starts in scores.items():

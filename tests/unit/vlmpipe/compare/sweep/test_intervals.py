@@ -34,8 +34,8 @@ def test_a_variant_does_not_differ_from_itself_and_a_better_one_does() -> None:
     assert found.p_two_sided("same", "a") > 0.9
     better = found.difference("better", "a")
     assert better.interval[0] > 0.2
-    assert found.p_two_sided("better", "a") < 0.001
-    assert found.p_better("better", "a") < 0.001 < 0.9 < found.p_better("a", "better")
+    assert found.p_two_sided("better", "a") < LEVEL  # three starts leave few degrees of freedom
+    assert found.p_better("better", "a") < LEVEL < 0.9 < found.p_better("a", "better")
 
 
 def test_a_margin_turns_no_worse_into_a_claim_that_can_be_shown() -> None:
@@ -71,7 +71,7 @@ def test_what_questions_explain_is_not_counted_as_starts_too() -> None:
             name: [(chance.random(400) < share).astype(float).tolist() for _ in range(3)]
             for name, share in (("a", 0.6), ("same", 0.6), ("better", 0.7))
         }
-        found = resample(scores, samples)
+        found = resample(scores, samples, 300)
         shown += found.p_two_sided("better", "a") < LEVEL
         false += found.p_two_sided("same", "a") < LEVEL
     assert shown >= 54 and false <= 7
