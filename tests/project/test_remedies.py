@@ -119,8 +119,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "give a model in transformers' format": (),
     "renew the token with hf auth login, or correct HF_TOKEN or model.hub_token_secret": HF_TOKEN,
-    "unset it, or give a folder": (),
     "download it once, or give a folder; a run asks the hub": (),
+    "unset it, or give a folder": (),
     "correct secrets.{variable} or the role; on your own machine, {variable} in the environment will do": (
         "secrets.{variable}",
     ),

@@ -34,7 +34,7 @@ class BigQuerySource(RowSource):
 
     def __init__(self, config: DataConfig) -> None:
         self.config, self._name = config, config.source.removeprefix(BIGQUERY)
-        self.splits = {}  # no file's name states one
+        self.splits, self._empty = {}, {}  # no file's name states a split, and no file is empty
         self._client = _client(self._name.partition(".")[0])
         self._table = self._described()
         self._columns = self._chosen()
