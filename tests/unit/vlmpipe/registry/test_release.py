@@ -234,7 +234,7 @@ def test_a_hostile_slice_name_does_not_break_the_card_table(run: Path) -> None:
     text = Path(register_run(str(run)).model_uri, "README.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| a")]
     assert len(rows) == 1
-    assert rows[0].startswith("| a\\|b # heading | 1 | 0.500 | 0.100 |")
+    assert rows[0].startswith("| a\\|b \\# heading | 1 | 0.500 | 0.100 |")
 
 
 def test_the_model_card_has_the_scores_of_benchmarks_with_their_intervals(run: Path) -> None:
