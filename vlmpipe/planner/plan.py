@@ -17,7 +17,7 @@ from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import Cost
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
 from vlmpipe.planner.memory.estimate import estimate_memory
-from vlmpipe.planner.memory.rank import GIB, Memory
+from vlmpipe.planner.memory.rank import GIB, NEAR, Memory
 from vlmpipe.planner.memory.zero_config import unpriced
 from vlmpipe.planner.model_architecture import Architecture, architecture
 from vlmpipe.planner.parallel_layout import layout_of
@@ -40,9 +40,6 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 
 ROLES = ("chief", "workers", "Reduction Server", "evaluators")
 LITTLE_SPARE = 0.05  # of the device; the estimate's own error is of this size
-# By how much a plan may exceed the device and still be tried: on an H200 17 of 19 plans were within 2 % of the peak
-# (benchmarks/results/2026-11-26-h200.md).
-NEAR = 0.02
 LEAST_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
 MOST_LOST = 0.10  # of the time of training, to interruptions and checkpoints
 State = Literal["green", "amber", "red"]
@@ -94,7 +91,7 @@ class Plan:
                     f"does not fit: a {host.machine} has {host.capacity_bytes / GIB:,.1f} GiB of memory for it, and "
                     f"{', '.join(part.name for part in host.parts)} take {host.total_bytes / GIB:,.1f} GiB"
                 )
-        if self.memory and self.memory.spare_bytes < -NEAR * self.memory.capacity_bytes:
+        if self.memory and self.memory.spare_bytes < 0 and not self.memory.is_near:
             need, there = self.memory.total_bytes / GIB, self.memory.capacity_bytes / GIB
             found.append(
                 f"does not fit: {need:,.1f} GiB on {self.memory.device} with {there:,.1f} GiB; "
@@ -133,12 +130,12 @@ class Plan:
             return [*found, *([] if self.time and self.time.train_hours else ["time and cost are unknown"])]
         if self.memory is None:
             return [*found, "memory, time and cost are unknown"]
-        if self.memory.spare_bytes < 0:
+        if self.memory.is_near:
             share = -self.memory.spare_bytes / self.memory.capacity_bytes
             found.append(
                 f"it takes {share:.1%} more memory than there is, within the error of the estimate, {NEAR:.0%}"
             )
-        elif self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
+        elif 0 <= self.memory.spare_bytes < LITTLE_SPARE * self.memory.capacity_bytes:
             found.append(f"only {self.memory.spare_bytes / GIB:,.1f} GiB of memory to spare")
         if self.memory.returns_memory:
             found.append(

@@ -132,6 +132,8 @@ def _fit(memory: Mapping[str, Any] | None) -> str:
     total, capacity = memory["total_bytes"] / GIB, memory["capacity_bytes"] / GIB
     where = f"{total:,.1f} of {capacity:,.1f} GiB per {memory['device']}"
     spare = memory["spare_bytes"] / GIB
+    if memory.get("is_near"):  # plans of earlier releases have none
+        return f"may fit: {where}, {-spare:,.1f} too much, within the error of the estimate"
     if spare >= 0 and not memory["fits"]:
         return f"does not fit: {where}, but too little of the machine's own memory"
     return f"fits: {where}, {spare:,.1f} spare" if memory["fits"] else f"does not fit: {where}, {-spare:,.1f} too much"

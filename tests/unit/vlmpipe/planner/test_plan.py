@@ -14,6 +14,7 @@ from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE, only_whole
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.catalog.machines import load_catalog
+from vlmpipe.cli.views.plan import headline
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner import model_architecture as architectures
 from vlmpipe.planner.memory import pipeline_stage as stage_memory
@@ -112,6 +113,8 @@ def test_a_plan_within_the_error_of_the_estimate_is_amber(taken: int, state: str
     memory = Memory("NVIDIA_A100_80GB", 100, (MemoryPart("weights", taken),), "backward")
     plan = Plan("one", (), {}, memory=memory, beside_training=())
     assert plan.state == state
+    first = {"green": "Fits", "amber": "Fits" if taken < 100 else "May fit", "red": "Does not fit"}[state]
+    assert headline(plan.as_dict()).startswith(f"{first}: ")
     assert said in " ".join([*plan.errors, *plan.doubts])
 
 
