@@ -54,7 +54,11 @@ def run(
     overrides: Overrides = None,
     target: Annotated[TargetOption, typer.Option(help="Where to run.")] = TargetOption.local,
     run_id: Annotated[
-        str, typer.Option(help="Name of the run; default <name>-<date>-<time>.", show_default=False)
+        str,
+        typer.Option(
+            help="Name of the run, or of one to continue, also with changed settings; default <name>-<date>-<time>.",
+            show_default=False,
+        ),
     ] = "",
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new run even if the last one can be continued.")

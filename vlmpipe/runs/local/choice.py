@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from vlmpipe.runs.changed_settings import ChangedSettings
 
 
+MOST_COMPARED = 20  # unfinished runs with other settings, the newest: each is read and checked
+
+
 @dataclass(frozen=True)
 class Choice:
     """The chosen run. `earlier` is its last attempt when it is continued; `notes` say what has changed since."""
@@ -85,8 +88,13 @@ def new_run(folder: Path, name: str, now: datetime) -> str:
 
 def _unfinished(folder: Path, markers: Sequence[Marker], config: RunConfig) -> Iterator[tuple[Marker, ChangedSettings]]:
     """Runs of this run file that can be continued, the newest first, with what has changed since."""
-    for marker in reversed(markers):
-        if not marker.finished and (changed := _changed(folder / marker.run_id, marker, config)) is not None:
+    compared, digest = 0, config.digest()
+    for marker in (one for one in reversed(markers) if not one.finished):
+        if marker.config_digest != digest:
+            compared += 1
+            if compared > MOST_COMPARED:
+                continue
+        if (changed := _changed(folder / marker.run_id, marker, config)) is not None:
             yield marker, changed
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.runs.local import choice
 from vlmpipe.runs.local.choice import Choice, choose_run, new_run, open_run
 from vlmpipe.runs.local.run import Marker
 from vlmpipe.runs.local.stages import RUN_FILE_COPY
@@ -149,6 +150,18 @@ def test_of_stages_only_one_that_has_saved_refuses(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"stage one of run mine .*train\.seed changed from 0 to 3"):
         runs.choose(one, run_id="mine")
     assert runs.choose(two, run_id="mine").earlier
+
+
+def test_of_many_unfinished_runs_the_newest_are_compared_and_an_equal_one_is_found(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "MOST_COMPARED", 2)
+    equal = runs.add("equal", started_s=1.0)
+    runs.add("older", "gate.max_loss=1", started_s=2.0)
+    for number in range(2):
+        runs.add(f"newer-{number}", "train.seed=5", started_s=3.0 + number)
+    assert runs.choose().earlier == equal
+    assert runs.choose("gate.max_loss=2").run_id == NEW.run_id
 
 
 def test_fresh_starts_a_new_run(runs: Runs) -> None:
