@@ -32,7 +32,8 @@ class PretrainedModel:
     tower: str = ""  # prefix of the vision encoder's weights
     # Prefixes of names -> those in other files: of older releases, or of models that the part is stored in.
     stored_as: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    renamed: Callable[[str], str] = str  # a name in files -> that in the current release; empty for a part of a weight
+    # A name in files -> that in the current release; empty for a part of a weight, or one in another form.
+    renamed: Callable[[str], str] = str
 
 
 class StoredWeights:
@@ -100,7 +101,9 @@ class StoredWeights:
         """The weight's name in the files; empty where they do not have it."""
         stored_as = self._model.stored_as.items()
         others = [name.replace(own, other, 1) for own, all_ in stored_as if name.startswith(own) for other in all_]
-        known = next((one for one in (name, *others) if one in self._files), "") or self._published_names.get(name, "")
+        # A name that is known may still be of values in another form, such as transposed ones.
+        there = (one for one in (name, *others) if one in self._files and self._model.renamed(one))
+        known = next(there, "") or self._published_names.get(name, "")
         if not known and name == HEAD and self._is_tied:
             return self._stored_name(self._model.embedding)
         return known

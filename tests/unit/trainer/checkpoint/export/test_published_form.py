@@ -10,10 +10,14 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForImageTextToText
 
+from tests.support.hf.kinds import INSTALLED
+from tests.support.hf.publish import model_section, publish, tokenizer_of
 from tests.support.hf.published_names import MODELS, TABLE, blueprint, config_named, exported_names, names_of
 from tests.support.short_form import chosen
 from vlmpipe.trainer.checkpoint.export.published_form import published_form
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.weights_digest import weights_sha256
 
 PUBLISHED = json.loads(TABLE.read_text())
@@ -70,3 +74,20 @@ def test_weights_come_by_name_and_few_wait_for_others() -> None:
         last = [together.weights[-1] for together in published_form(blueprint(name))]
         assert last == sorted(last)
         assert max(len(together.weights) for together in published_form(blueprint(name))) <= 3
+
+
+@pytest.mark.parametrize("model_type", chosen({name: name for name in INSTALLED}, lambda name: name == "qwen3_vl_moe"))
+def test_training_starts_from_the_published_form_with_the_same_values(model_type: str, tmp_path: Path) -> None:
+    """Where rules change values under the same name, too: experts are transposed in files of Qwen3-VL-MoE."""
+    base, tokenizer, folder = publish(model_type, tmp_path / "base"), tokenizer_of(model_type), tmp_path / "published"
+    config = ModelConfig.model_validate(model_section(base))
+    family = family_of(config)
+    form, expected = family.blueprint(config, tokenizer), family.build(config, tokenizer).state_dict()
+    folder.mkdir()
+    write_weights(form, expected.__getitem__, folder)
+    family.save_settings(config, form, tokenizer, folder)
+    started = ModelConfig.model_validate(model_section(folder))
+    found = family.build(started, tokenizer).state_dict()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    weights = family.initial_weights(started, tokenizer)
+    assert [name for name in expected if not torch.equal(weights.read(name), expected[name])] == []
