@@ -25,9 +25,10 @@ SMALL: dict[str, Any] = {
 
 
 def small(**overrides: Any) -> RunConfig:
-    """A small run file with dotted keys replaced; `__` stands for a dot."""
-    data = apply_overrides(SMALL, {key.replace("__", "."): value for key, value in overrides.items()})
-    return parse_run_config(data, "small.yaml")
+    """A small run file with dotted keys replaced; `__` stands for a dot. A section is replaced whole, not merged."""
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    others = {key: value for key, value in SMALL.items() if key not in given}
+    return parse_run_config(apply_overrides(others, given), "small.yaml")
 
 
 def problems_of(**overrides: Any) -> dict[str, str]:

@@ -183,7 +183,7 @@ def _time_of_steps(case: Scenario) -> Time:
             *_sentences(config, shape, layout),
             *(
                 f"Beyond the computing of text of the same arithmetic, a run with images is taken to need {share:.0%} "
-                f"for {name}: docs/reference/planner.md says where that is from."
+                f"for {name}: vlmpipe docs planner says where that is from."
                 for name, share in image_shares(case).items()
             ),
             *save_sentences(case, save),

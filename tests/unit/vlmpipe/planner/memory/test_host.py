@@ -189,6 +189,7 @@ def test_micro_batches_take_no_more_memory_when_a_step_accumulates_more() -> Non
 def test_a_sequence_takes_the_bytes_of_its_tensors(model: dict[str, Any], cached: bool) -> None:
     tokens, images = 192, 4
     changes = [f"data.sequence_length={tokens}", f"data.max_images_per_sequence={images}"]
+    changes.append(f"plan.sample_tokens={tokens}")  # a mean sample is no longer than a row
     config = load_run_file(RUN_FILE, changes).model_copy(update={"model": model_config(**model)})
     shape = family_of(config.model).shape(config.model)
     most, labels = max(largest_sequences(config, shape))
