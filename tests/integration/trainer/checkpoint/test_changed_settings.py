@@ -37,7 +37,7 @@ STRATEGIES = ("zero1", "zero2", "zero3", "fsdp")
 PRECISIONS = {"fp32": 1, "bf16": 10}
 CASES = {f"{name}-{precision}": (name, precision) for name in STRATEGIES for precision in PRECISIONS}
 # Stage 1 with bf16 weights is an optimizer of its own; without them it is that of stage 2.
-SHORT = ("zero1-bf16", "zero3-fp32", "fsdp-fp32")
+SHORT = ("zero1-bf16",)
 Runs = dict[str, JobConfig]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import only_whole
 from tests.support.trainer.native_runs import STEPS, STOP_STEP, base_of
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
 from tests.support.trainer.tiny_native import model_section
@@ -50,7 +50,8 @@ STAGES: dict[str, dict[str, Any]] = {
 SHARDED = [name for name in RELEVANCE_STRATEGIES if name != "ddp"]
 
 
-@pytest.mark.parametrize("stage", chosen(STAGES, lambda name: name == "full"))
+@only_whole
+@pytest.mark.parametrize("stage", STAGES)
 def test_every_strategy_on_two_processes_equals_one(tmp_path: Path, stage: str) -> None:
     model = model_section("qwen3_vl", relevance={"max_tokens": 4}, **STAGES[stage])
     changes: dict[str, Any] = base_of(tmp_path, "qwen3_vl") | {"model": model}

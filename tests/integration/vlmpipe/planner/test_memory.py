@@ -60,11 +60,13 @@ def measured_on_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(OF_TWO_NODES, tmp_path_factory.mktemp("memory"), nodes=2)
 
 
+@only_whole
 @pytest.mark.parametrize("name", OF_ONE_NODE)
 def test_counted_parts_and_the_peak_are_what_a_real_run_holds(name: str, measured: Measured) -> None:
     _compare(CASES[name], PROCESSES, measured.of(name))
 
 
+@only_whole
 @pytest.mark.parametrize("name", LESS)
 def test_selective_checkpointing_holds_less(name: str, measured: Measured) -> None:
     assert measured.of(name)["peak"] < 0.9 * measured.of(LESS[name])["peak"]
