@@ -90,6 +90,7 @@ def _global_options(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
+    begin()
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"  # the pipeline's processes read it too
     if api_endpoint:

@@ -40,6 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     (root / "key").write_text("secret")
     changes: dict[str, Any] = {"train.max_steps": 4, "train.checkpoint_every_steps": 2, "features.cache": "off"}
     changes["checkpoint.signing_key_file"] = str(root / "key")
+    changes |= {"gate": {}, "register": {"model_name": "", "alias": "champion"}}  # the step asks the registry, too
     job = make_run(root, "run", {**changes, "checkpoint.mirror_uri": str(root / "mirror")}, features="off")
     train_runs([job], processes=1)
     assert len(committed(open_storage(job.run.run_uri))) == 2

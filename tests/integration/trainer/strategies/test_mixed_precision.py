@@ -110,14 +110,19 @@ def test_resumed_equals_uninterrupted_bit_for_bit(strategy: str, runs: Runs) -> 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_export_is_of_the_masters_bit_for_bit(strategy: str, runs: Runs) -> None:
+    """As they are where fp32 is asked for; else each rounded once, to the type that training computed in."""
     job = runs.two[strategy]
     store = open_storage(job.run.run_uri)
     checkpoint, _ = newest_good(store)
     assert checkpoint is not None
-    export_checkpoint(job, store, checkpoint, [])
-    exported = AutoModelForImageTextToText.from_pretrained(Path(job.run.run_uri, "export"), dtype=torch.float32)
-    masters, found = trained_weights(job, averaged=True), exported.state_dict()
-    assert masters and all(torch.equal(found[name], tensor) for name, tensor in masters.items())
+    masters = trained_weights(job, averaged=True)
+    for asked, dtype in (("auto", torch.bfloat16), ("fp32", torch.float32)):
+        of_type = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"export_dtype": asked})})
+        export_checkpoint(of_type, store, checkpoint, [])
+        exported = AutoModelForImageTextToText.from_pretrained(Path(job.run.run_uri, "export"), dtype="auto")
+        found = exported.state_dict()
+        assert masters and all(torch.equal(found[name], tensor.to(dtype)) for name, tensor in masters.items()), asked
+        assert {found[name].dtype for name in masters} == {dtype}
     assert not any(torch.equal(tensor, tensor.bfloat16().float()) for tensor in masters.values() if tensor.ndim > 1)
 
 

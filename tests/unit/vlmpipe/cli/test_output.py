@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.support.command_line import Vlmpipe
+from tests.support.paths import ROOT
 from vlmpipe import api
+from vlmpipe.cli.app import app
 from vlmpipe.cli.output import begin, print_error, print_json
 from vlmpipe.trainer.errors import ExitCode, UserError
 
@@ -34,6 +37,13 @@ def test_two_documents_are_a_mistake_of_ours() -> None:
     with pytest.raises(AssertionError):
         print_json({})
     begin()
+
+
+def test_each_command_of_a_process_has_a_document_of_its_own() -> None:
+    """Also where a program calls the command line without `main`."""
+    for _ in range(2):
+        answer = CliRunner().invoke(app, ["check", str(ROOT / "configs" / "digits.yaml"), "--json"])
+        assert json.loads(answer.stdout)["ok"], answer.exception
 
 
 @pytest.mark.parametrize("name", ["check", "plan", "doctor", "compile"])
