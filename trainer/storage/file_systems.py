@@ -1,14 +1,15 @@
 """What a folder's file system can do, and what is done where it cannot.
 
 Some, above all those of networks and of FUSE, have no fsync of folders, no flock, no hard links, or let nobody change
-modes and times: their errors are in UNSUPPORTED. What a caller promises is kept by other means where there are any:
+times: their errors are in UNSUPPORTED. What a caller promises is kept by other means where there are any:
 
 - No fsync: what was written last may be gone after a power loss.
 - No hard links: a rename under a lock, which on one machine promises the same; copies.
 - No flock: a lock file that is made exclusively. Another machine's may be taken over once it has not changed for
   LEASE_S, so a process that stopped for longer can act beside its successor.
-- No chmod or utime: other users may not read what was written, and two versions of a file are told apart by their
-  inodes alone.
+- No utime: two versions of a file are told apart by their inodes alone.
+
+Modes are not changed: a file is made with those that the user's umask leaves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ UNSUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOT
 """How a file system says that it has no such operation. CIFS answers a folder's fsync with EINVAL before Linux 4.17."""
 NO_LOCKS = UNSUPPORTED | {errno.ENOLCK}  # of NFS without lockd, and Lustre without -o flock
 NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV}  # EPERM: link(2) says so of FAT and gcsfuse
-NOT_OWNER = UNSUPPORTED | {errno.EPERM}  # chmod and utime of a mount that belongs to another user
+NOT_OWNER = UNSUPPORTED | {errno.EPERM}  # utime on a mount that belongs to another user
 LEASE_S, POLL_S = 30.0, 0.02  # holders rename a file, which takes milliseconds
 LEASE_BYTES = 200
 MOUNTS = Path("/proc/self/mountinfo")
@@ -52,12 +53,6 @@ def sync_folder(folder: Path) -> None:
         sync(handle)
     finally:
         os.close(handle)
-
-
-def make_readable(path: str | Path) -> None:
-    """Let other users read it, unless the mount decides that."""
-    with _allowing(NOT_OWNER):
-        os.chmod(path, 0o644)
 
 
 def set_time(path: str | Path, time_ns: int) -> None:
@@ -196,10 +191,6 @@ def limits_of(folder: Path) -> Limits:
                 os.fsync(opened.fileno())
                 _fsync_folder(place)
 
-            def set_all() -> None:
-                os.chmod(file, 0o644)
-                os.utime(file)
-
             tried = (
                 ("no sync to the disk (what was written last may be gone after a power loss)", UNSUPPORTED, sync_all),
                 ("no hard links (copies of a model take room)", NO_LINKS, lambda: os.link(file, place / "link")),
@@ -208,7 +199,11 @@ def limits_of(folder: Path) -> Limits:
                     NO_LOCKS,
                     lambda: fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB),
                 ),
-                ("modes or times that cannot be set (others may not read a run's files)", NOT_OWNER, set_all),
+                (
+                    "times that cannot be set (two versions of a file are told apart by their inodes alone)",
+                    NOT_OWNER,
+                    lambda: os.utime(file),
+                ),
             )
             lacks = tuple(words for words, errors, action in tried if not _works(action, errors))
     return Limits(_kind_of(folder), lacks)
