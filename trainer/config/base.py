@@ -7,7 +7,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from vlmpipe.trainer.storage.base import MISTYPED
 
@@ -63,17 +64,22 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Pydantic reads true as 1."""
-        if _holds_a_switch(value):
+        """Pydantic reads true as 1. The error is at the entry, as pydantic's own errors are."""
+        if places := _places_of_switches(value):
             annotation = cls.model_fields[str(info.field_name)].annotation
             if _takes(annotation, int, float) and not _takes(annotation, bool):
-                raise ValueError("expected a number")
+                kind = PydanticCustomError("float_type", "expected a number")
+                errors = [InitErrorDetails(type=kind, loc=place, input=switch) for place, switch in places]
+                raise ValidationError.from_exception_data(cls.__name__, errors)
         return value
 
 
-def _holds_a_switch(value: Any) -> bool:
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return isinstance(value, bool) or any(isinstance(one, bool) for one in inside)
+def _places_of_switches(value: Any) -> list[tuple[tuple[int | str, ...], bool]]:
+    """Where true and false are: the value itself, or entries of a list or mapping."""
+    if isinstance(value, bool):
+        return [((), value)]
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    return [((place,), one) for place, one in items if isinstance(one, bool)]
 
 
 def _takes(annotation: Any, *kinds: type) -> bool:

@@ -209,12 +209,18 @@ def test_any_text_gives_overrides_or_an_error_message(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["train.epochs=true", "train.optimizer.learning_rate=true", "train.optimizer.betas=[true, 0.9]",
-                 "gate.per_slice={a: true}"],
-)  # fmt: skip
-def test_a_switch_is_no_number(override: str) -> None:
-    with pytest.raises(RunFileError, match="expected a number"):
+    ("override", "place"),
+    [
+        ("train.epochs=true", "train.epochs"),
+        ("train.optimizer.learning_rate=true", "train.optimizer.learning_rate"),
+        ("train.optimizer.betas=[0.9, true]", "train.optimizer.betas.1"),
+        ("gate.per_slice={a: true}", "gate.per_slice.a"),
+    ],
+)
+def test_a_switch_is_no_number_and_its_place_is_named(override: str, place: str) -> None:
+    with pytest.raises(RunFileError) as caught:
         load_run_file(DIGITS, [override])
+    assert [(one.field, one.text) for one in caught.value.problems] == [(place, "found true, expected a number")]
 
 
 # --- differences ---
