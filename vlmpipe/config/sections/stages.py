@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -57,10 +57,10 @@ class StageConfig(Section):
     )
     checkpoint: dict[str, Any] = Field(default_factory=dict, description="Fields of checkpoint.")
     evaluate: dict[str, Any] = Field(default_factory=dict, description="Fields of evaluate.")
-    gate: dict[str, Any] = Field(
+    gate: dict[str, Any] | Literal["none"] = Field(
         default_factory=dict,
-        description="The conditions for starting the next stage, none where it is empty; of the last stage fields of "
-        "the run file's gate, for registering the model.",
+        description="The conditions for starting the next stage, which starts in any case where this is none or "
+        "empty; of the last stage fields of the run file's gate, for registering the model.",
     )
     cluster: dict[str, Any] = Field(default_factory=dict, description="Fields of cluster.")
     plan: dict[str, Any] = Field(default_factory=dict, description="Fields of plan.")
@@ -125,7 +125,9 @@ def stage_contents(content: Mapping[str, Any], stages: Sequence[StageConfig]) ->
 
 def _gate_between(stage: StageConfig) -> dict[str, Any] | str:
     """The gate of a stage whose model is not registered: its own bounds, and no default ones."""
-    return {"min_margin_over_chance": None, "min_questions": 1, **stage.gate} if stage.gate else "none"
+    if not isinstance(stage.gate, Mapping) or not stage.gate:
+        return "none"
+    return {"min_margin_over_chance": None, "min_questions": 1, **stage.gate}
 
 
 def _unrounded(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,9 +167,10 @@ def stage_problems(
         if stage is not stages[-1]:
             if len(whole := f"{name}-{stage.name}") > LONGEST_NAME:
                 yield Problem(path, f"is {whole} with the run file's name, expected at most {LONGEST_NAME} characters")
+            bounds = stage.gate if isinstance(stage.gate, Mapping) else {}
             for field in OF_THE_LAST:
-                if field in stage.gate:
-                    text = f"found {show(stage.gate[field])}, but only the last stage's model has a champion beside it"
+                if field in bounds:
+                    text = f"found {show(bounds[field])}, but only the last stage's model has a champion beside it"
                     yield Problem(f"{path}.gate.{field}", text)
     yield from _adapter_problems(contents)
 

@@ -38,12 +38,15 @@ def test_a_stage_is_the_run_file_with_its_own_values() -> None:
 
 
 def test_only_the_last_stage_has_the_runs_gate_registry_and_name() -> None:
-    config = load("register.model_name=digits", "stages.align.gate.max_loss=null")
+    config = load("register.model_name=digits", "stages.align.gate=none")
     align, finetune = config.stage_runs().values()
     assert (align.name, finetune.name) == ("digits-stages-align", "digits-stages")
     assert not align.gate.checks_something and finetune.gate == config.gate
     assert (align.model_name, finetune.model_name) == ("digits-stages-align", "digits"), "no stage has a champion"
     assert warnings(config) == []
+    content = load().to_dict()
+    content["stages"][0]["gate"] = {}
+    assert parse_run_config(content, "empty").stage_runs()["align"].gate == align.gate
     assert load("stages.align.gate={min_exact_match: 0.1}").stage_runs()["align"].gate.min_exact_match == 0.1
 
 
@@ -90,6 +93,7 @@ def test_the_stages_survive_json_and_decide_the_digest() -> None:
         ("stages.align.freeze=[towe]", "stages.0.freeze: found \"towe\", expected one of tower"),
         ("stages.align.train=3", "stages.0.train: found 3, expected a section"),
         ("stages.align.name=Align", "stages.0.name: found \"Align\", expected a text of the form"),
+        ("stages.align.gate.max_loss=null", "stages.align.gate: found no bound, with which no model is accepted"),
         ("stages.align.gate={max_regression: 0.1}", "stages.align.gate.max_regression: found 0.1, but only the last"),
         ("stages.align.plan={confirm_above_usd: 9}", "stages.align.plan.confirm_above_usd: is compared with the cost"),
         ("stages.finetune.freeze=[]", "stages.finetune.features.cache: found on, but the tower is trained"),
