@@ -33,6 +33,8 @@ PROBES = {
     "secret": "projects/a-project/secrets/a-secret/versions/1",
     "image": "us-docker.pkg.dev/a-project/a-repository/an-image@sha256:" + "0" * 64,
     "account": "an-account@a-project.iam.gserviceaccount.com",
+    "tensorboard": "projects/1/locations/us-central1/tensorboards/1",
+    "key": "projects/a-project/locations/us-central1/keyRings/a-ring/cryptoKeys/a-key",
 }
 # Fields that take any text, and name nothing of Google Cloud that a step opens. Whoever adds one here says so by it.
 _FREE_TEXTS = """

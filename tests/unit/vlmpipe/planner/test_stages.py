@@ -15,13 +15,12 @@ from vlmpipe.planner.sweep import require_runnable
 from vlmpipe.trainer.errors import UserError
 
 SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
-ALIGN = "freeze: [tower, language_model], data: {source: gs://example-bucket/pairs.json}, plan: {samples: 558128}"
+ALIGN = "freeze: [tower, language_model], data: {source: gs://example-bucket/pairs.json}"
 
 
-def staged(align: str = "", finetune: str = "", *overrides: str) -> RunConfig:
-    return load_run_file(
-        SEVEN_B, [f"stages=[{{name: align, {ALIGN}, {align}}}, {{name: finetune, {finetune}}}]", *overrides]
-    )
+def staged(align: str = "", finetune: str = "", *overrides: str, samples: int = 558_128) -> RunConfig:
+    first = f"{{name: align, {ALIGN}, plan: {{samples: {samples}}}, {align}}}"
+    return load_run_file(SEVEN_B, [f"stages=[{first}, {{name: finetune, {finetune}}}]", *overrides])
 
 
 def planned(config: RunConfig) -> StagesPlan:
@@ -80,7 +79,7 @@ def test_machines_and_quotas_are_those_of_the_largest_stage() -> None:
 
 
 def test_an_unknown_cost_of_a_stage_leaves_the_sum_open_and_names_it() -> None:
-    config = staged("", "", "stages.align.plan.samples=0")
+    config = staged(samples=0)
     plan = planned(config)
     assert plan.usd is None and plan.as_dict()["usd_range"] is None
     unknown = spending_of(config, plan).unknown
