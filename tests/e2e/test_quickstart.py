@@ -8,6 +8,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tests.support.short_form import WHOLE, only_whole
 from tests.support.wheel import install_wheel, run_installed, shadowing_packages
 from vlmpipe.components.runtime.step_logic import close_run
 from vlmpipe.runs.file_check import check_files
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.storage import open_storage
@@ -94,9 +97,9 @@ def root(place: Place) -> Path:
 @pytest.fixture(scope="module")
 def first(place: Place) -> tuple[Path, str]:
     """The quickstart; in the short form with two epochs instead of five, and a gate that these can pass."""
-    return run_quickstart(
-        place, *([] if WHOLE else ["train.epochs=2", "evaluate.max_samples=100", "gate.min_exact_match=0.5"])
-    )
+    short = ["train.epochs=2", "evaluate.max_samples=100", "gate.min_exact_match=0.5"]
+    short += ["gate.min_margin_over_chance=0.3", "gate.min_margin_over_shuffled_image=0.3"]
+    return run_quickstart(place, *([] if WHOLE else short))
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +175,17 @@ def test_a_flipped_bit_in_any_file_that_is_read_again_is_found(first: tuple[Path
         path.write_bytes(whole)
 
 
+def conversation(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Up to the last question, after the reference answers to the earlier ones, as `evaluate.earlier_turns` has it."""
+    messages: list[dict[str, Any]] = []
+    for turn in turns:
+        marked = [{"type": "image"}] * turn.question.count(IMAGE_TOKEN)
+        question = {"type": "text", "text": turn.question.replace(f"{IMAGE_TOKEN}\n", "")}
+        messages.append({"role": "user", "content": [*marked, question]})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": turn.answer}]})
+    return messages[:-1]
+
+
 def test_plain_transformers_answers_as_the_evaluation_did(first: tuple[Path, str]) -> None:
     run, _ = first
     model = AutoModelForImageTextToText.from_pretrained(run / "export").eval()
@@ -181,10 +195,11 @@ def test_plain_transformers_answers_as_the_evaluation_did(first: tuple[Path, str
     number_of = {identity: number for number, identity in enumerate(held_out.ids)}
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     for line in lines[:: len(lines) // 20]:
-        (data,) = shards.images(held_out.sample_location(number_of[line["id"]]))
-        question = line["question"].removeprefix("<image>\n")
-        content = [{"type": "image"}, {"type": "text", "text": question}]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        place = held_out.sample_location(number_of[line["id"]])
+        (data,) = shards.images(place)
+        asked = shards.turns(place)[: line["turn"] + 1]
+        assert asked[-1].question == line["question"]
+        text = processor.apply_chat_template(conversation(asked), add_generation_prompt=True)
         picture = Image.open(io.BytesIO(data)).convert("RGB")
         inputs = processor(images=picture, text=text, return_tensors="pt", add_special_tokens=False)
         with torch.inference_mode():
