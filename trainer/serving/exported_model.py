@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from vlmpipe.trainer.checkpoint.staging import export_folder
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import own_devices
 from vlmpipe.trainer.errors import ConfigError
@@ -33,10 +33,10 @@ def load_export(job: JobConfig, device: torch.device) -> tuple[Family, nn.Module
     run = open_storage(job.run.run_uri)
     require_whole_export(run)
     half = job.train.precision == "bf16"
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-export-") as scratch:
+    with export_folder() as scratch:  # locked, or another process's start would sweep it away
         for info in run.list("export"):
-            Path(scratch, Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
-        model = family.load(Path(scratch), torch.bfloat16 if half else torch.float32)
+            (scratch / Path(info.name).name).symlink_to(run.fetch(info.name).resolve())
+        model = family.load(scratch, torch.bfloat16 if half else torch.float32)
     use_tf32(job.train.precision, device)
     return family, spread(model, roomy_devices(model, own_devices(device))).eval()
 

@@ -7,7 +7,7 @@ times: their errors are in UNSUPPORTED. What a caller promises is kept by other 
 - No hard links: a rename under a lock, which on one machine promises the same; copies.
 - No flock: a lock file that is made exclusively. Another machine's may be taken over once it has not changed for
   LEASE_S, so a process that stopped for longer can act beside its successor.
-- No utime: two versions of a file are told apart by their inodes alone.
+- No utime: the file system's own clock tells versions apart, for which a replacement waits.
 
 Modes are not changed: a file is made with those that the user's umask leaves.
 """
@@ -37,6 +37,7 @@ NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV}  # EPERM: link
 NOT_OWNER = UNSUPPORTED | {errno.EPERM}  # utime on a mount that belongs to another user
 LEASE_S, POLL_S = 30.0, 0.02  # holders rename a file, which takes milliseconds
 LEASE_BYTES = 200
+TICK_S = 3.0  # more than the clock of any file system stands still
 MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -55,10 +56,27 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def set_time(path: str | Path, time_ns: int) -> None:
-    """Set the times of access and change, unless the mount decides them."""
-    with _allowing(NOT_OWNER):
+def set_time(path: str | Path, time_ns: int) -> bool:
+    """Set the times of access and change. False where the mount decides them."""
+    try:
         os.utime(path, ns=(time_ns, time_ns))
+    except OSError as error:
+        if error.errno not in NOT_OWNER:
+            raise
+        return False
+    return True
+
+
+def change_after(handle: int, time_ns: int) -> None:
+    """Let an open file's time of change be later than `time_ns`, where it cannot be set: by the file system's clock.
+
+    That clock may stand still for milliseconds, on FAT for 2 s. Within such a tick the third version of a file may have
+    the inode of the first, and would be taken for it.
+    """
+    until_s = time.monotonic() + TICK_S
+    while os.fstat(handle).st_mtime_ns <= time_ns and time.monotonic() < until_s:
+        time.sleep(0.001)
+        os.ftruncate(handle, os.fstat(handle).st_size)  # which counts as a change
 
 
 def move_if_absent(source: str | Path, target: Path) -> None:
@@ -113,7 +131,8 @@ def _leased(place: Path) -> Iterator[None]:
     LEASE_S seconds of this process: clocks of machines and of file servers differ.
     """
     mine = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}".encode()
-    seen, since_s = b"", 0.0
+    seen: bytes | None = None  # not empty: so is a file whose holder has not written its name yet
+    since_s = 0.0
     while True:
         try:
             handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -155,6 +174,8 @@ def _take_away(place: Path, content: bytes) -> None:
     """Delete the lock file if it has this content. By a rename, which one of several processes does."""
     aside = place.with_name(f"{place.name}-{uuid.uuid4().hex}")
     with contextlib.suppress(FileNotFoundError):
+        if read_regular(place, LEASE_BYTES) != content:
+            return
         os.rename(place, aside)
         if read_regular(aside, LEASE_BYTES) != content:  # another process was faster, and this is the next holder's
             os.rename(aside, place)
@@ -200,7 +221,7 @@ def limits_of(folder: Path) -> Limits:
                     lambda: fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB),
                 ),
                 (
-                    "times that cannot be set (two versions of a file are told apart by their inodes alone)",
+                    "times that cannot be set (replacing a file waits until the clock of the file system goes on)",
                     NOT_OWNER,
                     lambda: os.utime(file),
                 ),

@@ -26,6 +26,7 @@ from vlmpipe.trainer.storage.base import (
     clean_name,
 )
 from vlmpipe.trainer.storage.file_systems import (
+    change_after,
     exclusively,
     link_or_copy,
     move_if_absent,
@@ -123,7 +124,9 @@ class LocalStorage:
                 info = self.stat(name)
                 if info is None or info.version != expected_version:
                     raise VersionConflictError(self.uri(name))
-                self.write(name, data)
+                after_ns = path.stat().st_mtime_ns  # a version never comes back
+                with self._durable(name, io.BytesIO(data), after_ns=after_ns) as temporary:
+                    os.replace(temporary, path)
 
     def delete(self, name: str) -> None:
         with os_errors(f"deleting {self.uri(name)}"):
@@ -167,8 +170,11 @@ class LocalStorage:
             shutil.copyfile(source, path)
 
     @contextlib.contextmanager
-    def _durable(self, name: str, source: IO[bytes], crc32c: int | None = None) -> Iterator[str]:
-        """A synced temporary file with the bytes of `source` beside its target; the block moves it there."""
+    def _durable(self, name: str, source: IO[bytes], crc32c: int | None = None, *, after_ns: int = 0) -> Iterator[str]:
+        """A synced temporary file with the bytes of `source` beside its target; the block moves it there.
+
+        after_ns: what its time of change is later than.
+        """
         target = self.path(name)
         with os_errors(f"writing {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +188,8 @@ class LocalStorage:
                         raise changed_before_upload(target)
                     sink.flush()
                     # The version contains this time; the kernel's own has only the resolution of its tick.
-                    set_time(temporary, time.time_ns())
+                    if not set_time(temporary, max(time.time_ns(), after_ns + 1)):
+                        change_after(sink.fileno(), after_ns)
                     sync(sink.fileno())
                 yield temporary
                 sync_folder(target.parent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.paths import ROOT
 from tests.support.trainer.few_layers import MODELS
+from tests.support.trainer.tiny_runs import TINY
+from vlmpipe.trainer.checkpoint.staging import EXPORT_PREFIX, LOAD_PREFIX, PREFIX, sweep_staging
+from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed import process
 from vlmpipe.trainer.distributed.process import own_devices
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16
 from vlmpipe.trainer.models.llava.family import LlavaFamily
 from vlmpipe.trainer.models.qwen_vl.family import QwenVlFamily
+from vlmpipe.trainer.serving import exported_model
 from vlmpipe.trainer.serving.exported_model import roomy_devices
 
 FAMILIES = {"llava": LlavaFamily(), "qwen2_5_vl": QwenVlFamily()}
@@ -48,6 +55,38 @@ def test_ranks_of_a_node_share_its_gpus(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     first = torch.device("cuda", rank * process.gpus_each())
     assert [device.index for device in own_devices(first)] == expected
+
+
+def test_another_processs_start_leaves_an_export_that_is_read_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start sweeps away what killed processes left in the folder of temporary files."""
+    job = JobConfig.model_validate(TINY | {"run": {"run_id": "one", "root_uri": str(tmp_path)}})
+    export = Path(job.run.run_uri, "export")
+    export.mkdir(parents=True)
+    (export / "model.safetensors").write_bytes(b"weights")
+    read: list[bytes] = []
+
+    def load(folder: Path, _dtype: torch.dtype) -> nn.Module:
+        assert sweep_staging() == 0
+        read.append((folder / "model.safetensors").read_bytes())
+        return MODEL
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(exported_model, "family_of", lambda _model: SimpleNamespace(load=load))
+    monkeypatch.setattr(exported_model, "require_whole_export", lambda _run: None)
+    exported_model.load_export(job, torch.device("cpu"))
+    assert read == [b"weights"] and not list(tmp_path.glob("vlmpipe-*"))
+
+
+def test_no_other_folder_has_a_name_that_is_swept_away() -> None:
+    """Such a folder must be locked, which staging.py alone does."""
+    names = re.compile("|".join((PREFIX, LOAD_PREFIX, EXPORT_PREFIX)))
+    packages = ("trainer", "vlmpipe", "components", "pipelines")
+    files = {
+        path for package in packages for path in (ROOT / package).rglob("*.py") if names.search(path.read_text("utf-8"))
+    }
+    assert {path.name for path in files} == {"staging.py"}
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -22,7 +22,7 @@ from vlmpipe.runs.local.run import is_running, take_lock
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error
 from vlmpipe.trainer.storage import file_systems
 from vlmpipe.trainer.storage.base import AlreadyExistsError, VersionConflictError
-from vlmpipe.trainer.storage.file_systems import exclusively, limits_of
+from vlmpipe.trainer.storage.file_systems import change_after, exclusively, limits_of
 from vlmpipe.trainer.storage.local import LocalStorage
 
 WORDS = {
@@ -170,3 +170,35 @@ def test_a_disk_without_locks_for_other_files_is_named() -> None:
     error = from_os_error(OSError(errno.ENOLCK, "No locks available"), "preparing data in /mnt/scratch")
     assert error.code == ExitCode.CANNOT_WRITE
     assert "set TMPDIR and VLMPIPE_CACHE_DIR to folders of a local disk" in error.fix
+
+
+def test_the_clock_of_the_file_system_tells_versions_apart_where_times_cannot_be_set(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"content")
+        file.flush()
+        before_ns = os.fstat(file.fileno()).st_mtime_ns
+        for _ in range(3):
+            change_after(file.fileno(), before_ns)
+            now_ns = os.fstat(file.fileno()).st_mtime_ns
+            assert now_ns > before_ns
+            before_ns = now_ns
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_a_lock_file_whose_holder_has_not_written_its_name_yet_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "lease"
+    place.write_bytes(b"")
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        assert place.exists(), "it is another's"
+        if len(waits) == 3:
+            place.unlink()
+
+    monkeypatch.setattr(file_systems.time, "sleep", wait)
+    with file_systems._leased(place):
+        assert len(waits) == 3
+    assert not place.exists()
