@@ -56,22 +56,17 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def set_time(path: str | Path, time_ns: int) -> bool:
-    """Set the times of access and change. False where the mount decides them."""
-    try:
+def set_time(path: str | Path, time_ns: int) -> None:
+    """Set the times of access and change, unless the mount decides them."""
+    with _allowing(NOT_OWNER):
         os.utime(path, ns=(time_ns, time_ns))
-    except OSError as error:
-        if error.errno not in NOT_OWNER:
-            raise
-        return False
-    return True
 
 
 def change_after(handle: int, time_ns: int) -> None:
-    """Let an open file's time of change be later than `time_ns`, where it cannot be set: by the file system's clock.
+    """Let an open file's time of change be later than `time_ns`, by the file system's own clock if it is not yet.
 
-    That clock may stand still for milliseconds, on FAT for 2 s. Within such a tick the third version of a file may have
-    the inode of the first, and would be taken for it.
+    Times that cannot be set come from that clock, which may stand still for milliseconds, on FAT for 2 s. Within such a
+    tick the third version of a file may have the inode of the first, and would be taken for it.
     """
     until_s = time.monotonic() + TICK_S
     while os.fstat(handle).st_mtime_ns <= time_ns and time.monotonic() < until_s:

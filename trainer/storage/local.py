@@ -188,8 +188,8 @@ class LocalStorage:
                         raise changed_before_upload(target)
                     sink.flush()
                     # The version contains this time; the kernel's own has only the resolution of its tick.
-                    if not set_time(temporary, max(time.time_ns(), after_ns + 1)):
-                        change_after(sink.fileno(), after_ns)
+                    set_time(temporary, max(time.time_ns(), after_ns + 1))
+                    change_after(sink.fileno(), after_ns)
                     sync(sink.fileno())
                 yield temporary
                 sync_folder(target.parent)

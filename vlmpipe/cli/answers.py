@@ -121,7 +121,7 @@ def _asked_lines() -> Iterator[str]:
     """Questions from standard input, until it ends or a terminal's line is empty."""
     asks = sys.stdin.isatty()
     if asks:
-        to_stderr("Each question is asked by itself, as in the evaluation. An empty line or Ctrl-D ends.")
+        to_stderr("Each question is asked by itself: the model sees no earlier one. An empty line or Ctrl-D ends.")
     while True:
         if asks:
             print("> ", end="", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from vlmpipe.job_spec.violation import FieldPath, Violation
 _TORCHRUN = re.compile(r"(^|/)torchrun$|torch\.distributed\.(run|launch)$")
 _LAUNCHERS = re.compile(
     r"(^|/)(deepspeed|horovodrun|mpirun|mpiexec|srun|llamafactory-cli|swift|axolotl|ray)$|vlmpipe\.trainer\b"
-    r"|accelerate(\.commands\.launch)?$"
+    r"|accelerate(\.commands\.launch)?$|deepspeed\.launcher\.(runner|launch)$"
 )
 _PROCESSES = re.compile(r"--nproc[-_]per[-_]node")
 _NODES, _NODE_RANK = re.compile(r"--nnodes"), re.compile(r"--node[-_]rank")

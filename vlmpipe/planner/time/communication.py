@@ -10,7 +10,6 @@ Ranks are numbered as in a device mesh (pipeline, data, tensor): tensor-parallel
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -289,7 +288,7 @@ def _replicated(layout: Layout, shape: ModelShape, work: Work, stage: Stage) -> 
     """Trained parameters of a stage that tensor-parallel ranks hold whole
     (trainer/strategies/tensor_parallel/replicated_gradients.py)."""
     ranks = layout.tensor_parallel
-    alone = _stage_weights(dataclasses.replace(layout, tensor_parallel=1), shape, work, stage).trainable
+    alone = _stage_weights(replace(layout, tensor_parallel=1), shape, work, stage).trainable
     return (ranks * _stage_weights(layout, shape, work, stage).trainable - alone) / (ranks - 1)
 
 

@@ -17,16 +17,14 @@ from hypothesis import strategies as st
 from tests.support import short_form
 from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
 from tests.support.paths import ROOT
+from tests.support.pipelines.job_spec_cases import CASES, WHOLE, Case
 from tests.support.pipelines.job_specs import (
-    CASES,
     CPU,
     HUB_TOKEN,
     ONE,
     REDUCED,
     TORCH_BUILDS,
     TPU,
-    WHOLE,
-    Case,
     Spec,
     changed,
     job,
