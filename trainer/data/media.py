@@ -99,6 +99,7 @@ class MediaFiles:
         last: _Opened | None = getattr(self._threads, "last", None)
         if last is None or last.file != file:
             if last:
+                self._threads.last = None  # also where the next file cannot be read: a closed decoder ends the process
                 last.close()
             last = self._threads.last = _Opened(file, self._read(file), self._limits)
         return last

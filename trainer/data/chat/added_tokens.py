@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import PAD, TRAINED_PREFIX, control_tokens, pretrained_tokenizer
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import image_form_of
@@ -28,7 +28,7 @@ def added_tokens(config: ModelConfig, tokenizer: Any) -> list[str]:
     rows = part_config(base).get_text_config().vocab_size
     vocabulary = tokenizer.get_vocab()
     added = {token for token, number in vocabulary.items() if number >= rows}
-    if config.tokenizer != base.weights and (known := _own_vocabulary(base.weights)):
+    if config.tokenizer != base.weights and (known := _own_vocabulary(base)):
         added |= {token for token, number in vocabulary.items() if known.get(token) != number}
     form = image_form_of(config)
     return sorted(added - {PAD, IMAGE_TOKEN, form.placeholder_in(tokenizer), *control_tokens(form)})
@@ -53,10 +53,10 @@ def require_trained_tokens(model: Any, config: ModelConfig, tokenizer: Any) -> N
     )
 
 
-def _own_vocabulary(name: str) -> dict[str, int]:
+def _own_vocabulary(base: WeightsConfig) -> dict[str, int]:
     """The vocabulary that is stored with the model; empty where none is."""
     try:
-        vocabulary: dict[str, int] = pretrained_tokenizer(name).get_vocab()
+        vocabulary: dict[str, int] = pretrained_tokenizer(base.weights, base.revision).get_vocab()
     except UserError as error:
         if error.code not in (ExitCode.UNAVAILABLE, ExitCode.CONFIG):
             raise

@@ -54,10 +54,10 @@ def with_names(
     return (_filled(turns, NAME_MARK, iter(named)) if named else tuple(turns)), found
 
 
-def require_no_marks(turns: Sequence[Turn]) -> None:
-    """Raise RejectedError for a mark that no object stands for."""
+def require_no_marks(turns: Sequence[Turn], *, are_filled: bool) -> None:
+    """Raise RejectedError for a mark that no object stands for. are_filled: those of questions and answers are."""
     for turn in turns:
-        for words in (turn.question, turn.answer):
+        for words in (turn.system, turn.thinking, *(() if are_filled else (turn.question, turn.answer))):
             if "<" in words and (mark := next((mark for mark in MARKS if mark in words), "")):
                 raise _refused(f"{mark} without 'objects' that it stands for")
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat, Encoded
-from vlmpipe.trainer.data.conversations.grounding import with_boxes
+from vlmpipe.trainer.data.conversations.grounding import MARKS, with_boxes
 from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_clip, check_image, check_turns
 from vlmpipe.trainer.data.prepare.deduplicate import NEW, OTHER, SAME, Met, SeenIds
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError, Repair
@@ -178,7 +178,9 @@ class SampleValidator:
         learned = [number for number, turn in enumerate(turns, 1) if not turn.is_context]
         if len(ends) != len(learned):  # images in answers divide labels
             return len(turns) - 1
-        return learned[max(0, bisect_right(ends, self._data.sequence_length) - 1)]
+        fits = max(1, bisect_right(ends, self._data.sequence_length))
+        # Of a last answer that fits, what the template writes behind it may not.
+        return next((number for number in reversed(learned[:fits]) if number < len(turns)), len(turns))
 
     def _short_enough(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         """The first turns whose texts may fit by their number of characters, before they take time and memory.
@@ -211,6 +213,8 @@ class SampleValidator:
         """The turns with a rejected answer in the last one where the run trains on pairs, and else without any."""
         if not self._in_pairs:
             return tuple(replace(turn, rejected="") for turn in turns)
+        if any(mark in turn.rejected for turn in turns for mark in MARKS):
+            raise RejectedError(RejectCode.CONV_OBJECTS, "a mark of objects in a rejected answer, which is not filled")
         if turns and turns[-1].is_context:
             raise RejectedError(RejectCode.PAIR_INCOMPLETE, "the last answer, which the pair is about, is not learned")
         if turns and turns[-1].rejected in ("", turns[-1].answer):

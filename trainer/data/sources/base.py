@@ -129,8 +129,7 @@ class FileSource(Source):
         split, group = split_named(record), group_named(record, self.config.split_by)
         unread = record.unread(has_media=bool(images) or bool(videos))
         require_media(record, turns, len(images), videos, unread)
-        if not boxes:
-            require_no_marks(turns)
+        require_no_marks(turns, are_filled=bool(boxes))
         is_hash = self.makes_ids and not record.has("id")
         return Sample(identity, turns, images, where, split, group, unread, is_hash, boxes)
 

@@ -136,7 +136,7 @@ class ImageFiles:
             if "%" in path and self._root and not os.path.exists(path):  # most tools write such addresses unquoted
                 path = unquote(path)
         inside = path.removeprefix(f"{self._storage.root_uri.rstrip('/')}/")
-        if self._root is None or not inside.startswith("/"):
+        if self._root is None or not inside.startswith("/") or unsafe_characters(inside):
             return inside
         parent, name = os.path.split(path)
         if parent not in self._resolved:

@@ -36,6 +36,7 @@ IDENTIFYING = (
     "prompt",
     "query",
     "history",
+    "objects",
     "id",
     "slice",
     "split",

@@ -32,12 +32,13 @@ def row_bytes(path: Path, group: Any, columns: Sequence[str]) -> int:
     total = 0
     chunks = [group.column(number) for number in range(group.num_columns)]
     for chunk in chunks:
-        if chunk.path_in_schema.partition(".")[0] not in columns:
+        place = chunk.path_in_schema  # a name may have dots
+        if not any(place == name or place.startswith(f"{name}.") for name in columns):
             continue
         size = int(chunk.total_uncompressed_size)
         if chunk.has_dictionary_page:
             total += _dictionary_bytes(path, int(chunk.dictionary_page_offset))
-        elif REPEATED in chunk.encodings:
+        if REPEATED in chunk.encodings:
             total += size
         total += size // max(1, int(group.num_rows))
     if total > MOST_ROW_BYTES:

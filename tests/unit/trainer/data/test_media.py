@@ -161,6 +161,25 @@ def test_what_is_not_there_is_rejected_in_words(tmp_path: Path) -> None:
         files(tmp_path).reference("../v.mp4#t=0")
 
 
+def test_a_video_is_opened_again_after_one_that_is_not_there(tmp_path: Path) -> None:
+    """Its decoder was closed for the other, and a closed one ends the process."""
+    write_video(tmp_path / "v.mp4")
+    found = files(tmp_path)
+    first = frame_in(found.reference("v.mp4#t=1"))
+    with pytest.raises(RejectedError):
+        found.reference("no.mp4#t=1").read()
+    assert frame_in(found.reference("v.mp4#t=1")) == first
+    assert frame_in(found.reference("v.mp4#t=2")) > first
+
+
+def test_an_absolute_path_with_a_zero_byte_is_a_reject(tmp_path: Path) -> None:
+    line = {"id": "1", "image": "/x\0y/a.jpg", "conversations": [
+        {"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "It."}
+    ]}  # fmt: skip
+    (found,) = records(tmp_path, line)
+    assert isinstance(found, Reject) and found.code == RejectCode.REF_UNSAFE_CHARACTERS
+
+
 def test_a_video_without_frames_and_one_that_ends_before_its_length(tmp_path: Path) -> None:
     whole = write_video(tmp_path / "v.mp4", 60, movflags="faststart").read_bytes()  # which writes the length first
     (tmp_path / "cut.mp4").write_bytes(whole[: len(whole) // 2])

@@ -145,6 +145,23 @@ def test_as_many_turns_are_kept_as_fit(truncating: SampleValidator, words: list[
     assert result.repairs.count(Repair.TURNS_DROPPED) == len(turns) - max(fitting)
 
 
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_last_answer_that_fits_without_what_is_written_behind_it_is_dropped(tmp_path: Path, beyond: int) -> None:
+    entry = talk([4, 4, 4, 4, 4])
+    whole = len(reading(tmp_path, "reject", 4000)._encoded(entry.sample.turns, [], []).input_ids)
+    result = reading(tmp_path, "truncate", whole - beyond)(entry)
+    assert isinstance(result, Accepted) and len(result.turns) == 5 - beyond
+
+
+def test_a_mark_of_objects_in_a_rejected_answer_is_refused(tmp_path: Path) -> None:
+    entry = talk([1])
+    validator = reading(tmp_path, "reject", 400)
+    validator._in_pairs = True
+    turns = (replace(entry.sample.turns[0], rejected="<bbox> maybe"),)
+    result = validator(replace(entry, sample=replace(entry.sample, turns=turns)))
+    assert isinstance(result, Reject) and result.code == RejectCode.CONV_OBJECTS
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=12))
 def test_turns_are_kept_up_to_an_answer_that_is_learned(
     truncating: SampleValidator, words: list[tuple[int, bool]]

@@ -119,6 +119,13 @@ def test_a_value_that_each_row_repeats_is_read_a_row_at_a_time(tmp_path: Path, m
         read(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("name", ["c", "a.b"])
+def test_a_column_counts_whatever_its_name(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({name: ["x" * 50_000] * 8}), tmp_path / "a.parquet")
+    group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
+    assert row_bytes(tmp_path / "a.parquet", group, [name]) > 50_000
+
+
 def test_usual_rows_are_read_together(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS * 20), tmp_path / "a.parquet")
     group = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(0)
